@@ -1,0 +1,1 @@
+"""Forge: the changes of a database, captured once and made usable."""

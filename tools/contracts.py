@@ -1,0 +1,135 @@
+"""Prints what Forge promises and what proves it: in come docs/contracts.md and a test run, out a table.
+
+Exits non-zero when a promise that the page calls kept has no passing test or a failing one, when a test
+names a number that the page does not have, or when the test run itself failed.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "contracts.md"
+REPORT = ROOT / "build" / "contracts.json"
+ROW = re.compile(r"^\| (?P<number>[A-Z]\d+) \| (?P<status>\w+) \| (?P<text>.+) \|$")
+
+
+@dataclass
+class Promise:
+    number: str
+    status: str
+    text: str
+    passed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def broken(self) -> bool:
+        return bool(self.failed) or (self.status == "kept" and not self.passed)
+
+    @property
+    def word(self) -> str:
+        if self.failed:
+            return "failing"
+        if self.status == "kept" and not self.passed:
+            return "unproved"
+        return self.status
+
+
+def read_page(page: str) -> dict[str, Promise]:
+    promises: dict[str, Promise] = {}
+    for line in page.splitlines():
+        if found := ROW.match(line):
+            promise = Promise(found["number"], found["status"], found["text"])
+            if promise.status not in ("kept", "planned"):
+                raise SystemExit(f"error: {promise.number} is {promise.status!r}\nfix: write kept or planned")
+            if promise.number in promises:
+                raise SystemExit(f"error: {promise.number} is listed twice\nfix: a number is given once")
+            promises[promise.number] = promise
+    return promises
+
+
+def add_outcomes(promises: dict[str, Promise], report: str) -> list[str]:
+    """Files every test under the promises that it names; returns a complaint for each unknown number."""
+    unknown: list[str] = []
+    for entry in json.loads(report)["tests"]:
+        for number in entry["contracts"]:
+            if number not in promises:
+                unknown.append(f"{entry['test']} names {number}, which docs/contracts.md does not have")
+            elif entry["outcome"] == "passed":
+                promises[number].passed.append(entry["test"])
+            elif entry["outcome"] == "failed":
+                promises[number].failed.append(entry["test"])
+    return unknown
+
+
+def by_function(tests: list[str]) -> list[str]:
+    """Test names without their file's folder, the cases of a parametrized one counted."""
+    counts: dict[str, int] = {}
+    for test in tests:
+        name = test.partition("[")[0].rpartition("/")[2]
+        counts[name] = counts.get(name, 0) + 1
+    return [name if count == 1 else f"{name} ×{count}" for name, count in counts.items()]
+
+
+def show(promises: dict[str, Promise]) -> None:
+    if not sys.stdout.isatty():
+        for promise in promises.values():
+            print(f"{promise.number:<4}{promise.word:<9}{promise.text}")
+            for mark, tests in (("ok", promise.passed), ("FAILED", promise.failed)):
+                for name in by_function(tests):
+                    print(f"{'':<13}{mark} {name}")
+        return
+    styles = {"kept": "green", "planned": "dim", "unproved": "bold red", "failing": "bold red"}
+    table = Table("", "", "promise", "proved by", show_lines=False, pad_edge=False)
+    for promise in promises.values():
+        proof = Text("\n".join(by_function(promise.passed)), style="green")
+        if promise.failed:
+            proof.append("\n".join(["", *by_function(promise.failed)]), style="red")
+        table.add_row(promise.number, Text(promise.word, styles[promise.word]), Text(promise.text), proof)
+    Console().print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Print every promise with the tests that passed for it.")
+    parser.add_argument("--reuse", action="store_true", help="take the last run's outcome, run nothing")
+    parser.add_argument("command", nargs="+", help="the test command that writes build/contracts.json")
+    options = parser.parse_args()
+
+    run_failed = False
+    if not options.reuse:
+        REPORT.unlink(missing_ok=True)
+        run_failed = subprocess.run(options.command, cwd=ROOT).returncode != 0
+    if not REPORT.exists():
+        print("error: no test outcome in build/contracts.json\nfix: make test", file=sys.stderr)
+        return 1
+
+    promises = read_page(PAGE.read_text(encoding="utf-8"))
+    unknown = add_outcomes(promises, REPORT.read_text(encoding="utf-8"))
+    show(promises)
+
+    kept = [promise for promise in promises.values() if promise.status == "kept"]
+    broken = [promise for promise in promises.values() if promise.broken]
+    early = [promise.number for promise in promises.values() if promise not in kept and promise.passed]
+    print(f"\n{len(promises)} promises, {len(kept)} kept, {len(promises) - len(kept)} planned")
+    if early:
+        print(f"planned, and already with a passing test: {', '.join(early)}")
+    for promise in broken:
+        why = "a test for it failed" if promise.failed else "no test passed for it"
+        print(f"error: {promise.number}: {why}", file=sys.stderr)
+    for complaint in unknown:
+        print(f"error: {complaint}", file=sys.stderr)
+    if run_failed:
+        print("error: the test run failed", file=sys.stderr)
+    return 1 if broken or unknown or run_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

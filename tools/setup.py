@@ -1,0 +1,278 @@
+"""Sets up the development environment: in comes a machine with Python, out comes a `.venv` that runs Forge.
+
+Needs the standard library only, and runs on any Python 3 far enough to say what is missing.
+What always holds:
+
+- Packages are installed exactly as `requirements/dev.lock` pins them, hashes checked.
+- A stamp in `.venv` names the lock and the pyproject that it was made from. While both are unchanged
+  nothing is done, and no network is needed.
+- System packages are only ever installed on Debian, by root. Elsewhere the missing one is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+LOCK = ROOT / "requirements" / "dev.lock"
+PYPROJECT = ROOT / "pyproject.toml"
+STAMP = VENV / "forge-setup.stamp"
+POSTGRES_15 = Path("/usr/lib/postgresql/15/bin/postgres")
+POSTGRES_15_TRIED = VENV / "forge-postgresql-15.tried"
+OLDEST = (3, 11)
+NEWER_NAMES = ("python3.14", "python3.13", "python3.12", "python3.11")
+
+
+class SetupError(Exception):
+    """What went wrong, in one line, with the fix and the end of the output that shows it."""
+
+    def __init__(self, problem: str, fix: str, output: str = "") -> None:
+        super().__init__(problem)
+        self.fix = fix
+        self.output = output
+
+
+class Screen:
+    """Prints one line a step: its name, then a check mark and the seconds that it took."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._coloured = self._live and not os.environ.get("NO_COLOR")
+        utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
+        self._done, self._failed, self._note = ("✓", "✗", "·") if utf8 else ("ok", "failed:", "-")
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        if self._live:
+            self._write("  " + name + " …")
+        try:
+            yield
+        except BaseException:
+            self._line(self._failed, "31", name)
+            raise
+        self._line(self._done, "32", f"{name}  {self._paint('2', f'{time.monotonic() - began:.1f} s')}")
+
+    def done(self, text: str) -> None:
+        self._line(self._done, "32", text)
+
+    def note(self, text: str) -> None:
+        self._line(self._note, "33", text)
+
+    def _line(self, mark: str, colour: str, text: str) -> None:
+        clear = "\r\033[K" if self._live else ""
+        self._write(f"{clear}{self._paint(colour, mark)} {text}\n")
+
+    def _paint(self, colour: str, text: str) -> str:
+        return f"\033[{colour}m{text}\033[0m" if self._coloured else text
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def run(command: list[str], fix: str, env: dict[str, str] | None = None) -> str:
+    """Runs to the end and returns what was printed; a failure is a SetupError with `fix`."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise SetupError(f"{command[0]} cannot be run: {error}", fix) from error
+    if done.returncode:
+        raise SetupError(f"{Path(command[0]).name} failed", fix, done.stdout)
+    return done.stdout
+
+
+def debian_root() -> bool:
+    return Path("/etc/debian_version").exists() and os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def apt_install(package: str) -> None:
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    fix = f"install the package {package} by hand"
+    install = ["apt-get", "install", "-y", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold"]
+    try:
+        run([*install, package], fix, quiet)
+    except SetupError:
+        run(["apt-get", "update"], fix, quiet)
+        run([*install, package], fix, quiet)
+
+
+def use_a_new_enough_python() -> None:
+    """Continues under a newer interpreter when this one is too old and a newer one is on the PATH."""
+    if sys.version_info >= OLDEST:
+        return
+    for name in NEWER_NAMES:
+        found = shutil.which(name)
+        if found and not subprocess.call(
+            [found, "-c", "import sys"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ):
+            os.execv(found, [found, *sys.argv])
+    wanted, have = ".".join(map(str, OLDEST)), ".".join(map(str, sys.version_info[:2]))
+    raise SetupError(
+        f"Python {wanted} or newer is needed, this is {have} ({sys.executable})",
+        f"install Python {wanted} or newer, or name one: make setup PYTHON=/path/to/python3",
+    )
+
+
+def need_ensurepip(screen: Screen) -> None:
+    """Debian ships Python without what `venv` needs."""
+    if importlib.util.find_spec("ensurepip") is not None:
+        return
+    package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+    if not debian_root():
+        raise SetupError(
+            "this Python cannot make virtual environments (no ensurepip)",
+            f"install {package} (Debian, Ubuntu: sudo apt-get install {package}), then try again",
+        )
+    with screen.step(f"system package {package}"):
+        apt_install(package)
+
+
+def wanted_stamp() -> str:
+    digest = hashlib.sha256()
+    for part in (LOCK.read_bytes(), PYPROJECT.read_bytes(), str(ROOT).encode()):
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
+def is_current() -> bool:
+    """True when the environment was made here, from this lock and pyproject, and its Python still exists."""
+    try:
+        current = STAMP.read_text() == wanted_stamp()
+    except OSError:
+        return False
+    return current and (VENV / "bin" / "python").exists()
+
+
+def locked_uv() -> str:
+    """The lock's own lines for uv: its version and hashes."""
+    lines: list[str] = []
+    for line in LOCK.read_text().splitlines():
+        if line.startswith("uv==") or (lines and line.startswith("    --hash=")):
+            lines.append(line)
+        elif lines:
+            break
+    return "\n".join(lines).rstrip("\\ ") + "\n"
+
+
+def uv_settings(pip: list[str]) -> dict[str, str]:
+    """What pip is told about indexes and certificates, told to uv, which reads none of pip's settings."""
+    names = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "cert": "SSL_CERT_FILE"}
+    settings = {"UV_PYTHON_DOWNLOADS": "never"}
+    for line in run([*pip, "config", "list"], "check pip's configuration").splitlines():
+        key, _, value = line.partition("=")
+        name = names.get(key.rpartition(".")[2])
+        if name and name not in os.environ:
+            settings[name] = " ".join(value.strip("'\"").replace("\\n", " ").split())
+    return settings
+
+
+def install(screen: Screen) -> None:
+    python = VENV / "bin" / "python"
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    online = "check the network (the packages come from the Python package index), then try again"
+    STAMP.unlink(missing_ok=True)
+
+    if not python.exists() or subprocess.call([*pip, "--version"], stdout=subprocess.DEVNULL):
+        with screen.step("virtual environment .venv"):
+            run([sys.executable, "-m", "venv", "--clear", str(VENV)], "remove .venv and try again")
+
+    with screen.step("installer (uv)"):
+        bootstrap = VENV / "uv.lock"
+        bootstrap.write_text(locked_uv())
+        run([*pip, "install", "--require-hashes", "-r", str(bootstrap)], online)
+
+    uv = [str(VENV / "bin" / "uv"), "pip"]
+    into_venv = ["--python", str(python)]
+    count = sum("==" in line for line in LOCK.read_text().splitlines())
+    with screen.step(f"{count} packages from {LOCK.relative_to(ROOT)}, hashes checked"):
+        try:
+            run([*uv, "install", *into_venv, "--require-hashes", "-r", str(LOCK)], online, uv_settings(pip))
+        except SetupError:
+            run([*pip, "install", "--require-hashes", "-r", str(LOCK)], online)
+
+    with screen.step("forge itself, editable"):
+        flags = ["--offline", "--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
+        run([*uv, "install", *into_venv, *flags], "look at pyproject.toml: the build failed")
+
+    STAMP.write_text(wanted_stamp())
+
+
+def offer_postgresql_15(screen: Screen) -> None:
+    """The tests also run on Debian's PostgreSQL 15 where it is installed; try once to have it."""
+    if POSTGRES_15.exists():
+        return
+    if debian_root() and not POSTGRES_15_TRIED.exists():
+        POSTGRES_15_TRIED.touch()
+        without_cluster = Path("/etc/postgresql-common/createcluster.conf")
+        if not without_cluster.exists():
+            without_cluster.parent.mkdir(parents=True, exist_ok=True)
+            without_cluster.write_text("create_main_cluster = false\n")
+        with contextlib.suppress(SetupError), screen.step("system package postgresql-15 (for tests)"):
+            apt_install("postgresql-15")
+    if not POSTGRES_15.exists():
+        screen.note("PostgreSQL 15 is not installed: the tests that also run on it will be skipped")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Two set-ups at once in one tree wait for each other."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with open(ROOT / "build" / "setup.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Set up Forge's development environment in .venv.")
+    parser.add_argument("--test", action="store_true", help="also what the tests can use: PostgreSQL 15")
+    parser.add_argument("--quiet", action="store_true", help="say nothing when there is nothing to do")
+    options = parser.parse_args()
+    screen = Screen(sys.stdout)
+    try:
+        use_a_new_enough_python()
+        with alone():
+            if not is_current():
+                need_ensurepip(screen)
+                install(screen)
+            if options.test:
+                offer_postgresql_15(screen)
+    except SetupError as error:
+        if error.output:
+            print("\n".join(error.output.rstrip().splitlines()[-15:]), file=sys.stderr)
+        print(f"error: {error}\nfix: {error.fix}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if not options.quiet:
+        screen.done("set up")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
