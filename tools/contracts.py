@@ -71,10 +71,10 @@ def add_outcomes(promises: dict[str, Promise], report: str) -> list[str]:
 
 
 def by_function(tests: list[str]) -> list[str]:
-    """Test names without their file's folder, the cases of a parametrized one counted."""
+    """Test names as under tests/, the cases of a parametrized one counted."""
     counts: dict[str, int] = {}
     for test in tests:
-        name = test.partition("[")[0].rpartition("/")[2]
+        name = test.partition("[")[0].removeprefix("tests/")
         counts[name] = counts.get(name, 0) + 1
     return [name if count == 1 else f"{name} ×{count}" for name, count in counts.items()]
 
