@@ -1,0 +1,233 @@
+"""What a column value is in a Change, and how a logged row image becomes such values.
+
+A value has one stated form, whatever the writer's session was set to, and nothing is rounded:
+
+==========================  ========================================  ====================================
+PostgreSQL                  in a Change                               on the wire (`forge.wire`)
+==========================  ========================================  ====================================
+NULL                        None                                      null
+boolean                     bool                                      true, false
+smallint, integer, bigint   int                                       1, or {"$int": "9007199254740993"}
+                                                                      beyond ±(2^53 - 1)
+numeric                     Decimal; NaN and ±Infinity too            {"$numeric": "12.30"}
+real, double precision      float; nan, ±inf and -0.0 too             1.5, or {"$float": "NaN"} for those
+bytea                       bytes                                     {"$bytes": "3q2+7w=="}
+jsonb                       decoded: int for whole numbers, Decimal   the same, with the tags of its parts;
+                            for others; JSON_NULL for a JSON null     {"$json": null}; an object with a key
+                            at the top, None inside                   in "$…" as {"$object": {"$…": 1}}
+json                        str, its text verbatim                    "…"
+date, time, timestamp       str, ISO 8601, or 'infinity', '-infinity'  "2026-01-31T12:00:00"
+timestamptz                 str, ISO 8601 in UTC, or the infinities   "2026-01-31T12:00:00+00:00"
+interval                    str, ISO 8601 duration                    "P1DT2H"
+an array                    list, nested for more dimensions; None    […]
+                            is a NULL element
+an array whose lower        str, its literal                          "[0:1]={a,b}"
+bounds are not 1
+text, uuid, ranges, enums,  str, PostgreSQL's text form               "…"
+composites, anything else
+not sent                    UNAVAILABLE                               {"$unavailable": true}
+==========================  ========================================  ====================================
+
+A `real` is the float that its shortest text names: 0.1 stays 0.1. A whole number of more than 4,300 digits
+inside a jsonb value is a Decimal.
+
+`Images` is compiled once for a version of a table and decodes its row images, JSON objects as row_to_json
+prints them:
+
+>>> images = Images([Column("id", "bigint"), Column("price", "numeric(10,2)", "numeric"),
+...     Column("secret", "text", "hidden")], key=["id"])
+>>> row = images.row('{"id": 9007199254740993, "price": 12.30}')
+>>> row
+{'id': 9007199254740993, 'price': Decimal('12.30'), 'secret': UNAVAILABLE}
+>>> images.key(row)
+{'id': 9007199254740993}
+>>> {**row, **images.partial('{"price": 12}')}
+{'id': 9007199254740993, 'price': Decimal('12'), 'secret': UNAVAILABLE}
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from forge.change import JSON_NULL, UNAVAILABLE
+from forge.errors import DecodeError
+
+_MOST_DIGITS = 4300
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of a table: `type` as PostgreSQL's format_type prints it, `kind` how its values are logged.
+
+    The kinds are `plain`, `masked` (both taken as they are), `float`, `numeric`, `bytea`, `jsonb`, `hidden`
+    (never in an image), and `plain[]`, `float[]`, `numeric[]`, `bytea[]`.
+    """
+
+    name: str
+    type: str
+    kind: str = "plain"
+
+
+class Images:
+    """Decodes the row images of one version of a table."""
+
+    def __init__(self, columns: Sequence[Column], key: Sequence[str]) -> None:
+        self.columns: Final = tuple(columns)
+        self.key_names: Final = tuple(key)
+        for column in self.columns:
+            if column.kind not in _FIXES:
+                raise ValueError(f"column {column.name!r} has the unknown kind {column.kind!r}")
+        self._unsent = dict.fromkeys((column.name for column in self.columns), UNAVAILABLE)
+        if unknown := set(key) - self._unsent.keys():
+            raise ValueError(f"the key has columns that the table lacks: {sorted(unknown)}")
+        self._hidden = tuple(column.name for column in self.columns if column.kind == "hidden")
+        self._fixes = tuple(
+            (column.name, fix) for column in self.columns if (fix := _FIXES[column.kind]) is not None
+        )
+        self._whole = None if self._hidden else self._unsent.keys()
+        self._only_key = self.key_names[0] if len(self.key_names) == 1 else None
+        self._decode = (
+            _decode_negative_zero if any(column.kind == "float[]" for column in self.columns) else _decode
+        )
+
+    def row(self, raw: bytes | str) -> dict[str, Any]:
+        """All columns in the order of the image, which is the table's, then what the table does not have.
+
+        A column that the image lacks, and every hidden one, is UNAVAILABLE.
+        """
+        row = self._decode(raw)
+        if row.keys() != self._whole:
+            row = self._fill(row)
+        try:
+            for name, fix in self._fixes:
+                value = row[name]
+                if value is not None:
+                    row[name] = fix(value)
+        except (ValueError, ArithmeticError, TypeError) as error:
+            raise _not_an_image(error) from None
+        return row
+
+    def partial(self, raw: bytes | str) -> dict[str, Any]:
+        """Only the columns that the image has."""
+        row = self._decode(raw)
+        for name in self._hidden:
+            row.pop(name, None)
+        try:
+            for name, fix in self._fixes:
+                value = row.get(name)
+                if value is not None:
+                    row[name] = fix(value)
+        except (ValueError, ArithmeticError, TypeError) as error:
+            raise _not_an_image(error) from None
+        return row
+
+    def key(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The key columns of a row that `row()` returned; None when the table has no key."""
+        name = self._only_key
+        if name is not None:
+            return {name: row[name]}
+        return {name: row[name] for name in self.key_names} or None
+
+    def _fill(self, row: dict[str, Any]) -> dict[str, Any]:
+        filled = {**self._unsent, **row}
+        for name in self._hidden:
+            filled[name] = UNAVAILABLE
+        return filled
+
+
+_fast = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
+
+
+def _decode(raw: bytes | str) -> dict[str, Any]:
+    try:
+        return _fast(raw)
+    except (msgspec.DecodeError, UnicodeError):
+        return _decode_slowly(raw)
+    except RecursionError as error:
+        raise _not_an_image(error) from None
+
+
+def _decode_negative_zero(raw: bytes | str) -> dict[str, Any]:
+    """As `_decode`, for images in which a -0 may stand for the float -0.0 and not for the integer."""
+    text = raw if isinstance(raw, str) else raw.decode(errors="replace")
+    return _decode_slowly(raw) if "-0," in text or "-0]" in text else _decode(raw)
+
+
+def _decode_slowly(raw: bytes | str) -> dict[str, Any]:
+    """Numbers that msgspec refuses (too many digits) or changes (-0) go through the standard library."""
+    try:
+        row = json.loads(raw, parse_float=Decimal, parse_int=_whole_number, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _not_an_image(error) from None
+    if not isinstance(row, dict):
+        raise _not_an_image("not a JSON object")
+    return row
+
+
+def _whole_number(digits: str) -> int | Decimal:
+    return Decimal(digits) if len(digits) > _MOST_DIGITS or digits == "-0" else int(digits)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _not_an_image(reason: object) -> DecodeError:
+    line = " ".join(str(reason).split())[:200]
+    return DecodeError(
+        f"a logged row image cannot be decoded: {line}",
+        fix="run `forge doctor`: the log was altered, or its table's definition was",
+    )
+
+
+def _float(value: Any) -> Any:
+    return value if value is UNAVAILABLE else float(value)
+
+
+def _numeric(value: Any) -> Any:
+    if type(value) is Decimal or value is UNAVAILABLE:
+        return value
+    return Decimal(value)
+
+
+def _bytea(value: Any) -> Any:
+    if value is UNAVAILABLE:
+        return value
+    if not (isinstance(value, str) and value.startswith("\\x")):
+        raise ValueError("a bytea value is not in hex form")
+    return bytes.fromhex(value[2:])
+
+
+def _jsonb(value: Any) -> Any:
+    if type(value) is dict and "$json" in value:
+        inner = value["$json"]
+        return JSON_NULL if inner is None else inner
+    return value
+
+
+def _array(element: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def fix(value: Any) -> Any:
+        if type(value) is not list:
+            return value
+        return [
+            None if item is None else fix(item) if type(item) is list else element(item) for item in value
+        ]
+
+    return fix
+
+
+_FIXES: Final[dict[str, Callable[[Any], Any] | None]] = {
+    "plain": None,
+    "masked": None,
+    "hidden": None,
+    "plain[]": None,
+    "float": _float,
+    "numeric": _numeric,
+    "bytea": _bytea,
+    "jsonb": _jsonb,
+    "float[]": _array(_float),
+    "numeric[]": _array(_numeric),
+    "bytea[]": _array(_bytea),
+}
