@@ -145,7 +145,7 @@ def _decode(raw: bytes | str) -> dict[str, Any]:
         return _fast(raw)
     except (msgspec.DecodeError, UnicodeError):
         return _decode_slowly(raw)
-    except RecursionError as error:
+    except (RecursionError, ArithmeticError) as error:
         raise _not_an_image(error) from None
 
 
@@ -159,7 +159,7 @@ def _decode_slowly(raw: bytes | str) -> dict[str, Any]:
     """Numbers that msgspec refuses (too many digits) or changes (-0) go through the standard library."""
     try:
         row = json.loads(raw, parse_float=Decimal, parse_int=_whole_number, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         raise _not_an_image(error) from None
     if not isinstance(row, dict):
         raise _not_an_image("not a JSON object")
