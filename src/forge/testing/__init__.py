@@ -1,0 +1,6 @@
+"""What tests of changes need: temporary real servers, and faults between them and their clients."""
+
+from forge.testing.postgres import available_versions, fresh_database, temporary_postgres
+from forge.testing.proxy import FaultProxy
+
+__all__ = ["FaultProxy", "available_versions", "fresh_database", "temporary_postgres"]
