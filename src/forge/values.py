@@ -88,9 +88,8 @@ class Images:
         )
         self._whole = None if self._hidden else self._unsent.keys()
         self._only_key = self.key_names[0] if len(self.key_names) == 1 else None
-        self._decode = (
-            _decode_negative_zero if any(column.kind == "float[]" for column in self.columns) else _decode
-        )
+        floats = any(column.kind in ("float", "float[]") for column in self.columns)
+        self._decode = _decode_negative_zero if floats else _decode
 
     def row(self, raw: bytes | str) -> dict[str, Any]:
         """All columns in the order of the image, which is the table's, then what the table does not have.
@@ -150,9 +149,12 @@ def _decode(raw: bytes | str) -> dict[str, Any]:
 
 
 def _decode_negative_zero(raw: bytes | str) -> dict[str, Any]:
-    """As `_decode`, for images in which a -0 may stand for the float -0.0 and not for the integer."""
-    text = raw if isinstance(raw, str) else raw.decode(errors="replace")
-    return _decode_slowly(raw) if "-0," in text or "-0]" in text else _decode(raw)
+    """As `_decode`, for tables with floats: there a -0 stands for -0.0, and not for the integer."""
+    if isinstance(raw, str):
+        found = "-0," in raw or "-0}" in raw or "-0]" in raw
+    else:
+        found = b"-0," in raw or b"-0}" in raw or b"-0]" in raw
+    return _decode_slowly(raw) if found else _decode(raw)
 
 
 def _decode_slowly(raw: bytes | str) -> dict[str, Any]:

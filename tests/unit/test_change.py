@@ -83,7 +83,7 @@ def test_changed_is_the_difference_of_the_rows(one: dict[str, int], two: dict[st
         ({"id": True}, "true"),
         ({"id": Decimal("1.50")}, "1.50"),
         ({"id": b"\x00\xff"}, "\\x00ff"),
-        ({"a": 1, "b": "x,y"}, '["1","x,y"]'),
+        ({"a": 1, "b": "x,y"}, '["1", "x,y"]'),
     ],
 )
 def test_row_id(key: dict[str, Any] | None, row_id: str) -> None:

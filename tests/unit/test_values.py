@@ -3,6 +3,7 @@
 import doctest
 import json
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -157,10 +158,16 @@ def test_numbers_keep_all_their_digits(digits: str) -> None:
     assert isinstance(row["n"], Decimal)
 
 
-def test_a_negative_zero_inside_an_array_is_kept() -> None:
-    images = Images([Column("f", "double precision[]", "float[]"), Column("d", "date")], key=[])
-    row = images.row(b'{"f": [-0,[1,-0]], "d": "2026-01-01"}')
-    assert same(row, {"f": [-0.0, [1.0, -0.0]], "d": "2026-01-01"})
+@pytest.mark.parametrize("as_sent", [str, str.encode])
+def test_a_negative_zero_is_kept(as_sent: Callable[[str], bytes | str]) -> None:
+    columns = [
+        Column("a", "double precision[]", "float[]"),
+        Column("f", "real", "float"),
+        Column("d", "date"),
+    ]
+    row = Images(columns, key=[]).row(as_sent('{"a":[-0,[1,-0]],"f":-0,"d":"2026-01-01"}'))
+    assert same(row, {"a": [-0.0, [1.0, -0.0]], "f": -0.0, "d": "2026-01-01"})
+    assert same(Images(columns, key=[]).partial(as_sent('{"f":-0}')), {"f": -0.0})
 
 
 def test_the_key_is_taken_from_the_row() -> None:
