@@ -1,0 +1,183 @@
+"""The noun that all of Forge speaks: one row of one table changed, once.
+
+A `Change` is immutable. Its `id` names it for good: a consumer that has seen an id has seen the change.
+`before` and `after` hold column values in the forms that `forge.values` states; a value that the source
+did not send is `UNAVAILABLE`, never None, so None always means SQL NULL.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, final
+
+import msgspec
+
+Row = Mapping[str, Any]
+
+
+class Op(StrEnum):
+    """What happened. The first four carry rows or empty a table; the rest speak of a whole table."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+    TRUNCATE = "truncate"
+    READ = "read"
+    """A row of a snapshot: it was so, nobody changed it."""
+    INVALIDATE = "invalidate"
+    """Something changed that cannot be said row by row: what was derived from the table must be read anew."""
+    SCHEMA = "schema"
+    """The table's definition changed, and with it perhaps its rows: read it anew."""
+    REDACT = "redact"
+    """Values were removed from history."""
+
+
+@final
+class Unavailable:
+    """The type of `UNAVAILABLE`; it has one instance, which is false in a condition and equal only to itself."""
+
+    _only: "Unavailable | None" = None
+
+    def __new__(cls) -> "Unavailable":
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+        return cls._only
+
+    def __repr__(self) -> str:
+        return "UNAVAILABLE"
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> str:
+        return "UNAVAILABLE"
+
+
+UNAVAILABLE: Final = Unavailable()
+"""A value that the source did not send: excluded, unchanged and out of line, or computed on reading."""
+
+
+@final
+class JsonNull:
+    """The type of `JSON_NULL`; it has one instance."""
+
+    _only: "JsonNull | None" = None
+
+    def __new__(cls) -> "JsonNull":
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+        return cls._only
+
+    def __repr__(self) -> str:
+        return "JSON_NULL"
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> str:
+        return "JSON_NULL"
+
+
+JSON_NULL: Final = JsonNull()
+"""The JSON value null in a column of type jsonb; None there means SQL NULL."""
+
+
+class Context(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who changed it and why. Every field is None (or empty) when the writer did not say."""
+
+    user_id: str | None = None
+    function_name: str | None = None
+    trace_id: str | None = None
+    more: Mapping[str, Any] = {}
+    session_user: str | None = None
+    application_name: str | None = None
+
+
+NO_CONTEXT: Final = Context()
+
+
+class Source(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a change was captured: `position` orders changes of one source that touch the same row."""
+
+    kind: str
+    name: str
+    position: str
+    transaction: str | None = None
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One change of one row, or of one table as a whole.
+
+    `key` maps primary-key columns to values and is None when it is unknown (a table without a key, a whole
+    table). An insert has no `before`, a delete no `after`; an update has both and its key never changes:
+    a changed key is a delete and an insert.
+    """
+
+    id: str
+    op: Op
+    schema: str
+    table: str
+    source: Source
+    at: datetime
+    key: Row | None = None
+    before: Row | None = None
+    after: Row | None = None
+    context: Context = NO_CONTEXT
+    hidden: tuple[str, ...] = ()
+    """Columns that changed but whose values are excluded or masked."""
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The columns that an update changed, in the table's order, hidden ones last; empty for other operations.
+
+        >>> from datetime import datetime, timezone
+        >>> change = Change(id="1", op=Op.UPDATE, schema="public", table="t", source=Source("log", "x", "1"),
+        ...     at=datetime(2026, 1, 1, tzinfo=timezone.utc), before={"a": 1, "b": 2}, after={"a": 1, "b": 3})
+        >>> change.changed
+        ('b',)
+        """
+        if self.op is not Op.UPDATE:
+            return ()
+        before, after = self.before or {}, self.after or {}
+        seen = tuple(name for name, value in after.items() if not same(before.get(name, UNAVAILABLE), value))
+        return seen + tuple(name for name in self.hidden if name not in seen)
+
+    @property
+    def row_id(self) -> str:
+        """The key as one word: the value of a one-column key, a JSON array of a longer one, `*` when unknown."""
+        if self.key is None:
+            return "*"
+        values = list(self.key.values())
+        if len(values) == 1:
+            return text(values[0])
+        return json.dumps([text(value) for value in values], ensure_ascii=False)
+
+
+def same(left: object, right: object) -> bool:
+    """Whether two values have the same representation: NaN is the same as NaN, 1.0 is not the same as 1.00 or 1.
+
+    >>> from decimal import Decimal
+    >>> same(Decimal("1.0"), Decimal("1.00")), same(float("nan"), float("nan")), same(True, 1)
+    (False, True, False)
+    """
+    if left is right:
+        return True
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(value, right[name]) for name, value in left.items())
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, (str, int, bytes)):
+        return left == right
+    return repr(left) == repr(right)
+
+
+def text(value: object) -> str:
+    """A key value as PostgreSQL would print it."""
+    if value is True or value is False:
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    return str(value)

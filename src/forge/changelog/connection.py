@@ -1,0 +1,104 @@
+"""Connections to the log's database.
+
+A dead peer is noticed within about ten seconds even when no packet says so. Errors of the server that Forge
+raised itself (SQLSTATE class FG) and those that people meet on the first day come out as typed errors with a
+fix; every other error comes out as it is.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import conninfo
+from psycopg.rows import TupleRow
+
+from forge.errors import (
+    ConfigError,
+    ContextError,
+    ForgeError,
+    NotifyError,
+    NotInstalled,
+    ServerError,
+    TrackingError,
+)
+
+AsyncConnection = psycopg.AsyncConnection[TupleRow]
+Connection = psycopg.Connection[TupleRow]
+
+_ALIVE: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+_RAISED: dict[str, type[ForgeError]] = {"FG0": ServerError, "FG1": TrackingError, "FG2": ContextError, "FG3": NotifyError}
+
+
+def parameters(url: str, **more: Any) -> dict[str, Any]:
+    """The connection parameters for a URL; what the URL says wins over Forge's defaults."""
+    try:
+        given = conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        message = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"the database URL is malformed: {message}", fix="write it as postgresql://user@host:5432/database"
+        ) from None
+    return {**_ALIVE, "application_name": "forge", **given, **more}
+
+
+@contextmanager
+def typed_errors(url: str = "") -> Iterator[None]:
+    """Turn the server's errors into Forge's within this block."""
+    try:
+        yield
+    except psycopg.Error as error:
+        typed = translate(error, url)
+        if typed is None:
+            raise
+        raise typed from error
+
+
+def translate(error: psycopg.Error, url: str = "") -> ForgeError | None:
+    """The Forge error that a server's error stands for, or None when it stands for itself."""
+    state = error.sqlstate or ""
+    message = (error.diag.message_primary or str(error)).strip().splitlines()
+    line = message[0] if message else type(error).__name__
+    if state[:3] in _RAISED:
+        return _RAISED[state[:3]](line, fix=error.diag.message_hint or "see forge doctor")
+    if state == "42501":
+        return ServerError(
+            f"the database refuses it: {line}", fix="connect as the role that installed Forge, or a superuser"
+        )
+    if state in ("3F000", "42P01", "42883") and "forge" in line:
+        return NotInstalled("Forge is not installed in this database, or only in part", fix="forge init")
+    if isinstance(error, psycopg.OperationalError) and not state:
+        return ServerError(f"cannot reach the database: {_reason(message)}", fix=_reach_fix(line, url))
+    if state in ("28000", "28P01", "3D000"):
+        return ServerError(f"cannot reach the database: {line}", fix="check the user, password and database in the URL")
+    return None
+
+
+def _reason(lines: list[str]) -> str:
+    text = "; ".join(line.strip() for line in lines if line.strip())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _reach_fix(line: str, url: str) -> str:
+    if "does not exist" in line or "authentication" in line:
+        return "check the user, password and database in the URL"
+    return "start the server, or correct FORGE_DATABASE_URL"
+
+
+def connect(url: str, **more: Any) -> Connection:
+    """A synchronous connection in autocommit mode."""
+    with typed_errors(url):
+        return psycopg.Connection.connect(**parameters(url, **more), autocommit=True)
+
+
+async def connect_async(url: str, **more: Any) -> AsyncConnection:
+    """An asynchronous connection in autocommit mode."""
+    with typed_errors(url):
+        return await psycopg.AsyncConnection.connect(**parameters(url, **more), autocommit=True)

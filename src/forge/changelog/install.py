@@ -1,0 +1,118 @@
+"""Installing the log, and bringing an older one up to this program.
+
+Installation is one transaction: all of it or nothing. Migrations run once each, in the order of their numbers;
+functions are written anew every time, so installing twice changes nothing. A schema newer than this program is
+refused: the older program may not understand what it would write.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+import msgspec
+
+from forge.changelog import partitions
+from forge.changelog.connection import Connection, typed_errors
+from forge.errors import NotInstalled, SchemaTooNew, ServerError
+
+MINIMUM_SERVER: Final = 140000
+INSTALL_LOCK: Final = 5075401093471535108
+SQL: Final[Traversable] = files("forge.changelog") / "sql"
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """One numbered step of the schema."""
+
+    version: int
+    name: str
+    sql: str
+
+
+def migrations() -> list[Migration]:
+    """Every migration, in order."""
+    found = []
+    for file in (SQL / "migrations").iterdir():
+        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name):
+            found.append(Migration(int(match[1]), match[2], file.read_text("utf-8")))
+    return sorted(found, key=lambda migration: migration.version)
+
+
+def functions() -> list[str]:
+    """The SQL that is run at every install, in order."""
+    return [file.read_text("utf-8") for file in sorted((SQL / "functions").iterdir(), key=lambda file: file.name)]
+
+
+def installed_version(connection: Connection) -> int:
+    """The number of the newest migration in the database; 0 when Forge is not installed."""
+    if connection.execute("SELECT to_regclass('forge.schema_version')").fetchone() == (None,):
+        return 0
+    row = connection.execute("SELECT coalesce(max(version), 0) FROM forge.schema_version").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def install(connection: Connection, steps: Sequence[Migration] | None = None) -> list[Migration]:
+    """Install or upgrade; returns the migrations that were applied. Afterwards every part is in place."""
+    steps = migrations() if steps is None else steps
+    with typed_errors(), connection.transaction():
+        check_server(connection)
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (INSTALL_LOCK,))
+        connection.execute("SET LOCAL check_function_bodies = off")
+        connection.execute("SET LOCAL search_path = public")
+        connection.execute("SELECT set_config('forge.refreshing', 'yes', true)")
+        version = installed_version(connection)
+        check_version(version, steps[-1].version)
+        check_leftovers(connection, version)
+        applied = [step for step in steps if step.version > version]
+        for step in applied:
+            connection.execute(step.sql.encode())
+            connection.execute("INSERT INTO forge.schema_version (version, name) VALUES (%s, %s)", (step.version, step.name))
+        for text in functions():
+            connection.execute(text.encode())
+        connection.execute("SELECT forge.current_identity()")
+        partitions.make_first(connection, datetime.now(UTC).date())
+        connection.execute("SELECT set_config('forge.refreshing', '', true)")
+        connection.execute("SELECT forge.rewrite_all()")
+    return applied
+
+
+def check_server(connection: Connection) -> None:
+    """Refuse a server that cannot hold the log."""
+    if connection.info.server_version < MINIMUM_SERVER:
+        raise ServerError(
+            f"PostgreSQL {connection.info.server_version // 10000} is too old", fix="use PostgreSQL 14 or newer"
+        )
+    if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+        raise ServerError("this server is a standby; the log lives on a primary only", fix="connect to the primary")
+
+
+def check_version(installed: int, known: int) -> None:
+    """Refuse a schema that a newer Forge made."""
+    if installed > known:
+        raise SchemaTooNew(
+            f"the database's Forge schema is version {installed}, this program knows up to {known}",
+            fix="upgrade forge-changes on this machine",
+        )
+
+
+def check_leftovers(connection: Connection, version: int) -> None:
+    """Refuse a schema `forge` that is not ours, or lost its version table."""
+    if version == 0 and connection.execute("SELECT to_regnamespace('forge')").fetchone() != (None,):
+        raise NotInstalled(
+            "a schema named forge is there, but not as Forge made it",
+            fix="if it is left over from a broken install: DROP SCHEMA forge CASCADE, then forge init",
+        )
+
+
+def require_installed(connection: Connection) -> None:
+    """Raise unless the database has exactly the schema that this program knows."""
+    version, known = installed_version(connection), migrations()[-1].version
+    check_version(version, known)
+    if version == 0:
+        check_leftovers(connection, version)
+        raise NotInstalled("Forge is not installed in this database", fix="forge init")
+    if version < known:
+        raise NotInstalled(f"the database's Forge schema is version {version}, this program needs {known}", fix="forge init")

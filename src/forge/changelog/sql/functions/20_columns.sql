@@ -1,0 +1,128 @@
+-- A type without its domains.
+CREATE OR REPLACE FUNCTION forge.base_type(type oid) RETURNS oid
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    WITH RECURSIVE step (oid, base) AS (
+        SELECT t.oid, t.typbasetype FROM pg_type t WHERE t.oid = $1
+        UNION ALL
+        SELECT t.oid, t.typbasetype FROM step JOIN pg_type t ON t.oid = step.base
+    )
+    SELECT step.oid FROM step WHERE step.base = 0
+$body$;
+
+-- How each column of a table is written into the log.
+--   kind    how a reader decodes it (see forge.values)
+--   native  row_to_json alone prints it exactly
+--   value   an expression for it, %1$s standing for the column
+--   differs an expression that tells whether two rows differ in it, %1$s and %2$s standing for the columns
+--   pins    session settings that its printing depends on
+CREATE OR REPLACE FUNCTION forge.table_columns(relation oid, excluded text[], masked text[])
+RETURNS TABLE ("position" integer, name text, type text, kind text, native boolean, value text, differs text, pins text[])
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    WITH typed AS (
+        SELECT a.attnum, a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type,
+               a.attname = ANY (excluded) OR a.attgenerated = 'v' AS hidden, a.attname = ANY (masked) AS masked,
+               b.oid AS base, b.typname, b.typtype, b.typcategory = 'A' AND b.typelem <> 0 AS is_array,
+               b.typnamespace = 'pg_catalog'::regnamespace AS builtin,
+               e.typname AS element, e.typtype AS element_kind, e.typnamespace = 'pg_catalog'::regnamespace AS element_builtin,
+               coalesce(c.collisdeterministic, true) AS deterministic
+        FROM pg_attribute a
+        JOIN pg_type b ON b.oid = forge.base_type(a.atttypid)
+        LEFT JOIN pg_type e ON b.typcategory = 'A' AND e.oid = forge.base_type(b.typelem)
+        LEFT JOIN pg_collation c ON c.oid = a.attcollation
+        WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+    ), formed AS (
+        SELECT *, CASE
+            WHEN hidden THEN 'hidden'
+            WHEN masked THEN 'masked'
+            WHEN is_array THEN CASE
+                WHEN NOT (element_builtin OR element_kind = 'e') OR element IN ('json', 'jsonb', 'record') OR element_kind IN ('c', 'r', 'm')
+                    THEN 'literal'
+                WHEN element IN ('float4', 'float8') THEN 'float[]'
+                WHEN element IN ('numeric', 'bytea') THEN element || '[]'
+                ELSE 'plain[]' END
+            WHEN typname IN ('float4', 'float8') AND builtin THEN 'float'
+            WHEN typname IN ('numeric', 'bytea', 'jsonb') AND builtin THEN typname::text
+            WHEN typname = 'json' AND builtin THEN 'json'
+            WHEN builtin AND typtype = 'b' OR typtype = 'e' THEN 'plain'
+            ELSE 'literal' END AS form,
+            CASE
+            WHEN typname IN ('bool', 'int2', 'int4', 'int8', 'oid', 'text', 'varchar', 'bpchar', 'name', 'char', 'uuid', 'numeric',
+                             'date', 'timestamp', 'time', 'json', 'jsonb') AND builtin OR typtype = 'e'
+                 OR is_array AND (element IN ('bool', 'int2', 'int4', 'int8', 'text', 'varchar', 'uuid', 'numeric', 'date', 'timestamp')
+                                  AND element_builtin OR element_kind = 'e') THEN '{}'::text[]
+            WHEN typname IN ('timestamptz', '_timestamptz') AND builtin THEN '{TimeZone=UTC}'
+            WHEN typname IN ('float4', 'float8') AND builtin THEN '{extra_float_digits=1}'
+            WHEN typname = 'bytea' AND builtin THEN '{bytea_output=hex}'
+            WHEN typname = 'interval' AND builtin THEN '{IntervalStyle=iso_8601}'
+            ELSE '{TimeZone=UTC,extra_float_digits=1,bytea_output=hex,IntervalStyle=iso_8601,"DateStyle=ISO, YMD",lc_monetary=C}' END AS pins
+        FROM typed
+    )
+    SELECT row_number() OVER (ORDER BY attnum)::integer, name, type,
+        CASE WHEN form IN ('literal', 'json') THEN 'plain' ELSE form END,
+        form IN ('plain', 'numeric', 'bytea'),
+        CASE form
+            WHEN 'hidden' THEN NULL
+            WHEN 'masked' THEN $e$CASE WHEN num_nulls(%1$s) = 0 THEN '***' END$e$
+            WHEN 'float' THEN 'CASE WHEN %1$s = 0 THEN to_json(%1$s::text) ELSE to_json(%1$s) END'
+            WHEN 'jsonb' THEN $e$CASE WHEN %1$s = 'null'::jsonb OR %1$s ? '$json' THEN json_build_object('$json', %1$s) ELSE to_json(%1$s) END$e$
+            WHEN 'json' THEN '%1$s::text'
+            WHEN 'literal' THEN $e$CASE WHEN num_nulls(%1$s) = 0 THEN format('%%s', %1$s) END$e$
+            WHEN 'plain' THEN '%1$s' WHEN 'numeric' THEN '%1$s' WHEN 'bytea' THEN '%1$s'
+            ELSE 'CASE WHEN ' || (SELECT string_agg(format('coalesce(array_lower(%%1$s, %s), 1) = 1', d), ' AND ') FROM generate_series(1, 6) d)
+                 || ' THEN to_json(%1$s) ELSE to_json(%1$s::text) END'
+        END,
+        CASE WHEN builtin AND deterministic AND typname IN ('bool', 'int2', 'int4', 'int8', 'oid', 'text', 'varchar', 'uuid', 'date',
+                 'timestamp', 'timestamptz', 'time', 'bytea') OR typtype = 'e'
+             THEN '%1$s IS DISTINCT FROM %2$s' ELSE 'record_image_ne(ROW(%1$s), ROW(%2$s))' END,
+        CASE WHEN hidden OR masked THEN '{}' ELSE pins END
+    FROM formed ORDER BY attnum
+$body$;
+
+-- The primary-key columns of a table, in the key's order; empty when it has none.
+CREATE OR REPLACE FUNCTION forge.key_columns(relation oid) RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT coalesce(array_agg(a.attname::text ORDER BY k.n), '{}')
+    FROM pg_index i
+    CROSS JOIN LATERAL unnest(i.indkey::smallint[]) WITH ORDINALITY k (attnum, n)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = relation AND i.indisprimary AND k.n <= i.indnkeyatts
+$body$;
+
+-- The relations whose triggers log for a table: itself and all its partitions or inheriting children.
+CREATE OR REPLACE FUNCTION forge.relations_of(relation oid) RETURNS SETOF oid
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    WITH RECURSIVE tree (oid) AS (
+        SELECT relation
+        UNION
+        SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
+        WHERE NOT i.inhdetachpending
+    )
+    SELECT tree.oid FROM tree JOIN pg_class c ON c.oid = tree.oid WHERE c.relkind IN ('r', 'p')
+$body$;
+
+-- Whether writing to a table can run statements of other triggers that write to it again: then order needs care.
+CREATE OR REPLACE FUNCTION forge.has_other_triggers(relation oid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT EXISTS (
+        SELECT FROM forge.relations_of(relation) r
+        JOIN pg_trigger t ON t.tgrelid = r
+        JOIN pg_proc p ON p.oid = t.tgfoid
+        WHERE CASE WHEN t.tgisinternal
+                   THEN p.proname IN ('RI_FKey_cascade_del', 'RI_FKey_cascade_upd', 'RI_FKey_setnull_del', 'RI_FKey_setnull_upd',
+                                      'RI_FKey_setdefault_del', 'RI_FKey_setdefault_upd')
+                   ELSE p.pronamespace <> 'forge'::regnamespace END)
+$body$;
+
+-- What a change of definition changes: columns, key, name, partitions; after the dot, whether there are other triggers.
+CREATE OR REPLACE FUNCTION forge.fingerprint(relation oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT concat(md5(concat_ws('|', c.relnamespace::regnamespace, c.relname, c.relkind,
+        (SELECT string_agg(concat_ws(',', a.attname, a.atttypid, a.atttypmod, a.attcollation, a.attgenerated,
+                                     CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END), ';' ORDER BY a.attnum)
+         FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+        forge.key_columns(c.oid)::text,
+        (SELECT string_agg(r::text, ',' ORDER BY r) FROM forge.relations_of(c.oid) r))),
+        '.', forge.has_other_triggers(c.oid))
+    FROM pg_class c WHERE c.oid = relation
+$body$;

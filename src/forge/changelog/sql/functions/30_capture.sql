@@ -1,0 +1,249 @@
+-- Writes the trigger functions of one tracked table: forge.log_<id>_insert, _update, _delete, _truncate, _row, _mark.
+--
+-- What always holds in them:
+--   * search_path is pinned, and of the printing settings those that the table's types depend on; nothing else of the
+--     writer's session has an influence on what is logged.
+--   * Old and new rows of an update are paired by position. A changed key is a delete and an insert, all deletes of a
+--     statement before all its inserts. When the two sides differ in number, every old row is a delete and every new
+--     one an insert.
+--   * The log row is written before the wake-up is decided, so the writer holds its lock on the log by then.
+CREATE OR REPLACE FUNCTION forge.write_functions(tracked integer, relation oid, version integer) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    setup     forge.tracked_table := (SELECT t FROM forge.tracked_table t WHERE t.id = tracked);
+    keys      text[] := forge.key_columns(relation);
+    plain     boolean;
+    pins      text;
+    o         text := 'forge_o';
+    n         text := 'forge_n';
+    columns   integer;
+    ordered   boolean := forge.has_other_triggers(relation);
+    declared  text;
+    rank_into text := '';
+    begins    text;
+    ends      text;
+    wake      text;
+    put       text;
+    log       text := 'INSERT INTO forge.forge_event_log (rank, transaction_id, at, day, version, op, row_id, before, after, hidden, '
+                      'user_id, function_name, trace_id, context, db_user, application_name) ';
+    tail      text := 'v_user, v_function, v_trace, v_context, session_user, v_application';
+    head      text;
+    pairs     text;
+    name      text;
+    relation_name text;
+BEGIN
+    SELECT bool_and(c.native), count(*) INTO plain, columns FROM forge.table_columns(relation, setup.excluded, setup.masked) c;
+    SELECT coalesce(string_agg(format(' SET %s = %L', split_part(p, '=', 1), split_part(p, '=', 2)), ''), '') INTO pins
+    FROM (SELECT DISTINCT unnest(c.pins) p FROM forge.table_columns(relation, setup.excluded, setup.masked) c) pin;
+    -- row_to_json(alias) would mean a column of that name if there were one
+    WHILE EXISTS (SELECT FROM forge.relations_of(relation) r JOIN pg_attribute a ON a.attrelid = r WHERE a.attname IN (o, n)) LOOP
+        o := o || '_'; n := n || '_';
+    END LOOP;
+    SELECT c.relname INTO relation_name FROM pg_class c WHERE c.oid = relation;
+
+    head := format('v_rank, v_transaction, v_at, v_day, %s, ', version);
+    pairs := format(
+        '(SELECT row_number() OVER () AS forge_r, %1$s FROM forge_old_rows %1$s) a '
+        'FULL JOIN (SELECT row_number() OVER () AS forge_r, %2$s FROM forge_new_rows %2$s) b USING (forge_r)', o, n);
+    declared := $d$
+#variable_conflict use_variable
+DECLARE
+    v_rows        bigint;
+    v_old_rows    bigint;
+    v_logged      bigint;
+    v_rank        bigint;
+    v_id          bigint;
+    v_row         text := '*';
+    v_transaction xid8 := pg_current_xact_id();
+    v_at          timestamptz := clock_timestamp();
+    v_day         date := forge.log_day(v_at);
+    v_user        text := nullif(current_setting('forge.user_id', true), '');
+    v_function    text := nullif(current_setting('forge.function_name', true), '');
+    v_trace       text := nullif(current_setting('forge.trace_id', true), '');
+    v_context     json := nullif(current_setting('forge.context', true), '');
+    v_application text := nullif(current_setting('application_name'), '');
+BEGIN
+$d$;
+    IF ordered THEN
+        rank_into := $d$    v_rank := rtrim(nullif(current_setting('forge.mark_' || pg_trigger_depth(), true), ''), 'c')::bigint;
+    PERFORM set_config('forge.mark_' || pg_trigger_depth(), v_rank || 'c', true);
+$d$;
+    END IF;
+    wake := format($d$
+    IF current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll'
+       AND pg_try_advisory_xact_lock_shared(%s) THEN
+        PERFORM pg_notify('forge_changes', forge.wakeup_payload(%L, TG_OP, v_row));
+    END IF;
+    RETURN NULL;
+$d$, forge.wakeup_lock(), relation_name);
+    begins := CASE setup.on_failure WHEN 'invalidate' THEN E'BEGIN\n' ELSE '' END;
+    ends := CASE setup.on_failure WHEN 'invalidate' THEN format($d$
+EXCEPTION WHEN OTHERS THEN
+    INSERT INTO forge.forge_event_log (transaction_id, at, day, version, op, context, db_user)
+    VALUES (v_transaction, v_at, v_day, %s, 'X', json_build_object('failure', SQLERRM, 'sqlstate', SQLSTATE), session_user);
+    RAISE WARNING 'forge could not log a %% on %%: %%', TG_OP, %L, SQLERRM
+        USING HINT = 'the table is logged as changed as a whole; see forge doctor';
+    PERFORM pg_notify('forge_changes', forge.wakeup_payload(%L, 'INVALIDATE', '*'));
+    RETURN NULL;
+END;
+$d$, version, relation_name, relation_name) ELSE '' END;
+
+    FOREACH name IN ARRAY ARRAY['insert', 'delete'] LOOP
+        put := CASE name
+            WHEN 'insert' THEN format(
+                '%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM forge_new_rows %s%s', log, head,
+                forge.row_id_expression(relation, n), forge.image_expression(n, plain), tail, n,
+                forge.image_source(relation, setup, n, n, plain))
+            ELSE format(
+                '%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM forge_old_rows %s%s', log, head,
+                forge.row_id_expression(relation, o), forge.image_expression(o, plain), tail, o,
+                forge.image_source(relation, setup, o, o, plain)) END;
+        PERFORM forge.write_function(tracked, name, pins, declared || begins || format($d$
+    SELECT count(*) INTO v_rows FROM %s;
+    IF v_rows = 0 THEN
+        RETURN NULL;
+    END IF;
+%s    IF v_rows = 1 THEN
+        %s RETURNING row_id INTO v_row;
+    ELSE
+        %s;
+    END IF;
+%s%s$d$, CASE name WHEN 'insert' THEN 'forge_new_rows' ELSE 'forge_old_rows' END, rank_into, put, put, wake, ends) || 'END');
+    END LOOP;
+
+    PERFORM forge.write_function(tracked, 'update', pins, declared || begins || format($d$
+    SELECT (SELECT count(*) FROM forge_new_rows), (SELECT count(*) FROM forge_old_rows) INTO v_rows, v_old_rows;
+    IF v_rows = 0 AND v_old_rows = 0 THEN
+        RETURN NULL;
+    END IF;
+%1$s    IF v_rows <> v_old_rows THEN
+        %7$s;
+        %8$s;
+    ELSIF v_rows = 1 THEN
+        %2$s RETURNING row_id INTO v_row;
+        GET DIAGNOSTICS v_logged = ROW_COUNT;
+        IF v_logged = 0 THEN
+            %7$s;
+            %8$s;
+        END IF;
+    ELSE
+        %3$s;
+        GET DIAGNOSTICS v_logged = ROW_COUNT;
+        IF v_logged < v_rows THEN
+            %4$s;
+            %5$s;
+        END IF;
+    END IF;
+%6$s%9$s$d$,
+        rank_into,
+        format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM forge_old_rows %s%s CROSS JOIN forge_new_rows %s%s WHERE %s', log, head,
+               forge.row_id_expression(relation, n), forge.image_expression(o, plain), forge.image_expression(n, plain),
+               forge.hidden_expression(relation, setup, o, n), tail,
+               o, forge.image_source(relation, setup, o, o, plain), n, forge.image_source(relation, setup, n, n, plain),
+               forge.key_same_expression(relation, o, n)),
+        format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM %s%s%s WHERE %s ORDER BY forge_r', log, head,
+               forge.row_id_expression(relation, '(b.' || n || ')'),
+               CASE WHEN columns <= 90 THEN forge.delta_expression(relation, setup, '(a.' || o || ')', '(b.' || n || ')')
+                    ELSE forge.image_expression(CASE WHEN plain THEN 'a.' || o ELSE o END, plain) END,
+               forge.image_expression(CASE WHEN plain THEN 'b.' || n ELSE n END, plain),
+               forge.hidden_expression(relation, setup, '(a.' || o || ')', '(b.' || n || ')'), tail, pairs,
+               CASE WHEN columns <= 90 THEN '' ELSE forge.image_source(relation, setup, '(a.' || o || ')', o, plain) END,
+               forge.image_source(relation, setup, '(b.' || n || ')', n, plain),
+               forge.key_same_expression(relation, '(a.' || o || ')', '(b.' || n || ')')),
+        format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY forge_r', log, head,
+               forge.row_id_expression(relation, '(a.' || o || ')'),
+               forge.image_expression(CASE WHEN plain THEN 'a.' || o ELSE o END, plain), tail, pairs,
+               forge.image_source(relation, setup, '(a.' || o || ')', o, plain),
+               forge.key_same_expression(relation, '(a.' || o || ')', '(b.' || n || ')')),
+        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY forge_r', log, head,
+               forge.row_id_expression(relation, '(b.' || n || ')'),
+               forge.image_expression(CASE WHEN plain THEN 'b.' || n ELSE n END, plain), tail, pairs,
+               forge.image_source(relation, setup, '(b.' || n || ')', n, plain),
+               forge.key_same_expression(relation, '(a.' || o || ')', '(b.' || n || ')')),
+        wake,
+        format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM forge_old_rows %s%s', log, head,
+               forge.row_id_expression(relation, o), forge.image_expression(o, plain), tail, o,
+               forge.image_source(relation, setup, o, o, plain)),
+        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM forge_new_rows %s%s', log, head,
+               forge.row_id_expression(relation, n), forge.image_expression(n, plain), tail, n,
+               forge.image_source(relation, setup, n, n, plain)),
+        ends) || 'END');
+
+    -- Whole rows at once: logical-replication apply fires no statement triggers, so a subscription's target gets these.
+    PERFORM forge.write_function(tracked, 'row', pins, declared || begins || format($d$
+    IF TG_OP = 'INSERT' THEN
+        %1$s RETURNING row_id INTO v_row;
+    ELSIF TG_OP = 'DELETE' THEN
+        %2$s RETURNING row_id INTO v_row;
+    ELSIF %3$s THEN
+        %4$s RETURNING row_id INTO v_row;
+    ELSE
+        %2$s;
+        %1$s RETURNING row_id INTO v_row;
+    END IF;
+%5$s%6$s$d$,
+        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM (SELECT 1) forge_one%s', log, head, forge.row_id_expression(relation, 'NEW'),
+               forge.image_expression(CASE WHEN plain THEN 'NEW' ELSE n END, plain), tail, forge.image_source(relation, setup, 'NEW', n, plain)),
+        format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM (SELECT 1) forge_one%s', log, head, forge.row_id_expression(relation, 'OLD'),
+               forge.image_expression(CASE WHEN plain THEN 'OLD' ELSE o END, plain), tail, forge.image_source(relation, setup, 'OLD', o, plain)),
+        forge.key_same_expression(relation, 'OLD', 'NEW'),
+        format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM (SELECT 1) forge_one%s%s', log, head, forge.row_id_expression(relation, 'NEW'),
+               forge.image_expression(CASE WHEN plain THEN 'OLD' ELSE o END, plain),
+               forge.image_expression(CASE WHEN plain THEN 'NEW' ELSE n END, plain),
+               forge.hidden_expression(relation, setup, 'OLD', 'NEW'), tail,
+               forge.image_source(relation, setup, 'OLD', o, plain), forge.image_source(relation, setup, 'NEW', n, plain)),
+        wake, ends) || 'END');
+
+    -- TRUNCATE of the table is one change. TRUNCATE of one partition or child alone takes away some of the table's rows,
+    -- so each of them is logged as deleted; `forge.truncating_<id>` tells the two apart.
+    PERFORM forge.write_function(tracked, 'truncate', pins, declared || begins || format($d$
+    IF TG_NARGS = 1 THEN
+        IF current_setting('forge.truncating_%1$s', true) IS NOT DISTINCT FROM 'yes' THEN
+            RETURN NULL;
+        END IF;
+        EXECUTE %2$L || TG_RELID::regclass || %3$L
+        USING v_rank, v_transaction, v_at, v_day, v_user, v_function, v_trace, v_context, v_application;
+    ELSIF TG_WHEN = 'BEFORE' THEN
+        PERFORM set_config('forge.truncating_%1$s', 'yes', true);
+        RETURN NULL;
+    ELSE
+        PERFORM set_config('forge.truncating_%1$s', '', true);
+        %4$s;
+    END IF;
+%5$s%6$s$d$, tracked,
+        format('%s SELECT $1, $2, $3, $4, %s, ''D'', %s, %s, NULL, NULL, $5, $6, $7, $8, session_user, $9 FROM ONLY ', log, version,
+               forge.row_id_expression(relation, o), forge.image_expression(o, plain)),
+        format(' %s%s', o, forge.image_source(relation, setup, o, o, plain)),
+        format('%s SELECT %s''T'', NULL, NULL, NULL, NULL, %s', log, head, tail),
+        wake, ends) || 'END');
+
+    -- Fires before any other row trigger of the statement, and remembers for the statement's own log rows that they come first.
+    PERFORM forge.write_function(tracked, 'mark', '', $d$
+BEGIN
+    IF coalesce(current_setting('forge.mark_' || pg_trigger_depth(), true), '') !~ '^[0-9]+$' THEN
+        PERFORM set_config('forge.mark_' || pg_trigger_depth(), nextval('forge.event_id')::text, true);
+    END IF;
+    RETURN NULL;
+END$d$);
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION forge.write_function(tracked integer, name text, pins text, body text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    EXECUTE format('CREATE OR REPLACE FUNCTION forge.log_%s_%s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
+                   'SET search_path = pg_catalog, pg_temp%s AS %L', tracked, name, pins, body);
+    EXECUTE format('REVOKE ALL ON FUNCTION forge.log_%s_%s() FROM PUBLIC', tracked, name);
+END
+$body$;
+
+-- The advisory lock that the awake reader holds: see forge.changelog.wakeup.
+CREATE OR REPLACE FUNCTION forge.wakeup_lock() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 5075401093471535105::bigint;
+
+-- A hint, never the data: v1:{table}:{OP}:{row}#{last id}, always below NOTIFY's limit.
+CREATE OR REPLACE FUNCTION forge.wakeup_payload(relation text, op text, row_id text) RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT format('v1:%s:%s:%s#%s', replace(replace(relation, '%', '%25'), ':', '%3A'), op,
+                  CASE WHEN octet_length(row_id) < 6000 THEN coalesce(row_id, '*') ELSE '*' END, lastval())
+$body$;

@@ -1,0 +1,327 @@
+-- A table by the name a person gives: qualified or not, quoted or not.
+CREATE OR REPLACE FUNCTION forge.find_table(name text) RETURNS oid
+LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+    found oid;
+BEGIN
+    found := pg_catalog.to_regclass(pg_catalog.quote_ident(name));
+    IF found IS NULL THEN
+        BEGIN
+            found := pg_catalog.to_regclass(name);
+        EXCEPTION WHEN OTHERS THEN
+            found := NULL;  -- not a name at all: the error below says so
+        END;
+    END IF;
+    IF found IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'FG101', MESSAGE = format('there is no table %s', name),
+            HINT = 'check the spelling and the schema, e.g. sales.orders';
+    END IF;
+    RETURN found;
+END
+$body$;
+
+-- Refuses what cannot be tracked, before anything is changed.
+CREATE OR REPLACE FUNCTION forge.check_trackable(relation oid, exclude text[], mask text[]) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    class   pg_class := (SELECT c FROM pg_class c WHERE c.oid = relation);
+    problem text;
+    remedy  text;
+    keys    text[] := forge.key_columns(relation);
+    unknown text;
+BEGIN
+    SELECT string_agg(x, ', ') INTO unknown FROM unnest(exclude || mask) x
+    WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = x AND a.attnum > 0 AND NOT a.attisdropped);
+    IF class.relkind IN ('v', 'm') THEN
+        problem := 'is a view'; remedy := 'track the tables it reads';
+    ELSIF class.relkind = 'f' THEN
+        problem := 'is a foreign table'; remedy := 'track it where it is stored';
+    ELSIF class.relkind NOT IN ('r', 'p') THEN
+        problem := 'is not a table'; remedy := 'name a table';
+    ELSIF class.relpersistence = 't' THEN
+        problem := 'is a temporary table'; remedy := 'track a permanent table';
+    ELSIF class.relpersistence = 'u' THEN
+        problem := 'is unlogged, so a crash empties it unseen'; remedy := format('ALTER TABLE %s SET LOGGED', relation::regclass);
+    ELSIF class.relnamespace IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace, 'forge'::regnamespace) THEN
+        problem := 'is a system table'; remedy := 'track a table of your own';
+    ELSIF class.relispartition THEN
+        problem := 'is a partition';
+        remedy := format('track the whole table: %s', (SELECT r::regclass FROM pg_partition_root(relation) r));
+    ELSIF length(class.relname) > 50 THEN
+        problem := format('has a name of %s characters; 50 is the most', length(class.relname));
+        remedy := format('ALTER TABLE %s RENAME TO …', relation::regclass);
+    ELSIF NOT pg_has_role(class.relowner, 'USAGE') THEN
+        problem := format('belongs to %s', class.relowner::regrole); remedy := format('enable it as %s or a superuser', class.relowner::regrole);
+    ELSIF unknown IS NOT NULL THEN
+        problem := format('has no column %s', unknown); remedy := 'check exclude and mask';
+    ELSIF keys && (exclude || mask) THEN
+        problem := 'needs its key columns'; remedy := format('do not exclude or mask %s', array_to_string(keys, ', '));
+    ELSIF EXISTS (SELECT FROM forge.relations_of(relation) r JOIN forge.tracked_relation t ON t.table_oid = r
+                  WHERE r <> relation) THEN
+        problem := 'has a partition or child that is tracked by itself'; remedy := 'disable that one first';
+    ELSIF EXISTS (SELECT FROM pg_inherits i JOIN forge.tracked_relation t ON t.table_oid = i.inhparent WHERE i.inhrelid = relation) THEN
+        problem := 'inherits from a tracked table, which tracks it too'; remedy := 'nothing to do';
+    ELSE
+        RETURN;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'FG102', MESSAGE = format('%s %s', relation::regclass, problem), HINT = remedy;
+END
+$body$;
+
+-- The triggers of one tracked table, as they should be on each of its relations.
+CREATE OR REPLACE FUNCTION forge.wanted_triggers(tracked integer, relation oid)
+RETURNS TABLE (target oid, name text, function text, definition text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    WITH setup AS (SELECT t.*, c.relname FROM forge.tracked_table t, pg_class c WHERE t.id = tracked AND c.oid = $2),
+    kind (prefix, function, timing, as_rows, part) AS (VALUES
+        ('forge_notify_', 'insert', 'AFTER INSERT ON %s REFERENCING NEW TABLE AS forge_new_rows FOR EACH STATEMENT', false, NULL::boolean),
+        ('forge_update_', 'update', 'AFTER UPDATE ON %s REFERENCING OLD TABLE AS forge_old_rows NEW TABLE AS forge_new_rows FOR EACH STATEMENT', false, NULL),
+        ('forge_delete_', 'delete', 'AFTER DELETE ON %s REFERENCING OLD TABLE AS forge_old_rows FOR EACH STATEMENT', false, NULL),
+        ('forge_notify_', 'row', 'AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW', true, NULL),
+        ('forge_empty_', 'truncate', 'BEFORE TRUNCATE ON %s FOR EACH STATEMENT', NULL, NULL),
+        ('forge_clear_', 'truncate', 'AFTER TRUNCATE ON %s FOR EACH STATEMENT', NULL, false),
+        ('!forge_mark_', 'mark', 'AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW', false, NULL))
+    SELECT r.oid, kind.prefix || setup.relname, format('log_%s_%s', tracked, kind.function),
+           format('CREATE TRIGGER %I %s EXECUTE FUNCTION forge.log_%s_%s(%s)', kind.prefix || setup.relname,
+                  format(kind.timing, r.oid::regclass), tracked, kind.function,
+                  CASE WHEN kind.function = 'truncate' AND r.oid <> $2 THEN '''part''' ELSE '' END)
+    FROM setup, kind, forge.relations_of($2) r (oid)
+    WHERE coalesce(kind.as_rows = setup.replica, true) AND coalesce(kind.part = (r.oid <> $2), true)
+      AND (kind.function <> 'mark' OR forge.has_other_triggers($2))
+$body$;
+
+-- Drops the triggers of a tracked table that are not wanted for the relation; all of them when it is NULL.
+CREATE OR REPLACE FUNCTION forge.drop_triggers(tracked integer, relation oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    item record;
+BEGIN
+    FOR item IN
+        SELECT t.tgname, t.tgrelid FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+        WHERE p.pronamespace = 'forge'::regnamespace AND p.proname LIKE format('log\_%s\_%%', tracked)
+          AND NOT t.tgisinternal AND t.tgparentid = 0
+          AND NOT EXISTS (SELECT FROM forge.wanted_triggers(tracked, relation) w
+                          WHERE w.target = t.tgrelid AND w.name = t.tgname AND w.function = p.proname)
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.tgrelid::regclass);
+    END LOOP;
+END
+$body$;
+
+-- Makes the triggers what they should be: adds what is missing, drops what is Forge's and not wanted. A wanted trigger
+-- that was disabled or altered by hand is left as it is, for forge doctor to report.
+CREATE OR REPLACE FUNCTION forge.write_triggers(tracked integer, relation oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    item record;
+BEGIN
+    PERFORM forge.drop_triggers(tracked, relation);
+    FOR item IN
+        SELECT w.*, t.replica FROM forge.wanted_triggers(tracked, relation) w, forge.tracked_table t WHERE t.id = tracked
+        ORDER BY w.target <> relation, w.target
+    LOOP
+        -- a row trigger on a partitioned table comes to its partitions by itself
+        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = item.target AND t.tgname = item.name) THEN
+            EXECUTE item.definition;
+            IF item.replica THEN
+                EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.target::regclass, item.name);
+            END IF;
+        END IF;
+    END LOOP;
+END
+$body$;
+
+-- A change that speaks of a table as a whole: S for its definition, X when what changed cannot be said.
+CREATE OR REPLACE FUNCTION forge.log_table_event(version integer, op "char", note json) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $body$
+    INSERT INTO forge.forge_event_log (transaction_id, at, day, version, op, user_id, function_name, trace_id, context, db_user, application_name)
+    SELECT pg_current_xact_id(), a, forge.log_day(a), version, op, nullif(current_setting('forge.user_id', true), ''),
+           nullif(current_setting('forge.function_name', true), ''), nullif(current_setting('forge.trace_id', true), ''),
+           note, session_user, nullif(current_setting('application_name'), '')
+    FROM clock_timestamp() a;
+    SELECT pg_notify('forge_changes', forge.wakeup_payload(v.table_name, 'SCHEMA', '*')) FROM forge.table_version v WHERE v.id = version;
+$body$;
+
+-- Brings one tracked table's functions, triggers and version up to its definition. Returns whether anything changed.
+CREATE OR REPLACE FUNCTION forge.refresh(tracked integer, forced boolean DEFAULT false) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    setup    forge.tracked_table := (SELECT t FROM forge.tracked_table t WHERE t.id = tracked);
+    found    oid := (SELECT r.table_oid FROM forge.tracked_relation r WHERE r.id = tracked);
+    newest   forge.table_version := (SELECT v FROM forge.table_version v WHERE v.tracked_table = tracked ORDER BY v.id DESC LIMIT 1);
+    print    text := forge.fingerprint(found);
+    version  integer := newest.id;
+    class    record;
+BEGIN
+    IF found IS NULL THEN
+        IF to_regclass(format('%I.%I', setup.schema_name, setup.table_name)) IS NULL THEN
+            UPDATE forge.tracked_table SET disabled_at = clock_timestamp() WHERE id = tracked;
+            PERFORM forge.log_table_event(newest.id, 'S', json_build_object('dropped', true));
+            RETURN true;
+        END IF;
+        RETURN false;
+    END IF;
+    IF print = newest.fingerprint AND NOT forced THEN
+        RETURN false;
+    END IF;
+    PERFORM set_config('forge.refreshing', 'yes', true);
+    -- a renamed column stays excluded or masked
+    UPDATE forge.tracked_table t SET
+        excluded = (SELECT coalesce(array_agg(forge.name_now(newest, found, x)), '{}') FROM unnest(t.excluded) x WHERE forge.name_now(newest, found, x) IS NOT NULL),
+        masked = (SELECT coalesce(array_agg(forge.name_now(newest, found, x)), '{}') FROM unnest(t.masked) x WHERE forge.name_now(newest, found, x) IS NOT NULL)
+    WHERE t.id = tracked AND newest.id IS NOT NULL AND NOT forced
+    RETURNING * INTO setup;
+    SELECT c.relname, n.nspname INTO class FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = found;
+    UPDATE forge.tracked_table SET schema_name = class.nspname, table_name = class.relname WHERE id = tracked RETURNING * INTO setup;
+    INSERT INTO forge.table_version (tracked_table, schema_name, table_name, columns, key_columns, fingerprint)
+    SELECT tracked, class.nspname, class.relname,
+           (SELECT jsonb_agg(jsonb_build_object('name', c.name, 'type', c.type, 'kind', c.kind, 'attnum', a.attnum) ORDER BY c.position)
+            FROM forge.table_columns(found, setup.excluded, setup.masked) c
+            JOIN pg_attribute a ON a.attrelid = found AND a.attname = c.name),
+           forge.key_columns(found), print
+    RETURNING id INTO version;
+    PERFORM forge.write_functions(tracked, found, version);
+    PERFORM forge.write_triggers(tracked, found);
+    IF forced OR newest.id IS NULL OR split_part(newest.fingerprint, '.', 1) <> split_part(print, '.', 1) THEN
+        PERFORM forge.log_table_event(version, 'S', NULL);
+    END IF;
+    PERFORM set_config('forge.refreshing', '', true);
+    RETURN true;
+END
+$body$;
+
+-- What a column of an older version is called now; NULL when it is gone.
+CREATE OR REPLACE FUNCTION forge.name_now(older forge.table_version, relation oid, name text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT coalesce(
+        (SELECT a.attname::text FROM jsonb_array_elements(older.columns) c
+         JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = (c ->> 'attnum')::int AND NOT a.attisdropped
+         WHERE c ->> 'name' = $3),
+        (SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = $3 AND NOT a.attisdropped))
+$body$;
+
+-- Every tracked table, brought up to its definition. Returns how many had changed.
+CREATE OR REPLACE FUNCTION forge.refresh_all() RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    item    integer;
+    changed integer := 0;
+BEGIN
+    IF current_setting('forge.refreshing', true) IS NOT DISTINCT FROM 'yes' THEN
+        RETURN 0;
+    END IF;
+    FOR item IN SELECT id FROM forge.tracked_table WHERE disabled_at IS NULL ORDER BY id LOOP
+        IF forge.refresh(item) THEN
+            changed := changed + 1;
+        END IF;
+    END LOOP;
+    RETURN changed;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION public.forge_enable_reactivity(
+    name text, exclude text[] DEFAULT '{}', mask text[] DEFAULT '{}', replica boolean DEFAULT false, on_failure text DEFAULT 'fail'
+) RETURNS void
+LANGUAGE plpgsql AS $body$
+DECLARE
+    found   oid := forge.find_table(name);
+    tracked forge.tracked_table;
+    class   record;
+BEGIN
+    PERFORM forge.check_trackable(found, exclude, mask);
+    IF on_failure NOT IN ('fail', 'invalidate') THEN
+        RAISE EXCEPTION USING ERRCODE = 'FG102', MESSAGE = format('on_failure cannot be %s', on_failure), HINT = 'use fail or invalidate';
+    END IF;
+    -- no writer may be half-way between the old functions and the new
+    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', found::regclass);
+    SELECT c.relname, n.nspname INTO class FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = found;
+    SELECT t.* INTO tracked FROM forge.tracked_table t JOIN forge.tracked_relation r ON r.id = t.id WHERE r.table_oid = found;
+    IF tracked.id IS NULL THEN
+        -- the same name once more, its triggers gone: it starts anew under its old number
+        UPDATE forge.tracked_table t SET disabled_at = NULL, enabled_at = pg_catalog.clock_timestamp()
+        WHERE t.id = (SELECT max(o.id) FROM forge.tracked_table o WHERE o.schema_name = class.nspname AND o.table_name = class.relname)
+        RETURNING * INTO tracked;
+    END IF;
+    IF tracked.id IS NULL THEN
+        INSERT INTO forge.tracked_table (schema_name, table_name) VALUES (class.nspname, class.relname) RETURNING * INTO tracked;
+    ELSIF EXISTS (SELECT FROM forge.tracked_relation r WHERE r.id = tracked.id AND r.table_oid = found)
+          AND tracked.excluded = exclude AND tracked.masked = mask AND tracked.replica = forge_enable_reactivity.replica
+          AND tracked.on_failure = forge_enable_reactivity.on_failure
+          AND NOT EXISTS (SELECT FROM forge.wanted_triggers(tracked.id, found) w WHERE NOT EXISTS (
+              SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.target AND t.tgname = w.name AND t.tgenabled <> 'D')) THEN
+        PERFORM forge.refresh(tracked.id);
+        RETURN;
+    END IF;
+    UPDATE forge.tracked_table t SET excluded = exclude, masked = mask, replica = forge_enable_reactivity.replica,
+        on_failure = forge_enable_reactivity.on_failure
+    WHERE t.id = tracked.id RETURNING * INTO tracked;
+    PERFORM forge.start_tracking(tracked.id, found);
+END
+$body$;
+
+-- The first functions and triggers, so that the table is known by them; then as for any change of definition.
+CREATE OR REPLACE FUNCTION forge.start_tracking(tracked integer, relation oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    PERFORM set_config('forge.refreshing', 'yes', true);
+    PERFORM forge.drop_triggers(tracked, NULL);
+    PERFORM forge.write_functions(tracked, relation, 0);
+    PERFORM forge.write_triggers(tracked, relation);
+    PERFORM forge.refresh(tracked, forced => true);
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION public.forge_disable_reactivity(name text) RETURNS boolean
+LANGUAGE plpgsql AS $body$
+DECLARE
+    found   oid := forge.find_table(name);
+    tracked integer := (SELECT r.id FROM forge.tracked_relation r WHERE r.table_oid = found);
+BEGIN
+    IF tracked IS NULL THEN
+        RAISE NOTICE '% is not tracked', found::regclass;
+        RETURN false;
+    END IF;
+    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', found::regclass);
+    PERFORM forge.stop_tracking(tracked);
+    RETURN true;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION forge.stop_tracking(tracked integer) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    item record;
+BEGIN
+    PERFORM set_config('forge.refreshing', 'yes', true);
+    PERFORM forge.drop_triggers(tracked, NULL);
+    FOR item IN SELECT p.oid::regprocedure AS signature FROM pg_proc p
+        WHERE p.pronamespace = 'forge'::regnamespace AND p.proname LIKE format('log\_%s\_%%', tracked)
+    LOOP
+        EXECUTE format('DROP FUNCTION %s', item.signature);
+    END LOOP;
+    UPDATE forge.tracked_table SET disabled_at = clock_timestamp() WHERE id = tracked;
+    PERFORM forge.log_table_event((SELECT max(v.id) FROM forge.table_version v WHERE v.tracked_table = tracked), 'S',
+                                  json_build_object('disabled', true));
+    PERFORM set_config('forge.refreshing', '', true);
+END
+$body$;
+
+REVOKE ALL ON FUNCTION public.forge_enable_reactivity(text, text[], text[], boolean, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.forge_disable_reactivity(text) FROM PUBLIC;
+
+-- After an upgrade of Forge: every tracked table gets functions of this program's making, without a new version.
+CREATE OR REPLACE FUNCTION forge.rewrite_all() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    item record;
+BEGIN
+    PERFORM forge.refresh_all();
+    PERFORM set_config('forge.refreshing', 'yes', true);
+    FOR item IN SELECT r.id, r.table_oid, max(v.id) AS version FROM forge.tracked_relation r
+                JOIN forge.table_version v ON v.tracked_table = r.id GROUP BY r.id, r.table_oid LOOP
+        PERFORM forge.write_functions(item.id, item.table_oid, item.version);
+        PERFORM forge.write_triggers(item.id, item.table_oid);
+    END LOOP;
+    PERFORM set_config('forge.refreshing', '', true);
+END
+$body$;

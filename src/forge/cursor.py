@@ -1,0 +1,121 @@
+"""Where a reader of the log stands.
+
+A cursor is a snapshot, not a number: all that was visible in it has been read, nothing else has. The batch
+between two cursors is the same set of changes for ever. Within a batch changes have an order, and a cursor
+may stand inside one: `Cursor(old, new, last)` has read all of `old`, and of `new` what comes up to `last`.
+
+A cursor belongs to one log on one server and one timeline (`LogIdentity`); anywhere else it means nothing.
+Its text form is stable, has no spaces and can be pasted into a shell:
+
+>>> log = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "7310000000000000001", 1)
+>>> cursor = Cursor(log, Snapshot.parse("5:9:6,7"))
+>>> str(cursor)
+'forge1_6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11_7310000000000000001_1_5:9:6,7'
+>>> Cursor.parse(str(cursor)) == cursor
+True
+>>> inside = Cursor(log, Snapshot.parse("5:9:6,7"), Snapshot.parse("7:12:7"), Position(118, 120))
+>>> Cursor.parse(str(inside)) == inside
+True
+"""
+
+import re
+import uuid
+from typing import NamedTuple
+
+import msgspec
+
+from forge.errors import CursorInvalid
+
+_MAX_XID8 = 2**64 - 1
+_MAX_ID = 2**63 - 1
+
+
+class LogIdentity(msgspec.Struct, frozen=True):
+    """Which log this is: a restored, promoted or re-made server is another log."""
+
+    uuid: str
+    system_identifier: str
+    timeline: int
+
+    def __str__(self) -> str:
+        return f"{self.uuid}_{self.system_identifier}_{self.timeline}"
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The transactions that were finished: all below `xmax` except `running`. PostgreSQL's pg_snapshot.
+
+    >>> snapshot = Snapshot.parse("5:9:6,7")
+    >>> [xid for xid in range(4, 11) if snapshot.sees(xid)]
+    [4, 5, 8]
+    """
+
+    xmin: int
+    xmax: int
+    running: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, value: str) -> "Snapshot":
+        """Read PostgreSQL's text form `xmin:xmax:xid,xid`."""
+        match = re.fullmatch(r"(\d{1,20}):(\d{1,20}):((?:\d{1,20}(?:,\d{1,20})*)?)", value)
+        if match is None:
+            raise CursorInvalid(f"{value[:60]!r} is not a snapshot", fix="use a cursor that forge printed")
+        xmin, xmax = int(match[1]), int(match[2])
+        running = tuple(int(xid) for xid in match[3].split(",")) if match[3] else ()
+        ordered = all(left < right for left, right in zip(running, running[1:], strict=False))
+        inside = all(xmin <= xid < xmax for xid in running)
+        if not (0 < xmin <= xmax <= _MAX_XID8 and ordered and inside):
+            raise CursorInvalid(f"{value[:60]!r} is not a snapshot", fix="use a cursor that forge printed")
+        return cls(xmin, xmax, running)
+
+    def __str__(self) -> str:
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.running))}"
+
+    def sees(self, xid: int) -> bool:
+        """Whether the transaction was finished in this snapshot."""
+        return xid < self.xmax and xid not in self.running
+
+
+class Position(NamedTuple):
+    """A place in the order of a batch: changes go by `rank`, then by `id`."""
+
+    rank: int
+    id: int
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """Where a reader stands; `until` and `last` are set together, when it stands inside a batch."""
+
+    log: LogIdentity
+    snapshot: Snapshot
+    until: Snapshot | None = None
+    last: Position | None = None
+
+    @classmethod
+    def parse(cls, value: str) -> "Cursor":
+        """Read the text form; raise CursorInvalid for anything else."""
+        match = re.fullmatch(
+            r"forge1_(?P<uuid>[0-9a-f-]{36})_(?P<system>\d{1,20})_(?P<timeline>\d{1,10})_(?P<old>[\d:,]+)"
+            r"(?:_(?P<new>[\d:,]+)_(?P<rank>\d{1,19})\.(?P<id>\d{1,19}))?",
+            value.strip(),
+        )
+        fix = "use a cursor that forge printed, or --from start or --from now"
+        if match is None:
+            raise CursorInvalid(f"{value[:60]!r} is not a cursor", fix=fix)
+        try:
+            uuid.UUID(match["uuid"])
+        except ValueError:
+            raise CursorInvalid(f"{value[:60]!r} is not a cursor", fix=fix) from None
+        log = LogIdentity(match["uuid"], match["system"], int(match["timeline"]))
+        old = Snapshot.parse(match["old"])
+        if match["new"] is None:
+            return cls(log, old)
+        last = Position(int(match["rank"]), int(match["id"]))
+        if max(last) > _MAX_ID:
+            raise CursorInvalid(f"{value[:60]!r} is not a cursor", fix=fix)
+        return cls(log, old, Snapshot.parse(match["new"]), last)
+
+    def __str__(self) -> str:
+        base = f"forge1_{self.log}_{self.snapshot}"
+        if self.until is None or self.last is None:
+            return base
+        return f"{base}_{self.until}_{self.last.rank}.{self.last.id}"

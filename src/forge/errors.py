@@ -1,0 +1,61 @@
+"""Every error that Forge raises on purpose.
+
+One root, `ForgeError`. `str(error)` is one line that says what is wrong; `error.fix` is one line that
+says what to do about it. The command line prints both and nothing else.
+"""
+
+
+class ForgeError(Exception):
+    """Something that Forge can name went wrong; `fix` says what to do."""
+
+    def __init__(self, message: str, *, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+class ConfigError(ForgeError):
+    """A setting is unknown, malformed, or missing."""
+
+
+class ServerError(ForgeError):
+    """A PostgreSQL server cannot be started, reached, or used for the log."""
+
+
+class NotInstalled(ForgeError):
+    """The database has no Forge schema, or only half of one."""
+
+
+class SchemaTooNew(ForgeError):
+    """The database's Forge schema was made by a newer Forge than this one."""
+
+
+class TrackingError(ForgeError):
+    """A table cannot be tracked as asked; nothing was changed."""
+
+
+class ContextError(ForgeError):
+    """A transaction's context is malformed; nothing was written."""
+
+
+class NotifyError(ForgeError):
+    """A channel or payload cannot be notified; nothing was sent."""
+
+
+class CursorError(ForgeError):
+    """A cursor cannot be used."""
+
+
+class CursorInvalid(CursorError):
+    """The text is not a cursor."""
+
+
+class CursorForeign(CursorError):
+    """The cursor belongs to another log, or to this one before a failover or restore."""
+
+
+class CursorExpired(CursorError):
+    """What follows the cursor has been trimmed from the log."""
+
+
+class DecodeError(ForgeError):
+    """An encoded change is not in the form it claims to be in."""
