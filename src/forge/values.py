@@ -46,6 +46,7 @@ prints them:
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
@@ -137,6 +138,8 @@ class Images:
 
 
 _fast = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
+_zero_in_text = re.compile(r"-0[,}\]]").search
+_zero_in_bytes = re.compile(rb"-0[,}\]]").search
 
 
 def _decode(raw: bytes | str) -> dict[str, Any]:
@@ -150,11 +153,8 @@ def _decode(raw: bytes | str) -> dict[str, Any]:
 
 def _decode_negative_zero(raw: bytes | str) -> dict[str, Any]:
     """As `_decode`, for tables with floats: there a -0 stands for -0.0, and not for the integer."""
-    if isinstance(raw, str):
-        found = "-0," in raw or "-0}" in raw or "-0]" in raw
-    else:
-        found = b"-0," in raw or b"-0}" in raw or b"-0]" in raw
-    return _decode_slowly(raw) if found else _decode(raw)
+    found = _zero_in_text(raw) if isinstance(raw, str) else _zero_in_bytes(raw)
+    return _decode(raw) if found is None else _decode_slowly(raw)
 
 
 def _decode_slowly(raw: bytes | str) -> dict[str, Any]:
