@@ -1,0 +1,79 @@
+"""Real servers for the tests: one for each version of PostgreSQL and process, started when first asked for.
+
+Every test gets a database of its own, a copy of a template in which Forge is installed. A test marked
+`every_version` runs on the oldest and the newest PostgreSQL of this machine, any other on the newest.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from forge.changelog.connection import Connection, connect
+from forge.changelog.install import install
+from forge.postgres import PostgresServer
+from forge.testing import available_versions, fresh_database, temporary_postgres
+
+TEMPLATE = "forge_installed"
+
+
+def versions() -> list[int]:
+    """The oldest and the newest major version on this machine."""
+    found = sorted(available_versions())
+    return sorted({found[0], found[-1]})
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "every_version: runs on the oldest and the newest PostgreSQL")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("every_version") and "server" in metafunc.fixturenames:
+        names = [f"pg{version}" for version in versions()]
+        metafunc.parametrize("server", versions(), indirect=True, ids=names)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Callable[[int], PostgresServer]]:
+    """The running server of a version, with the template database in it."""
+    running: dict[int, PostgresServer] = {}
+    with ExitStack() as stack:
+
+        def start(version: int) -> PostgresServer:
+            if version not in running:
+                server = stack.enter_context(temporary_postgres(bin=available_versions()[version]))
+                with connect(server.url()) as admin:
+                    admin.execute(f"create database {TEMPLATE}")
+                with connect(server.url(TEMPLATE)) as template:
+                    install(template)
+                running[version] = server
+            return running[version]
+
+        yield start
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, servers: Callable[[int], PostgresServer]) -> PostgresServer:
+    """A running server that all tests of this process share: leave it as it is."""
+    return servers(getattr(request, "param", versions()[-1]))
+
+
+@pytest.fixture
+def database(server: PostgresServer) -> Iterator[str]:
+    """The URL of a new database with Forge installed."""
+    with fresh_database(server, template=TEMPLATE) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_database(server: PostgresServer) -> Iterator[str]:
+    """The URL of a new database without Forge."""
+    with fresh_database(server) as url:
+        yield url
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Connection]:
+    """An autocommit connection to `database`."""
+    with connect(database) as connection:
+        yield connection
