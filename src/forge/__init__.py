@@ -1,1 +1,24 @@
-"""Forge: the changes of a database, captured once and made usable."""
+"""Forge makes a database's changes usable: captured once, with who and why, in order, without loss."""
+
+from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source
+from forge.changelog.follow import follow
+from forge.changelog.reader import Batch, Reader
+from forge.cursor import Cursor
+from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ForgeError
+
+__all__ = [
+    "JSON_NULL",
+    "UNAVAILABLE",
+    "Batch",
+    "Change",
+    "Context",
+    "Cursor",
+    "CursorExpired",
+    "CursorForeign",
+    "CursorInvalid",
+    "ForgeError",
+    "Op",
+    "Reader",
+    "Source",
+    "follow",
+]

@@ -19,13 +19,18 @@ True
 """
 
 import re
-import uuid
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
 
 from forge.errors import CursorInvalid
 
+_UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_FORM = (
+    rf"forge1_(?P<uuid>{_UUID})_(?P<system>[0-9]{{1,20}})_(?P<timeline>[0-9]{{1,10}})_(?P<old>[0-9:,]+)"
+    r"(?:_(?P<new>[0-9:,]+)_(?P<rank>[0-9]{1,19})\.(?P<id>[0-9]{1,19}))?"
+)
 _MAX_XID8 = 2**64 - 1
 _MAX_ID = 2**63 - 1
 
@@ -56,12 +61,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, value: str) -> "Snapshot":
         """Read PostgreSQL's text form `xmin:xmax:xid,xid`."""
-        match = re.fullmatch(r"(\d{1,20}):(\d{1,20}):((?:\d{1,20}(?:,\d{1,20})*)?)", value)
+        match = re.fullmatch(r"([0-9]{1,20}):([0-9]{1,20}):((?:[0-9]{1,20}(?:,[0-9]{1,20})*)?)", value)
         if match is None:
             raise CursorInvalid(f"{value[:60]!r} is not a snapshot", fix="use a cursor that forge printed")
         xmin, xmax = int(match[1]), int(match[2])
         running = tuple(int(xid) for xid in match[3].split(",")) if match[3] else ()
-        ordered = all(left < right for left, right in zip(running, running[1:], strict=False))
+        ordered = all(left < right for left, right in pairwise(running))
         inside = all(xmin <= xid < xmax for xid in running)
         if not (0 < xmin <= xmax <= _MAX_XID8 and ordered and inside):
             raise CursorInvalid(f"{value[:60]!r} is not a snapshot", fix="use a cursor that forge printed")
@@ -93,18 +98,10 @@ class Cursor(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, value: str) -> "Cursor":
         """Read the text form; raise CursorInvalid for anything else."""
-        match = re.fullmatch(
-            r"forge1_(?P<uuid>[0-9a-f-]{36})_(?P<system>\d{1,20})_(?P<timeline>\d{1,10})_(?P<old>[\d:,]+)"
-            r"(?:_(?P<new>[\d:,]+)_(?P<rank>\d{1,19})\.(?P<id>\d{1,19}))?",
-            value.strip(),
-        )
+        match = re.fullmatch(_FORM, value.strip())
         fix = "use a cursor that forge printed, or --from start or --from now"
         if match is None:
             raise CursorInvalid(f"{value[:60]!r} is not a cursor", fix=fix)
-        try:
-            uuid.UUID(match["uuid"])
-        except ValueError:
-            raise CursorInvalid(f"{value[:60]!r} is not a cursor", fix=fix) from None
         log = LogIdentity(match["uuid"], match["system"], int(match["timeline"]))
         old = Snapshot.parse(match["old"])
         if match["new"] is None:

@@ -34,7 +34,12 @@ _ALIVE: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-_RAISED: dict[str, type[ForgeError]] = {"FG0": ServerError, "FG1": TrackingError, "FG2": ContextError, "FG3": NotifyError}
+_RAISED: dict[str, type[ForgeError]] = {
+    "FG0": ServerError,
+    "FG1": TrackingError,
+    "FG2": ContextError,
+    "FG3": NotifyError,
+}
 
 
 def parameters(url: str, **more: Any) -> dict[str, Any]:
@@ -44,7 +49,8 @@ def parameters(url: str, **more: Any) -> dict[str, Any]:
     except psycopg.ProgrammingError as error:
         message = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"the database URL is malformed: {message}", fix="write it as postgresql://user@host:5432/database"
+            f"the database URL is malformed: {message}",
+            fix="write it as postgresql://user@host:5432/database",
         ) from None
     return {**_ALIVE, "application_name": "forge", **given, **more}
 

@@ -69,7 +69,9 @@ def install(connection: Connection, steps: Sequence[Migration] | None = None) ->
         applied = [step for step in steps if step.version > version]
         for step in applied:
             connection.execute(step.sql.encode())
-            connection.execute("INSERT INTO forge.schema_version (version, name) VALUES (%s, %s)", (step.version, step.name))
+            connection.execute(
+                "INSERT INTO forge.schema_version (version, name) VALUES (%s, %s)", (step.version, step.name)
+            )
         for text in functions():
             connection.execute(text.encode())
         connection.execute("SELECT forge.current_identity()")
@@ -83,7 +85,8 @@ def check_server(connection: Connection) -> None:
     """Refuse a server that cannot hold the log."""
     if connection.info.server_version < MINIMUM_SERVER:
         raise ServerError(
-            f"PostgreSQL {connection.info.server_version // 10000} is too old", fix="use PostgreSQL 14 or newer"
+            f"PostgreSQL {connection.info.server_version // 10000} is too old",
+            fix="use PostgreSQL 14 or newer",
         )
     if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
         raise ServerError("this server is a standby; the log lives on a primary only", fix="connect to the primary")
@@ -115,4 +118,6 @@ def require_installed(connection: Connection) -> None:
         check_leftovers(connection, version)
         raise NotInstalled("Forge is not installed in this database", fix="forge init")
     if version < known:
-        raise NotInstalled(f"the database's Forge schema is version {version}, this program needs {known}", fix="forge init")
+        raise NotInstalled(
+            f"the database's Forge schema is version {version}, this program needs {known}", fix="forge init"
+        )

@@ -1,0 +1,94 @@
+"""Rows of the log → Changes. This runs once for every change, so it is written for speed."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from forge.change import NO_CONTEXT, Change, Context, Op, Source
+from forge.values import Column, Images
+
+OPS: Final[dict[str, Op]] = {
+    "I": Op.INSERT,
+    "U": Op.UPDATE,
+    "D": Op.DELETE,
+    "T": Op.TRUNCATE,
+    "S": Op.SCHEMA,
+    "X": Op.INVALIDATE,
+    "R": Op.REDACT,
+}
+SOURCE_KIND: Final = "postgres-log"
+
+
+class TableVersion(msgspec.Struct, frozen=True):
+    """A table as it was defined while some of the log's rows were written."""
+
+    schema: str
+    table: str
+    images: Images
+
+
+class Decoder:
+    """Turns log rows, as the queries poll and rest select them, into Changes; it must know the versions they name."""
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._versions: dict[int, TableVersion] = {}
+        self._context_row: tuple[Any, ...] = (None,) * 6
+        self._context = NO_CONTEXT
+
+    def unknown(self, rows: Iterable[tuple[Any, ...]]) -> set[int]:
+        """The versions that the rows name and that are not known yet."""
+        return {row[4] for row in rows} - self._versions.keys()
+
+    def learn(self, version: int, schema: str, table: str, columns: list[Mapping[str, Any]], key: list[str]) -> None:
+        """Make a version known."""
+        shape = [Column(column["name"], column["type"], column["kind"]) for column in columns]
+        self._versions[version] = TableVersion(schema, table, Images(shape, key))
+
+    def columns(self, schema: str, table: str) -> tuple[Column, ...] | None:
+        """The columns of the newest known version of a table."""
+        found = [v for _, v in sorted(self._versions.items()) if v.schema == schema and v.table == table]
+        return found[-1].images.columns if found else None
+
+    def changes(self, rows: Iterable[tuple[Any, ...]]) -> list[Change]:
+        """The rows as Changes, in their order."""
+        log, versions, ops = self._log, self._versions, OPS
+        found = []
+        for id, place, xid, at, version, op, before, after, hidden, *who in rows:
+            known = versions[version]
+            images = known.images
+            old = new = key = None
+            if after is not None:
+                new = images.row(after)
+                key = images.key(new)
+                if before is not None:
+                    old = {**new, **images.partial(before)}
+            elif before is not None:
+                old = images.row(before)
+                key = images.key(old)
+            found.append(
+                Change(
+                    f"{log}:{id}",
+                    ops[op],
+                    known.schema,
+                    known.table,
+                    Source(SOURCE_KIND, log, f"{place}.{id}", str(int.from_bytes(xid, "big"))),
+                    at,
+                    key,
+                    old,
+                    new,
+                    self._whose(who),
+                    tuple(hidden) if hidden else (),
+                )
+            )
+        return found
+
+    def _whose(self, who: list[Any]) -> Context:
+        row = tuple(who)
+        if row != self._context_row:
+            user, function, trace, more, db_user, application = row
+            extra = msgspec.json.decode(more) if more is not None else {}
+            self._context_row = row
+            self._context = Context(user, function, trace, extra, db_user, application)
+        return self._context

@@ -1,0 +1,204 @@
+"""Reading the log from a cursor.
+
+What comes between two snapshots is found by transaction: whatever is visible now and was not then. One statement
+takes the new snapshot and reads what it shows, so there is no stall, no gap and no duplicate, however long a
+writer takes to commit. Within such a batch changes go by (place, id): see `forge.cursor.Position`.
+
+A batch larger than `limit` is read through a held cursor of the server: neither side keeps it in memory, and no
+snapshot is held open meanwhile.
+
+After a crash PostgreSQL gives transaction numbers again that were never flushed to disk. A cursor is therefore
+safe to keep only when the WAL is flushed up to where it was when the snapshot was taken: `flushed()` waits for it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+import psycopg
+from psycopg import sql
+from psycopg.types.string import ByteaBinaryLoader
+
+from forge.change import Change
+from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
+from forge.changelog.decode import Decoder
+from forge.changelog.queries import query
+from forge.cursor import Cursor, LogIdentity, Position, Snapshot
+from forge.errors import CursorExpired, CursorForeign, NotInstalled
+from forge.values import Column
+
+PAGE: Final = 5_000
+PAGE_BYTES: Final = 8 * 1024 * 1024
+START: Final = Snapshot(1, 1)
+"""The snapshot in which nothing had been written yet."""
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Changes in order, and where a reader stands that has handled them. `lsn` is what must be flushed by then."""
+
+    changes: list[Change]
+    cursor: Cursor
+    lsn: str
+    flushed: bool
+
+
+class Reader:
+    """One connection that reads the log of one database. Not to be shared by two tasks at once."""
+
+    def __init__(self, connection: AsyncConnection, identity: LogIdentity, first_id: int) -> None:
+        self.connection = connection
+        self.identity = identity
+        self._first_id = first_id
+        self._decoder = Decoder(identity.uuid)
+        self._page = 256
+        self._rows = connection.cursor(binary=True)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str) -> AsyncIterator["Reader"]:
+        """Connect to the log; raises when the server is a standby or Forge is not installed there."""
+        connection = await connect_async(url)
+        try:
+            yield await cls.over(connection)
+        finally:
+            await connection.close()
+
+    @classmethod
+    async def over(cls, connection: AsyncConnection) -> "Reader":
+        """A reader that uses this connection alone from now on."""
+        with typed_errors():
+            await connection.execute(query("reader_settings"))
+            cursor = await connection.execute(query("identity"))
+            row = await cursor.fetchone()
+        if row is None:
+            raise NotInstalled("Forge is not installed in this database", fix="forge init")
+        connection.adapters.register_loader("json", ByteaBinaryLoader)
+        connection.prepare_threshold = 0
+        return cls(connection, LogIdentity(row[0], row[1], row[2]), row[3])
+
+    def start(self) -> Cursor:
+        """Before the oldest change that is retained."""
+        return Cursor(self.identity, START)
+
+    async def now(self) -> Cursor:
+        """After everything that is committed, safe to keep."""
+        row = await (await self.connection.execute(query("head"), {"first": self._first_id})).fetchone()
+        assert row is not None
+        await self.flushed(row[1])
+        return Cursor(self.identity, Snapshot.parse(row[0]))
+
+    def columns(self, change: Change) -> tuple[Column, ...] | None:
+        """The columns of a table whose change this reader has read."""
+        return self._decoder.columns(change.schema, change.table)
+
+    async def read(self, after: Cursor, *, tables: Collection[str] | None = None) -> AsyncGenerator[Batch]:
+        """What was committed after the cursor, up to one new snapshot, in one batch or in several.
+
+        There is always a last batch, perhaps an empty one, whose cursor is that snapshot.
+        """
+        if after.log != self.identity:
+            raise CursorForeign(
+                "the cursor belongs to another log, or to this one before a failover or restore",
+                fix="read the tables anew, then follow from now",
+            )
+        scope = {"first": self._first_id, "tables": list(tables) if tables is not None else None}
+        if after.until is not None and after.last is not None:
+            rest = self._rest(after, after.until, after.last, scope, lsn="0/0", flushed=True)
+            async with aclosing(rest):
+                async for batch in rest:
+                    yield batch
+            return
+        limit = self._page
+        await self._rows.execute(query("poll"), {**_bounds(after.snapshot), **scope, "limit": limit + 1}, prepare=True)
+        found = await self._rows.fetchall()
+        snapshot, lsn, flush, trimmed = found[0][-4:]
+        until = Snapshot.parse(snapshot)
+        self._check(after, until, trimmed)
+        done = _lsn(flush) >= _lsn(lsn)
+        rows = [row[:-4] for row in found[1 : limit + 1]]
+        changes = await self._decode(rows)
+        if len(found) <= limit + 1:
+            yield Batch(changes, Cursor(self.identity, until), lsn, done)
+            return
+        last = Position(rows[-1][1], rows[-1][0])
+        yield Batch(changes, Cursor(self.identity, after.snapshot, until, last), lsn, done)
+        rest = self._rest(after, until, last, scope, lsn=lsn, flushed=done)
+        async with aclosing(rest):
+            async for batch in rest:
+                yield batch
+
+    async def _rest(
+        self,
+        after: Cursor,
+        until: Snapshot,
+        last: Position,
+        scope: dict[str, Any],
+        *,
+        lsn: str,
+        flushed: bool,
+    ) -> AsyncGenerator[Batch]:
+        head = await (await self.connection.execute(query("head"), scope)).fetchone()
+        assert head is not None
+        self._check(after, Snapshot.parse(head[0]), head[3])
+        await psycopg.AsyncClientCursor(self.connection).execute(
+            query("rest"),
+            {**_bounds(after.snapshot), **scope, "until": str(until), "place": last.rank, "id": last.id},
+        )
+        try:
+            while True:
+                page = self._page
+                await self._rows.execute(sql.SQL("FETCH {} FROM forge_batch").format(page), prepare=False)
+                rows = await self._rows.fetchall()
+                changes = await self._decode(rows)
+                if len(rows) < page:
+                    yield Batch(changes, Cursor(self.identity, until), lsn, flushed)
+                    return
+                last = Position(rows[-1][1], rows[-1][0])
+                yield Batch(changes, Cursor(self.identity, after.snapshot, until, last), lsn, flushed)
+        finally:
+            if not self.connection.closed:
+                await self.connection.execute("CLOSE forge_batch")
+
+    def _check(self, after: Cursor, now: Snapshot, trimmed: str | None) -> None:
+        if after.snapshot == START:
+            return
+        if now.xmax < (after.until or after.snapshot).xmax:
+            raise CursorForeign(
+                "the cursor is ahead of the server: it was made before a crash or restore",
+                fix="read the tables anew, then follow from now",
+            )
+        gone = int(trimmed) if trimmed else 0
+        if gone >= after.snapshot.xmax or any(xid <= gone for xid in after.snapshot.running):
+            raise CursorExpired(
+                "what follows this cursor has been trimmed from the log",
+                fix="read the tables anew and follow from now, or keep more: retention_days",
+            )
+
+    async def _decode(self, rows: list[tuple[Any, ...]]) -> list[Change]:
+        if unknown := self._decoder.unknown(rows):
+            versions = await self.connection.execute(query("versions"), {"ids": list(unknown)})
+            for version in await versions.fetchall():
+                self._decoder.learn(*version)
+        if rows:
+            size = sum(len(row[6] or b"") + len(row[7] or b"") for row in rows) // len(rows)
+            self._page = max(16, min(PAGE, PAGE_BYTES // (size + 200)))
+        return self._decoder.changes(rows)
+
+    async def flushed(self, lsn: str) -> None:
+        """Return when the WAL is flushed up to here, having it flushed if nobody else does."""
+        for patience in (0.0, 0.001):
+            await asyncio.sleep(patience)
+            if await (await self.connection.execute(query("flushed"), {"lsn": lsn})).fetchone() == (True,):
+                return
+        await self.connection.execute(query("flush"))
+
+
+def _bounds(snapshot: Snapshot) -> dict[str, Any]:
+    return {"xmax": str(snapshot.xmax), "running": [str(xid) for xid in snapshot.running]}
+
+
+def _lsn(text: str) -> int:
+    high, low = text.split("/")
+    return int(high, 16) << 32 | int(low, 16)

@@ -1,0 +1,63 @@
+-- reader_settings: What a reader's session needs; the planner must never answer a poll by scanning the log.
+SELECT set_config('TimeZone', 'UTC', false),
+       set_config('enable_seqscan', 'off', false),
+       set_config('max_parallel_workers_per_gather', '0', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('jit', 'off', false),
+       set_config('synchronous_commit', 'local', false),
+       set_config('statement_timeout', '0', false),
+       set_config('idle_session_timeout', '0', false);
+
+-- identity: Which log this is, recorded anew after a failover or restore.
+SELECT i.uuid::text, i.system_identifier, i.timeline, i.first_id FROM forge.current_identity() i;
+
+-- head: The snapshot now, how far the WAL must be flushed for it to be safe, how far it is, and what was trimmed.
+SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
+       (SELECT max(t.last_transaction::text::numeric)::text FROM forge.trimmed t WHERE t.last_id >= %(first)s);
+
+-- poll: A head, then what is visible now and was not in an older snapshot, in order; one statement, so one snapshot.
+SELECT NULL::bigint, NULL::bigint, NULL::xid8, NULL::timestamptz, NULL::integer, NULL::"char", NULL::json, NULL::json,
+       NULL::text[], NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text,
+       pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
+       (SELECT max(t.last_transaction::text::numeric)::text FROM forge.trimmed t WHERE t.last_id >= %(first)s)
+UNION ALL (
+    SELECT l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after,
+           l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name,
+           NULL, NULL, NULL, NULL
+    FROM forge.forge_event_log l
+    WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+      AND l.id >= %(first)s
+      AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
+          SELECT v.id FROM forge.table_version v
+          WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
+    ORDER BY coalesce(l.rank, l.id), l.id
+    LIMIT %(limit)s);
+
+-- rest: What comes after a position between two snapshots, kept by the server and fetched page by page.
+DECLARE forge_batch NO SCROLL CURSOR WITH HOLD FOR
+SELECT l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after,
+       l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name
+FROM forge.forge_event_log l
+WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+  AND l.id >= %(first)s
+  AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
+      SELECT v.id FROM forge.table_version v
+      WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
+  AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
+  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
+ORDER BY coalesce(l.rank, l.id), l.id;
+
+-- versions: Tables as they were defined while log rows were written.
+SELECT v.id, v.schema_name, v.table_name, v.columns, v.key_columns FROM forge.table_version v WHERE v.id = ANY (%(ids)s);
+
+-- flushed: Whether the WAL is on disk up to here.
+SELECT pg_current_wal_flush_lsn() >= %(lsn)s::text::pg_lsn;
+
+-- flush: Writes a commit of our own, which flushes everything before it.
+SELECT pg_logical_emit_message(true, 'forge', '');
+
+-- writers: Whether a transaction in flight has written to the log; prepared ones count.
+SELECT EXISTS (
+    SELECT FROM pg_locks l
+    WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.relation = 'forge.forge_event_log'::regclass
+      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()));
