@@ -29,7 +29,8 @@ not sent                    UNAVAILABLE                               {"$unavail
 ==========================  ========================================  ====================================
 
 A `real` is the float that its shortest text names: 0.1 stays 0.1. A whole number of more than 4,300 digits
-inside a jsonb value is a Decimal.
+inside a jsonb value is a Decimal. A jsonb value nested deeper than Python decodes (some 1,000
+levels) is a str, its JSON text.
 
 `Images` is compiled once for a version of a table and decodes its row images, JSON objects as row_to_json
 prints them:
@@ -47,7 +48,7 @@ prints them:
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -57,6 +58,7 @@ from forge.change import JSON_NULL, UNAVAILABLE
 from forge.errors import DecodeError
 
 _MOST_DIGITS = 4300
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -84,9 +86,7 @@ class Images:
         if unknown := set(key) - self._unsent.keys():
             raise ValueError(f"the key has columns that the table lacks: {sorted(unknown)}")
         self._hidden = tuple(column.name for column in self.columns if column.kind == "hidden")
-        self._fixes = tuple(
-            (column.name, fix) for column in self.columns if (fix := _FIXES[column.kind]) is not None
-        )
+        self._fixes = tuple((column.name, fix) for column in self.columns if (fix := _FIXES[column.kind]) is not None)
         self._whole = None if self._hidden else self._unsent.keys()
         self._only_key = self.key_names[0] if len(self.key_names) == 1 else None
         floats = any(column.kind in ("float", "float[]") for column in self.columns)
@@ -147,7 +147,9 @@ def _decode(raw: bytes | str) -> dict[str, Any]:
         return _fast(raw)
     except (msgspec.DecodeError, UnicodeError):
         return _decode_slowly(raw)
-    except (RecursionError, ArithmeticError) as error:
+    except RecursionError:
+        return _decode_deep(raw)
+    except ArithmeticError as error:
         raise _not_an_image(error) from None
 
 
@@ -161,11 +163,51 @@ def _decode_slowly(raw: bytes | str) -> dict[str, Any]:
     """Numbers that msgspec refuses (too many digits) or changes (-0) go through the standard library."""
     try:
         row = json.loads(raw, parse_float=Decimal, parse_int=_whole_number, parse_constant=_no_constant)
-    except (ValueError, ArithmeticError, RecursionError) as error:
+    except RecursionError:
+        return _decode_deep(raw)
+    except (ValueError, ArithmeticError) as error:
         raise _not_an_image(error) from None
     if not isinstance(row, dict):
         raise _not_an_image("not a JSON object")
     return row
+
+
+def _decode_deep(raw: bytes | str) -> dict[str, Any]:
+    """An image with a value nested deeper than Python decodes: that value stays its JSON text.
+
+    >>> _decode_deep('{"a": [1, "],{"], "b": {}}')
+    {'a': [1, '],{'], 'b': {}}
+    """
+    text = raw if isinstance(raw, str) else raw.decode()
+    row: dict[str, Any] = {}
+    for name, value in _members(text):
+        try:
+            row[name] = json.loads(value, parse_float=Decimal, parse_int=_whole_number, parse_constant=_no_constant)
+        except RecursionError:
+            row[name] = value.strip()
+        except (ValueError, ArithmeticError) as error:
+            raise _not_an_image(error) from None
+    return row
+
+
+def _members(text: str) -> Iterator[tuple[str, str]]:
+    """The names and the texts of the values of a JSON object, without looking into the values."""
+    depth, start, name = 0, 0, None
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in "{[":
+            depth += 1
+            if depth == 1:
+                start = match.end()
+        elif token == ":" and depth == 1:
+            name, start = json.loads(text[start : match.start()]), match.end()
+        elif token in "]},":
+            if depth == 1 and name is not None:
+                yield name, text[start : match.start()]
+                name, start = None, match.end()
+            elif depth == 1:
+                start = match.end()
+            depth -= token != ","
 
 
 def _whole_number(digits: str) -> int | Decimal:
@@ -213,9 +255,7 @@ def _array(element: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def fix(value: Any) -> Any:
         if type(value) is not list:
             return value
-        return [
-            None if item is None else fix(item) if type(item) is list else element(item) for item in value
-        ]
+        return [None if item is None else fix(item) if type(item) is list else element(item) for item in value]
 
     return fix
 

@@ -73,9 +73,7 @@ def arrays(kind: str) -> st.SearchStrategy[tuple[Any, Any]]:
     nested = flat | st.lists(flat, min_size=1, max_size=3)
 
     def write(value: Any) -> Any:
-        return [
-            write(item) if isinstance(item, list) else None if item is None else log(item) for item in value
-        ]
+        return [write(item) if isinstance(item, list) else None if item is None else log(item) for item in value]
 
     return nested.map(lambda value: (value, write(value))) | st.just(("[0:1]={a,b}", "[0:1]={a,b}"))
 
@@ -122,9 +120,7 @@ def test_every_value_comes_back_in_its_stated_form(table: list[tuple[Column, Any
 
 
 @given(tables(), st.data())
-def test_a_partial_image_changes_only_what_it_has(
-    table: list[tuple[Column, Any, Any]], data: st.DataObject
-) -> None:
+def test_a_partial_image_changes_only_what_it_has(table: list[tuple[Column, Any, Any]], data: st.DataObject) -> None:
     sent = [cell for cell in table if cell[0].kind != "hidden" and data.draw(st.booleans())]
     images = Images([column for column, _, _ in table], key=[])
     partial = images.partial(printed({column.name: logged for column, _, logged in sent}))
@@ -194,9 +190,7 @@ EVERY_KIND = Images(
 @given(
     st.binary()
     | st.text()
-    | st.dictionaries(st.sampled_from([column.name for column in EVERY_KIND.columns]), JSONB, max_size=4).map(
-        printed
-    )
+    | st.dictionaries(st.sampled_from([column.name for column in EVERY_KIND.columns]), JSONB, max_size=4).map(printed)
 )
 @example(b"[]")
 @example("")
@@ -213,3 +207,10 @@ def test_what_is_no_image_is_a_decode_error(raw: bytes | str) -> None:
         except DecodeError as error:
             refusal = error
         assert refusal is None or (refusal.fix and "\n" not in str(refusal))
+
+
+def test_a_value_nested_too_deep_for_python_stays_its_text_and_stops_nobody() -> None:
+    deep = "[" * 20_000 + '"],"' + "]" * 20_000
+    images = Images([Column("id", "bigint"), Column("doc", "jsonb", "jsonb"), Column("t", "text")], key=["id"])
+    row = images.row('{"id":1,"doc":' + deep + ',"t":"a\\"},{:b"}')
+    assert row == {"id": 1, "doc": deep, "t": 'a"},{:b'}
