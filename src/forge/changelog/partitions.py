@@ -4,6 +4,10 @@ A partition is made by CREATE … LIKE and ATTACH, which lock out neither writer
 DETACH … CONCURRENTLY. `forge.log_day` tells writers which days have one; it is widened only after a partition is
 there and narrowed before one goes, so a writer never meets a missing partition: for a day that has none the
 row goes to the overflow.
+
+A detach waits for everyone who uses the log. Where that takes longer than the session's lock_timeout the detach
+stays pending: new statements no longer see the partition, nobody waits, and `finish` completes it later. At most
+one detach can be pending.
 """
 
 import re
@@ -15,6 +19,7 @@ from psycopg import sql
 from forge.changelog.connection import Connection
 
 AHEAD: Final = 7
+OVERFLOW: Final = "forge_event_overflow"
 _PREFIX: Final = "forge_event_log_"
 
 
@@ -32,24 +37,12 @@ def partition_day(name: str) -> date | None:
     >>> partition_day("forge_event_log_20261115"), partition_day("forge_event_overflow")
     (datetime.date(2026, 11, 15), None)
     """
-    match = re.fullmatch(_PREFIX + r"(\d{4})(\d{2})(\d{2})", name)
-    return date(int(match[1]), int(match[2]), int(match[3])) if match else None
-
-
-def attached(connection: Connection) -> list[date]:
-    """The days that have a partition, in order."""
-    rows = connection.execute(
-        "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
-        " WHERE i.inhparent = 'forge.forge_event_log'::regclass AND NOT i.inhdetachpending"
-    ).fetchall()
-    return sorted(day for (name,) in rows if (day := partition_day(name)) is not None)
-
-
-def make_first(connection: Connection, today: date) -> None:
-    """Make the partitions of a new log, or those that an existing one lacks, and tell writers."""
-    for day in missing(attached(connection), today):
-        make(connection, day)
-    announce(connection)
+    if (match := re.fullmatch(_PREFIX + r"(\d{4})(\d{2})(\d{2})", name)) is None:
+        return None
+    try:
+        return date(int(match[1]), int(match[2]), int(match[3]))
+    except ValueError:
+        return None
 
 
 def missing(days: list[date], today: date) -> list[date]:
@@ -59,36 +52,6 @@ def missing(days: list[date], today: date) -> list[date]:
     datetime.date(2026, 1, 2)
     """
     return [day for n in range(AHEAD + 1) if (day := today + timedelta(days=n)) not in days]
-
-
-def make(connection: Connection, day: date) -> None:
-    """Make one day's partition."""
-    name = sql.Identifier("forge", partition_name(day))
-    bounds = sql.SQL("day >= {} AND day < {}").format(sql.Literal(day), sql.Literal(day + timedelta(days=1)))
-    with connection.transaction():
-        connection.execute(
-            sql.SQL("CREATE TABLE IF NOT EXISTS {} (LIKE forge.forge_event_log INCLUDING DEFAULTS INCLUDING INDEXES, CHECK ({}))").format(
-                name, bounds
-            )
-        )
-        connection.execute(
-            sql.SQL("ALTER TABLE forge.forge_event_log ATTACH PARTITION {} FOR VALUES FROM ({}) TO ({})").format(
-                name, sql.Literal(day), sql.Literal(day + timedelta(days=1))
-            )
-        )
-
-
-def announce(connection: Connection, *, since: date | None = None) -> None:
-    """Tell writers which days have a partition: all that are attached, none before `since`."""
-    days = [day for day in attached(connection) if since is None or day >= since]
-    runs = contiguous(days)
-    first, last = runs[-1] if runs else (date.max, date.max - timedelta(days=1))
-    connection.execute(
-        sql.SQL(
-            "CREATE OR REPLACE FUNCTION forge.log_day(at timestamptz) RETURNS date LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN"
-            " CASE WHEN at >= {} AND at < {} THEN (at AT TIME ZONE 'UTC')::date ELSE 'infinity'::date END"
-        ).format(sql.Literal(f"{first} 00:00:00+00"), sql.Literal(f"{last + timedelta(days=1)} 00:00:00+00"))
-    )
 
 
 def contiguous(days: list[date]) -> list[tuple[date, date]]:
@@ -104,3 +67,114 @@ def contiguous(days: list[date]) -> list[tuple[date, date]]:
         else:
             runs.append((day, day))
     return runs
+
+
+def window(days: list[date], today: date, since: date | None = None) -> tuple[date, date]:
+    """The days that writers may use, as [first, end): the run that has today or comes next, none before `since`.
+
+    >>> window([date(2026, 1, 1), date(2026, 1, 4), date(2026, 1, 5)], date(2026, 1, 4))
+    (datetime.date(2026, 1, 4), datetime.date(2026, 1, 6))
+    >>> window([], date(2026, 1, 4))
+    (datetime.date(2026, 1, 4), datetime.date(2026, 1, 4))
+    """
+    usable = [day for day in days if since is None or day >= since]
+    for first, last in contiguous(usable):
+        if last >= today:
+            return first, last + timedelta(days=1)
+    return today, today
+
+
+def attached(connection: Connection) -> list[date]:
+    """The days that have a partition, in order; one whose detach is pending has none any more."""
+    rows = connection.execute(
+        "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+        " WHERE i.inhparent = 'forge.forge_event_log'::regclass AND NOT i.inhdetachpending"
+    ).fetchall()
+    return sorted(day for (name,) in rows if (day := partition_day(name)) is not None)
+
+
+def detaching(connection: Connection) -> list[date]:
+    """The days whose partition has a pending detach: one at the most."""
+    rows = connection.execute(
+        "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+        " WHERE i.inhparent = 'forge.forge_event_log'::regclass AND i.inhdetachpending"
+    ).fetchall()
+    return [day for (name,) in rows if (day := partition_day(name)) is not None]
+
+
+def detached(connection: Connection) -> list[date]:
+    """The days whose partition is part of the log no more, but not yet dropped: only those that were trimmed."""
+    rows = connection.execute(
+        "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'forge'::regnamespace AND c.relkind = 'r'"
+        " AND c.relname IN (SELECT t.partition FROM forge.trimmed t)"
+        " AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid)"
+    ).fetchall()
+    return sorted(day for (name,) in rows if (day := partition_day(name)) is not None)
+
+
+def make_first(connection: Connection, today: date) -> list[date]:
+    """Make the partitions that a log lacks from today on, and tell writers; returns the days that were made."""
+    days = missing(attached(connection), today)
+    for day in days:
+        make(connection, day)
+    announce(connection, today)
+    return days
+
+
+def make(connection: Connection, day: date) -> None:
+    """Make one day's partition. It is empty when it is attached, so there is nothing to check."""
+    name = _identifier(day)
+    with connection.transaction():
+        connection.execute(
+            sql.SQL(
+                "CREATE TABLE IF NOT EXISTS {} (LIKE forge.forge_event_log INCLUDING DEFAULTS INCLUDING INDEXES)"
+            ).format(name)
+        )
+        connection.execute(
+            sql.SQL("ALTER TABLE forge.forge_event_log ATTACH PARTITION {} FOR VALUES FROM ({}) TO ({})").format(
+                name, sql.Literal(day), sql.Literal(day + timedelta(days=1))
+            )
+        )
+
+
+def announce(connection: Connection, today: date, *, since: date | None = None) -> None:
+    """Tell writers which days have a partition, none before `since`; nothing is done when they know already."""
+    first, end = window(attached(connection), today, since)
+    edges = [f"{day.isoformat()} 00:00:00+00" for day in (first, end)]
+    known = connection.execute(
+        "SELECT a < b AND forge.log_day(a) = %s AND forge.log_day(b - step) = %s"
+        " AND forge.log_day(a - step) = 'infinity' AND forge.log_day(b) = 'infinity'"
+        " FROM (SELECT %s::timestamptz AS a, %s::timestamptz AS b, interval '1 microsecond' AS step) edge",
+        (first, end - timedelta(days=1), *edges),
+    ).fetchone()
+    if known != (True,):
+        connection.execute(
+            sql.SQL(
+                "CREATE OR REPLACE FUNCTION forge.log_day(at timestamptz) RETURNS date"
+                " LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN"
+                " CASE WHEN at >= {} AND at < {} THEN (at AT TIME ZONE 'UTC')::date ELSE 'infinity'::date END"
+            ).format(*map(sql.Literal, edges))
+        )
+
+
+def detach(connection: Connection, day: date) -> None:
+    """Take one day's partition out of the log; the connection must be in autocommit mode."""
+    connection.execute(
+        sql.SQL("ALTER TABLE forge.forge_event_log DETACH PARTITION {} CONCURRENTLY").format(_identifier(day))
+    )
+
+
+def finish(connection: Connection, day: date) -> None:
+    """Complete a pending detach."""
+    connection.execute(
+        sql.SQL("ALTER TABLE forge.forge_event_log DETACH PARTITION {} FINALIZE").format(_identifier(day))
+    )
+
+
+def drop(connection: Connection, day: date) -> None:
+    """Drop a partition that was detached."""
+    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(_identifier(day)))
+
+
+def _identifier(day: date) -> sql.Identifier:
+    return sql.Identifier("forge", partition_name(day))

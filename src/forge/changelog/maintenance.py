@@ -1,0 +1,454 @@
+"""Keeping the log: partitions ahead, trimming, instants, and what polling for DDL needs.
+
+One node at a time does it: the one whose session holds an advisory lock. When it dies, its session ends and
+another takes over. A holder that hangs loses its session, because it says something every few seconds.
+
+What always holds:
+
+- No writer waits. Every lock is asked for with a timeout of 100 ms and otherwise asked for again in the next
+  round; no lock that conflicts with writing to the log is ever asked for.
+- What is trimmed is recorded in `forge.trimmed`, and that is committed, before any of it is out of sight: whoever
+  does not see a row that was trimmed sees the record. So a partition that a running transaction has written to
+  is not trimmed, and none is taken away while a transaction's snapshot is older than the record.
+- Retention drops whole days: each is kept until `retention_days` have passed since its end. The size cap drops the
+  oldest days, whole, until the log is below it; today's and one that ended within the last hour always stay, so
+  the log may be larger than the cap.
+- A pair (instant, snapshot) in `forge.instant` says: all that the snapshot sees was committed before the instant.
+  Pairs are recorded while something changes, `instants` seconds apart; they grow in both.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from forge.changelog import partitions
+from forge.changelog.connection import Connection, connect, translate, typed_errors
+from forge.changelog.install import require_installed
+from forge.cursor import Snapshot
+from forge.errors import ConfigError, ServerError
+
+LOCK: Final = 5075401093471535107
+GRACE: Final = timedelta(hours=1)
+PAYLOADS_KEPT: Final = timedelta(days=1)
+
+_LOCK_TIMEOUT: Final = "100ms"
+_BATCH: Final = 1000
+_BUDGET: Final = 5.0
+_SETTLE: Final = 1.0
+_STANDBY: Final = 5.0
+_LONGEST_PAUSE: Final = 30.0
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """What is kept, and how often it is looked after; times in seconds."""
+
+    retention_days: int = 30
+    size_limit: int | None = None
+    interval: float = 60.0
+    instants: float = 1.0
+
+    def __post_init__(self) -> None:
+        limits = [
+            (self.retention_days >= 0, "retention_days", "0 or more"),
+            (self.size_limit is None or self.size_limit > 0, "size_limit", "a number of bytes, or nothing"),
+            (self.interval > 0, "interval", "more than 0 seconds"),
+            (self.instants > 0, "instants", "more than 0 seconds"),
+        ]
+        for holds, name, wanted in limits:
+            if not holds:
+                raise ConfigError(f"{name} cannot be {getattr(self, name)}", fix=f"set it to {wanted}")
+
+
+class Report(msgspec.Struct):
+    """What one round did. `waiting` are days that are to go and are still in use; they go in a later round."""
+
+    busy: bool = False
+    made: list[str] = msgspec.field(default_factory=list)
+    dropped: list[str] = msgspec.field(default_factory=list)
+    waiting: list[str] = msgspec.field(default_factory=list)
+    trimmed_rows: int = 0
+    trimmed_instants: int = 0
+    trimmed_payloads: int = 0
+    refreshed: int = 0
+    size: int = 0
+    problems: list[str] = msgspec.field(default_factory=list)
+
+
+def run_once(url: str, policy: Policy = Policy()) -> Report:  # noqa: B008
+    """One round; `busy` when another node is the one that maintains, and then nothing is done."""
+    with typed_errors(url), Keeper.open(url, policy) as keeper:
+        return keeper.round() if keeper.elected() else Report(busy=True)
+
+
+async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
+    """Maintain for ever: at once where no other node does, else as soon as that one is gone.
+
+    A lost connection or another passing error is logged as a warning and tried again. What cannot pass by itself is
+    raised: Forge is not installed, or its schema is newer than this program.
+    """
+    failures = 0
+    with ThreadPoolExecutor(1, "forge-maintenance") as thread:
+        while True:
+            pause = min(policy.interval, _STANDBY)
+            try:
+                await _hold(url, policy, thread)
+                failures = 0
+            except (psycopg.Error, ServerError) as error:
+                failures += 1
+                pause = min(_LONGEST_PAUSE, 0.25 * 2**failures)
+                logger.warning("maintenance of the log is interrupted: %s", _line(error))
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
+
+async def _hold(url: str, policy: Policy, thread: ThreadPoolExecutor) -> None:
+    """Maintain until the session is lost; return at once when another node holds the lock."""
+    keeper = await _in(thread, lambda: Keeper.open(url, policy))
+    try:
+        if not await _in(thread, keeper.elected, keeper):
+            return
+        due = time.monotonic()
+        while True:
+            if time.monotonic() >= due:
+                report = await _in(thread, keeper.round, keeper)
+                for problem in report.problems:
+                    logger.warning("maintenance of the log: %s", problem)
+                due = time.monotonic() + policy.interval
+            else:
+                await _in(thread, keeper.record_instant, keeper)
+            await asyncio.sleep(min(policy.instants, max(0.0, due - time.monotonic())))
+    finally:
+        keeper.close()
+
+
+async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Keeper | None" = None) -> T:
+    """Run it in the thread; when cancelled, end what it is doing and return only then."""
+    future = asyncio.get_running_loop().run_in_executor(thread, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if keeper is not None:
+            keeper.stop()
+        await asyncio.wait([future])
+        if keeper is None and future.exception() is None and isinstance(opened := future.result(), Keeper):
+            opened.close()
+        raise
+
+
+class Keeper:
+    """A session that maintains, once it is elected."""
+
+    def __init__(self, connection: Connection, policy: Policy) -> None:
+        self._connection = connection
+        self._policy = policy
+        self._stopped = False
+        self._last: tuple[int, Snapshot] | None = None
+
+    @classmethod
+    def open(cls, url: str, policy: Policy) -> Self:
+        connection = connect(url, application_name="forge maintenance")
+        try:
+            require_installed(connection)
+            silence = max(10.0, 5 * min(policy.instants, policy.interval))
+            for name, value in (
+                ("lock_timeout", _LOCK_TIMEOUT),
+                ("idle_session_timeout", f"{silence:.0f}s"),
+                ("idle_in_transaction_session_timeout", "10s"),
+                ("forge.refreshing", "yes"),  # our own DDL concerns no tracked table
+            ):
+                connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, policy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session, and with it the lock."""
+        self._connection.close()
+
+    def stop(self) -> None:
+        """From another thread: end the statement that runs, and begin no other."""
+        self._stopped = True
+        with contextlib.suppress(psycopg.Error):
+            self._connection.cancel_safe(timeout=2)
+
+    def elected(self) -> bool:
+        """Whether this session is the one that maintains; if so it stays so until it ends."""
+        return bool(self._value("SELECT pg_try_advisory_lock(%s)", LOCK))
+
+    def round(self) -> Report:
+        """All the work that there is now. A step that fails is a problem in the report and hinders no other."""
+        report = Report()
+        now: datetime = self._value("SELECT clock_timestamp()").astimezone(UTC)
+        kept = now.date() - timedelta(days=self._policy.retention_days)
+        with self._step(report, "identity"):
+            self._value("SELECT (forge.current_identity()).id")
+        with self._step(report, "definitions"):
+            report.refreshed = self._refresh()
+        with self._step(report, "partitions ahead"):
+            made = partitions.make_first(self._connection, now.date())
+            report.made = [partitions.partition_name(day) for day in made]
+        with self._step(report, "partitions"):
+            self._finish(report)
+            self._trim(report, now, kept)
+        with self._step(report, "overflow"):
+            report.trimmed_rows += self._trim_overflow(kept)
+        with self._step(report, "payloads"):
+            report.trimmed_payloads = self._batches(_TRIM_PAYLOADS, before=now - PAYLOADS_KEPT)
+        with self._step(report, "instants"):
+            self.record_instant()
+            report.trimmed_instants = self._batches(_TRIM_INSTANTS, before=_midnight(kept))
+        return report
+
+    def record_instant(self) -> bool:
+        """Record an instant and what was committed by then, if that changed since the last one."""
+        # The order matters: whatever took an id up to this one is finished in the snapshot, or running in it.
+        value = self._value("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM forge.event_id")
+        running: tuple[int, ...] = ()
+        if self._last is not None and self._last[0] == value:
+            running = self._last[1].running
+            if not running:
+                return False
+        row = self._connection.execute(
+            "INSERT INTO forge.instant (at, snapshot)"
+            " SELECT greatest(clock_timestamp(), (SELECT max(at) + interval '1 microsecond' FROM forge.instant)),"
+            " pg_current_snapshot() WHERE %(all)s OR EXISTS (SELECT FROM unnest(%(running)s::text[]) x"
+            " WHERE pg_visible_in_snapshot(x::xid8, pg_current_snapshot())) RETURNING snapshot::text",
+            {"all": not running, "running": [str(xid) for xid in running]},
+        ).fetchone()
+        if row is None:
+            return False
+        self._last = (value, Snapshot.parse(row[0]))
+        return True
+
+    def _refresh(self) -> int:
+        with self._connection.transaction():
+            self._connection.execute("SELECT set_config('forge.refreshing', '', true)")
+            return int(self._value("SELECT forge.refresh_all()"))
+
+    def _finish(self, report: Report) -> None:
+        """Complete what earlier rounds began."""
+        for day in partitions.detaching(self._connection):
+            with self._giving_way(report, day):
+                partitions.finish(self._connection, day)
+        for day in partitions.detached(self._connection):
+            with self._giving_way(report, day):
+                partitions.drop(self._connection, day)
+                report.dropped.append(partitions.partition_name(day))
+
+    def _trim(self, report: Report, now: datetime, kept: date) -> None:
+        days, sizes = self._sizes()
+        report.size = sum(sizes.values())
+        doomed = {day: "retention" for day in days if day < kept and _ended(day, now)}
+        rest = report.size - sum(sizes[partitions.partition_name(day)] for day in doomed)
+        limit = self._policy.size_limit
+        for day in days:
+            if limit is not None and rest > limit and day not in doomed and _ended(day, now):
+                doomed[day] = "size"
+                rest -= sizes[partitions.partition_name(day)]
+        if limit is not None and rest > limit:
+            report.problems.append(
+                f"the log has {rest} bytes, more than its limit of {limit}: all of it is too new to drop"
+            )
+        if not doomed:
+            return
+        partitions.announce(self._connection, now.date(), since=max(doomed) + timedelta(days=1))
+        recorded = [day for day in sorted(doomed) if self._record(report, day, doomed[day])]
+        self._settle(recorded)
+        for day in recorded:
+            if partitions.detaching(self._connection) or not self._settled(day):
+                report.waiting.append(partitions.partition_name(day))
+                continue
+            with self._giving_way(report, day):
+                partitions.detach(self._connection, day)
+                partitions.drop(self._connection, day)
+                report.dropped.append(partitions.partition_name(day))
+
+    def _sizes(self) -> tuple[list[date], dict[str, int]]:
+        """The days with a partition, and the size in bytes of each part of the log."""
+        rows = self._connection.execute(
+            "SELECT c.relname, coalesce(pg_total_relation_size(c.oid), 0) FROM pg_inherits i"
+            " JOIN pg_class c ON c.oid = i.inhrelid"
+            " WHERE i.inhparent = 'forge.forge_event_log'::regclass AND NOT i.inhdetachpending"
+        ).fetchall()
+        sizes = {str(name): int(size) for name, size in rows}
+        return sorted(day for name in sizes if (day := partitions.partition_day(name)) is not None), sizes
+
+    def _record(self, report: Report, day: date, reason: str) -> bool:
+        """Record that a partition goes; False while a running transaction has written to it."""
+        name = partitions.partition_name(day)
+        writers = self._value(
+            "SELECT count(*) FROM pg_locks WHERE relation = to_regclass(%s) AND mode = 'RowExclusiveLock'"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            f"forge.{name}",
+        )
+        if writers:
+            report.waiting.append(name)
+            return False
+        # Only now, in a snapshot that sees what those writers wrote.
+        last = self._connection.execute(
+            sql.SQL(
+                "SELECT l.id, l.transaction_id::text FROM {} l WHERE l.id >= (SELECT first_id FROM forge.log_identity"
+                " ORDER BY id DESC LIMIT 1) ORDER BY l.transaction_id DESC LIMIT 1"
+            ).format(sql.Identifier("forge", name))
+        ).fetchone() or (None, None)
+        same = self._value(
+            "SELECT count(*) FROM forge.trimmed"
+            " WHERE partition = %s AND last_transaction::text IS NOT DISTINCT FROM %s",
+            name,
+            last[1],
+        )
+        if not same:
+            rows = self._rows(name)
+            self._connection.execute(
+                "INSERT INTO forge.trimmed (partition, reason, rows, last_id, last_transaction)"
+                " VALUES (%s, %s, %s, %s, %s::text::xid8)",
+                (name, reason, rows, *last),
+            )
+            report.trimmed_rows += rows
+        return True
+
+    def _rows(self, name: str) -> int:
+        """How many rows a partition has: counted when it is small, else as the planner estimates."""
+        relation = f"forge.{name}"
+        estimate, pages = self._connection.execute(
+            "SELECT reltuples, pg_relation_size(oid) / 8192 FROM pg_class WHERE oid = to_regclass(%s)",
+            (relation,),
+        ).fetchone() or (0, 0)
+        if pages > 10_000 and estimate >= 0:
+            return int(estimate)
+        count = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier("forge", name))
+        return int(self._value(count))
+
+    def _settle(self, days: list[date]) -> None:
+        """Give transactions that began before the records a moment to end."""
+        deadline = time.monotonic() + _SETTLE
+        while days and time.monotonic() < deadline and not all(map(self._settled, days)):
+            time.sleep(0.02)
+
+    def _settled(self, day: date) -> bool:
+        """Whether every transaction that looks at this database can see the record."""
+        return not self._value(
+            "SELECT count(*) FROM forge.trimmed t JOIN pg_stat_activity a ON a.datname = current_database()"
+            " AND a.pid <> pg_backend_pid() AND a.backend_xmin IS NOT NULL AND age(a.backend_xmin) >= age(t.xmin)"
+            " AND a.xact_start < t.trimmed_at + interval '10 seconds' WHERE t.partition = %s",
+            partitions.partition_name(day),
+        )
+
+    def _trim_overflow(self, kept: date) -> int:
+        """Delete the overflow's rows from before `kept`, oldest transactions first."""
+        before = _midnight(kept)
+        oldest = self._value("SELECT at FROM forge.forge_event_overflow ORDER BY transaction_id LIMIT 1")
+        if oldest is None or oldest >= before:
+            return 0
+        record = self._value(
+            "INSERT INTO forge.trimmed (partition, reason, rows) VALUES (%s, 'retention', 0) RETURNING id",
+            partitions.OVERFLOW,
+        )
+        return self._batches(_TRIM_OVERFLOW, before=before, record=record)
+
+    def _batches(self, statement: str, **values: Any) -> int:
+        """Run a statement that deletes and tells how many, again and again until nothing is left or time is up."""
+        deadline = time.monotonic() + _BUDGET
+        total = 0
+        while time.monotonic() < deadline:
+            row = self._connection.execute(statement.encode(), {**values, "batch": _BATCH}).fetchone()
+            assert row is not None
+            total += row[0]
+            if row[0] < _BATCH:
+                break
+        return total
+
+    def _value(self, statement: str | sql.Composed, *values: Any) -> Any:
+        row = self._connection.execute(
+            statement.encode() if isinstance(statement, str) else statement, values
+        ).fetchone()
+        return row[0] if row else None
+
+    @contextlib.contextmanager
+    def _step(self, report: Report, name: str) -> Iterator[None]:
+        """A step of a round that hinders no other when it fails, unless the session is lost or stopped."""
+        if self._stopped:
+            raise psycopg.OperationalError("maintenance was stopped")
+        try:
+            yield
+        except psycopg.Error as error:
+            if self._connection.closed or self._stopped:
+                raise
+            report.problems.append(f"{name}: {_line(error)}")
+
+    @contextlib.contextmanager
+    def _giving_way(self, report: Report, day: date) -> Iterator[None]:
+        """What cannot be locked in time waits for the next round."""
+        try:
+            yield
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            report.waiting.append(partitions.partition_name(day))
+
+
+_TRIM_OVERFLOW: Final = """
+    WITH oldest AS (
+        SELECT ctid AS place, at FROM forge.forge_event_overflow ORDER BY transaction_id LIMIT %(batch)s
+    ), gone AS (
+        DELETE FROM forge.forge_event_overflow o USING oldest
+        WHERE o.ctid = oldest.place AND oldest.at < %(before)s RETURNING o.id, o.transaction_id
+    ), last AS (
+        SELECT id, transaction_id FROM gone
+        WHERE id >= (SELECT first_id FROM forge.log_identity ORDER BY id DESC LIMIT 1)
+        ORDER BY transaction_id DESC LIMIT 1
+    ), recorded AS (
+        UPDATE forge.trimmed t SET rows = t.rows + (SELECT count(*) FROM gone), trimmed_at = clock_timestamp(),
+            last_id = coalesce((SELECT id FROM last), t.last_id),
+            last_transaction = coalesce((SELECT transaction_id FROM last), t.last_transaction)
+        WHERE t.id = %(record)s
+    )
+    SELECT count(*) FROM gone"""
+
+_TRIM_PAYLOADS: Final = """
+    WITH gone AS (
+        DELETE FROM forge.large_payload WHERE reference IN (
+            SELECT reference FROM forge.large_payload WHERE at < %(before)s ORDER BY at LIMIT %(batch)s) RETURNING 1
+    )
+    SELECT count(*) FROM gone"""
+
+# The last one before stays: it is the answer for the time until the next.
+_TRIM_INSTANTS: Final = """
+    WITH gone AS (
+        DELETE FROM forge.instant WHERE at IN (
+            SELECT at FROM forge.instant WHERE at < (SELECT max(at) FROM forge.instant WHERE at <= %(before)s)
+            ORDER BY at LIMIT %(batch)s) RETURNING 1
+    )
+    SELECT count(*) FROM gone"""
+
+
+def _midnight(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+def _ended(day: date, now: datetime) -> bool:
+    """Whether a day is over, and nobody can be about to write to it any more."""
+    return now >= _midnight(day + timedelta(days=1)) + GRACE
+
+
+def _line(error: Exception) -> str:
+    typed = translate(error) if isinstance(error, psycopg.Error) else None
+    lines = str(typed or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
