@@ -83,7 +83,7 @@ JSON_NULL: Final = JsonNull()
 """The JSON value null in a column of type jsonb; None there means SQL NULL."""
 
 
-class Context(msgspec.Struct, frozen=True, omit_defaults=True):
+class Context(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Who changed it and why. Every field is None (or empty) when the writer did not say."""
 
     user_id: str | None = None
@@ -97,7 +97,7 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_CONTEXT: Final = Context()
 
 
-class Source(msgspec.Struct, frozen=True, omit_defaults=True):
+class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Where a change was captured: `position` orders changes of one source that touch the same row."""
 
     kind: str
@@ -106,7 +106,7 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     transaction: str | None = None
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One change of one row, or of one table as a whole.
 
     `key` maps primary-key columns to values and is None when it is unknown (a table without a key, a whole

@@ -34,7 +34,7 @@ class Decoder:
     def __init__(self, log: str) -> None:
         self._log = log
         self._versions: dict[int, TableVersion] = {}
-        self._context_row: tuple[Any, ...] = (None,) * 6
+        self._who: tuple[Any, ...] = (None,) * 6
         self._context = NO_CONTEXT
 
     def unknown(self, rows: Iterable[tuple[Any, ...]]) -> set[int]:
@@ -55,7 +55,15 @@ class Decoder:
         """The rows as Changes, in their order."""
         log, versions, ops = self._log, self._versions, OPS
         found = []
-        for id, place, xid, at, version, op, before, after, hidden, *who in rows:
+        last_xid, transaction = b"", ""
+        last_who, context = self._who, self._context
+        for row in rows:
+            id, place, xid, at, version, op, before, after, hidden = row[:9]
+            who = row[9:]
+            if who != last_who:
+                last_who, context = who, _context(*who)
+            if xid != last_xid:
+                last_xid, transaction = xid, str(int.from_bytes(xid, "big"))
             known = versions[version]
             images = known.images
             old = new = key = None
@@ -73,22 +81,20 @@ class Decoder:
                     ops[op],
                     known.schema,
                     known.table,
-                    Source(SOURCE_KIND, log, f"{place}.{id}", str(int.from_bytes(xid, "big"))),
+                    Source(SOURCE_KIND, log, f"{place}.{id}", transaction),
                     at,
                     key,
                     old,
                     new,
-                    self._whose(who),
+                    context,
                     tuple(hidden) if hidden else (),
                 )
             )
+        self._who, self._context = last_who, context
         return found
 
-    def _whose(self, who: list[Any]) -> Context:
-        row = tuple(who)
-        if row != self._context_row:
-            user, function, trace, more, db_user, application = row
-            extra = msgspec.json.decode(more) if more is not None else {}
-            self._context_row = row
-            self._context = Context(user, function, trace, extra, db_user, application)
-        return self._context
+
+def _context(
+    user: str | None, function: str | None, trace: str | None, more: bytes | None, db_user: str | None, app: str | None
+) -> Context:
+    return Context(user, function, trace, msgspec.json.decode(more) if more is not None else {}, db_user, app)
