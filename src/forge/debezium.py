@@ -65,9 +65,7 @@ class Order(NamedTuple):
     in_table: int
 
 
-def encode(
-    change: Change, *, columns: Sequence[Column] | None = None, order: Order | None = None
-) -> bytes | None:
+def encode(change: Change, *, columns: Sequence[Column] | None = None, order: Order | None = None) -> bytes | None:
     """The envelope; None for a change that is no row event: schema, invalidate, redact.
 
     With `order`, and a transaction that is known, there is a `transaction` block.
@@ -263,8 +261,7 @@ def _each(function: Callable[[Any], Any], value: Any) -> Any:
     if not isinstance(value, list):
         return value
     return [
-        None if item is None else _each(function, item) if isinstance(item, list) else function(item)
-        for item in value
+        None if item is None else _each(function, item) if isinstance(item, list) else function(item) for item in value
     ]
 
 

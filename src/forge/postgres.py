@@ -608,9 +608,7 @@ def _command(pid: int) -> str:
             return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             return ""
-    answer = subprocess.run(
-        ["ps", "-ww", "-o", "stat=,command=", "-p", str(pid)], capture_output=True, text=True
-    )
+    answer = subprocess.run(["ps", "-ww", "-o", "stat=,command=", "-p", str(pid)], capture_output=True, text=True)
     state, _, command = answer.stdout.strip().partition(" ")
     return "" if state.startswith("Z") else command
 
