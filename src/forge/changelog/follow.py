@@ -115,15 +115,17 @@ class Node:
     @classmethod
     async def open(cls, stack: AsyncExitStack, url: str, wakeup: Wakeup) -> "Node":
         """Connect; listening begins before anything is read."""
-        ears = await stack.enter_async_context(Ears(await connect_async(url)))
-        connection = await connect_async(url)
-        stack.push_async_callback(connection.close)
-        reader = await Reader.over(connection)
-        ears.ignore(connection.info.backend_pid)
-        row = await (await connection.execute("SELECT pg_postmaster_start_time()")).fetchone()
-        pace = None
-        if wakeup != "notify":
-            pace = await stack.enter_async_context(Pace(await connect_async(url)))
+
+        async def connected() -> AsyncConnection:
+            connection = await connect_async(url)
+            stack.push_async_callback(connection.close)
+            return connection
+
+        ears = await stack.enter_async_context(Ears(await connected()))
+        reader = await Reader.over(await connected())
+        ears.ignore(reader.connection.info.backend_pid)
+        row = await (await reader.connection.execute("SELECT pg_postmaster_start_time()")).fetchone()
+        pace = None if wakeup == "notify" else await stack.enter_async_context(Pace(await connected()))
         return cls(reader, ears, pace, wakeup, row)
 
     def handing_over(self) -> None:
@@ -213,7 +215,6 @@ class Ears:
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._connection.close()
 
     def ignore(self, pid: int) -> None:
         """Do not wake for what this backend sends."""
@@ -278,7 +279,6 @@ class Pace:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._connection.close()
 
     @property
     def asked(self) -> bool:

@@ -8,13 +8,14 @@ CREATE TABLE forge.schema_version (
     applied_by text NOT NULL DEFAULT session_user
 );
 
--- One row for each incarnation of this log. A failover, a restore or a dump makes a new one: rows with an id
+-- One row for each incarnation of this log. A failover, a restore, a dump or a copy makes a new one: rows with an id
 -- below its first_id belong to an older one and are kept for history, but no cursor delivers them.
 CREATE TABLE forge.log_identity (
     id                integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     uuid              uuid NOT NULL DEFAULT gen_random_uuid(),
     system_identifier text NOT NULL,
     timeline          integer NOT NULL,
+    database          oid NOT NULL,
     first_id          bigint NOT NULL,
     recorded_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
