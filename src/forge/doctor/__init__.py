@@ -1,0 +1,95 @@
+"""What can be wrong with a live set-up, looked for: in comes a URL, out come findings with their fixes.
+
+Nothing is changed by looking. Every check is a small function of one `Case`; it yields findings, and where all
+is well at most one that says so. A check that may not look is itself a finding, never an exception.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import psycopg
+
+from forge.changelog.connection import connect, translate
+from forge.doctor import clock, installation, log, pooler, server, tracking, transactions
+from forge.doctor.finding import Case, Finding, Level, problem, warning
+from forge.errors import ForgeError
+
+__all__ = ["Case", "Finding", "Level", "examine", "healthy"]
+
+Check = Callable[[Case], Iterable[Finding]]
+
+ANYWHERE: Final[tuple[Check, ...]] = (server.version, server.standby)
+ON_A_PRIMARY: Final[tuple[Check, ...]] = (
+    server.durability,
+    server.wal_level,
+    server.timeouts,
+    server.connections,
+    server.notification_queue,
+    server.two_phase,
+    transactions.long_transactions,
+    transactions.prepared_transactions,
+    pooler.pooler,
+    installation.installation,
+)
+WHERE_INSTALLED: Final[tuple[Check, ...]] = (
+    installation.event_triggers,
+    installation.identity,
+    installation.grants,
+    tracking.tables,
+    tracking.triggers,
+    tracking.partitions,
+    tracking.keys,
+    tracking.unlogged,
+    tracking.replica_role,
+    tracking.definitions,
+    tracking.failures,
+    log.growth,
+    log.overflow,
+    log.partitions_ahead,
+    log.retention,
+    log.maintenance,
+    clock.clock,
+)
+
+
+def examine(
+    url: str, *, retention_days: int = 30, log_size_limit: int | None = None, patience: float = 300.0
+) -> Iterator[Finding]:
+    """Findings in the order of the checks. What a first problem makes meaningless is not looked at."""
+    try:
+        connection = connect(url)
+    except ForgeError as error:
+        yield problem("server", str(error), error.fix)
+        return
+    with connection:
+        connection.execute("SET statement_timeout = '30s'; SET lock_timeout = '2s'; SET TimeZone = 'UTC'")
+        case = Case(url, connection, retention_days, log_size_limit, patience)
+        for group in (ANYWHERE, ON_A_PRIMARY, WHERE_INSTALLED):
+            stop = False
+            for check in group:
+                for finding in _findings(check, case):
+                    stop |= finding.level is Level.PROBLEM and finding.check in _FINAL
+                    yield finding
+            if stop:
+                return
+
+
+_FINAL: Final = ("version", "standby", "installation")
+
+
+def healthy(findings: Iterable[Finding]) -> bool:
+    """Whether nothing is a problem; warnings are not."""
+    return all(finding.level is not Level.PROBLEM for finding in findings)
+
+
+def _findings(check: Check, case: Case) -> list[Finding]:
+    """What a check finds. Of one that fails, only why: half of its answer may be the wrong half."""
+    name = getattr(check, "__name__", "check")
+    try:
+        return list(check(case))
+    except psycopg.Error as error:
+        typed = translate(error, case.url)
+        line = str(typed or error).strip().splitlines()[0]
+        return [warning(name, f"could not be checked: {line}", "run forge doctor as a superuser")]
+    except ForgeError as error:
+        return [warning(name, f"could not be checked: {error}", error.fix)]

@@ -1,0 +1,64 @@
+"""What a check says: a level, one line of what is so, and one line of what to do about it."""
+
+from enum import StrEnum
+
+import msgspec
+
+from forge.changelog.connection import Connection
+
+
+class Level(StrEnum):
+    """How bad it is. Only a problem makes `forge doctor` fail: changes are being lost, or may be."""
+
+    OK = "ok"
+    INFO = "info"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One observation by the check of that name; all but `ok` and `info` have a fix."""
+
+    check: str
+    level: Level
+    what: str
+    fix: str | None = None
+
+
+class Case(msgspec.Struct, frozen=True):
+    """What is examined, and by which measure."""
+
+    url: str
+    connection: Connection
+    retention_days: int = 30
+    log_size_limit: int | None = None
+    patience: float = 300.0
+    """Seconds that a transaction may stay open, or maintenance may be away."""
+
+
+def ok(check: str, what: str) -> Finding:
+    return Finding(check, Level.OK, what)
+
+
+def info(check: str, what: str) -> Finding:
+    return Finding(check, Level.INFO, what)
+
+
+def warning(check: str, what: str, fix: str) -> Finding:
+    return Finding(check, Level.WARNING, what, fix)
+
+
+def problem(check: str, what: str, fix: str) -> Finding:
+    return Finding(check, Level.PROBLEM, what, fix)
+
+
+def value(case: Case, query: str, *parameters: object) -> object:
+    """The first column of the first row, None when there is no row."""
+    row = case.connection.execute(query.encode(), parameters or None).fetchone()
+    return None if row is None else row[0]
+
+
+def setting(case: Case, name: str) -> str | None:
+    """A setting as a new session of this role in this database gets it; None where the server has none."""
+    found = value(case, "SELECT reset_val FROM pg_settings WHERE name = %s", name)
+    return None if found is None else str(found)

@@ -1,0 +1,128 @@
+"""Forge's own parts in the database: all there, of this program's version, on the server they were made on."""
+
+from collections.abc import Iterator
+
+from forge.changelog import install
+from forge.changelog.connection import Connection
+from forge.doctor.finding import Case, Finding, info, ok, problem, value, warning
+from forge.errors import ForgeError
+
+_RELATIONS = (
+    "forge.forge_event_log",
+    "forge.forge_event_overflow",
+    "forge.log_identity",
+    "forge.tracked_table",
+    "forge.table_version",
+    "forge.tracked_relation",
+    "forge.trimmed",
+    "forge.instant",
+    "forge.large_payload",
+    "forge.event_id",
+    "public.forge_events",
+)
+_FUNCTIONS = (
+    "public.forge_enable_reactivity",
+    "public.forge_disable_reactivity",
+    "public.forge_context",
+    "public.forge_notify",
+    "public.forge_payload",
+    "forge.current_identity",
+    "forge.refresh_all",
+    "forge.wanted_triggers",
+    "forge.fingerprint",
+    "forge.log_day",
+    "forge.wakeup_payload",
+)
+_IDENTITY = """
+    SELECT i.system_identifier = s.system_identifier::text AND i.timeline = s.timeline, s.others,
+           i.recorded_at
+    FROM (SELECT system_identifier, (SELECT count(*) - 1 FROM forge.log_identity) AS others,
+                 ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
+          FROM pg_control_system()) s
+    LEFT JOIN (SELECT * FROM forge.log_identity ORDER BY id DESC LIMIT 1) i ON true
+"""
+
+
+def missing_parts(connection: Connection) -> list[str]:
+    """The names of Forge's relations and functions that are not there."""
+    rows = connection.execute(
+        "SELECT n FROM unnest(%s::text[]) n WHERE to_regclass(n) IS NULL UNION ALL"
+        " SELECT n FROM unnest(%s::text[]) n WHERE NOT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace s"
+        " ON s.oid = p.pronamespace WHERE s.nspname || '.' || p.proname = n)",
+        (list(_RELATIONS), list(_FUNCTIONS)),
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
+def installation(case: Case) -> Iterator[Finding]:
+    """Installed, whole, and of this program's version?"""
+    try:
+        install.require_installed(case.connection)
+    except ForgeError as error:
+        yield problem("installation", str(error), error.fix)
+        return
+    if gone := missing_parts(case.connection):
+        yield problem("installation", f"Forge is only half installed: {', '.join(gone)} missing", "forge init")
+        return
+    number = value(case, "SELECT max(version) FROM forge.schema_version")
+    yield ok("installation", f"Forge is installed (schema version {number})")
+
+
+def event_triggers(case: Case) -> Iterator[Finding]:
+    """Is DDL seen in its own transaction, or later by polling?"""
+    rows = case.connection.execute(
+        "SELECT n, e.evtenabled FROM unnest(ARRAY['forge_ddl', 'forge_rewrite']) n"
+        " LEFT JOIN pg_event_trigger e ON e.evtname = n"
+    ).fetchall()
+    absent = [name for name, enabled in rows if enabled is None]
+    disabled = [name for name, enabled in rows if enabled in ("D", "R")]
+    if absent:
+        yield warning(
+            "event_triggers",
+            f"no event trigger {', '.join(absent)}: a change of a table's definition is seen by polling,"
+            " up to a minute late, and a rewrite of its rows perhaps not at all",
+            "run forge init as a superuser",
+        )
+    for name in disabled:
+        yield problem(
+            "event_triggers",
+            f"the event trigger {name} is disabled: DDL that changes rows is not seen at once",
+            f"ALTER EVENT TRIGGER {name} ENABLE",
+        )
+    if not absent and not disabled:
+        yield ok("event_triggers", "DDL is seen in its own transaction")
+
+
+def identity(case: Case) -> Iterator[Finding]:
+    """Is this the server and timeline that the log was last used on?"""
+    row = case.connection.execute(_IDENTITY).fetchone()
+    if row is None or row[0] is None:
+        yield problem("identity", "the log has no identity", "forge init")
+    elif not row[0]:
+        yield warning(
+            "identity",
+            "the log was restored, copied or failed over since it was last used: every cursor made before"
+            " will be answered with a resync",
+            "forge init records the new identity; then let each consumer read its tables anew",
+        )
+    elif row[1]:
+        yield info(
+            "identity",
+            f"the log moved {row[1]} times (restore or failover), last on {row[2]:%Y-%m-%d %H:%M};"
+            " older cursors resync",
+        )
+
+
+def grants(case: Case) -> Iterator[Finding]:
+    """The log shows every row of every tracked table: who may read it?"""
+    rows = case.connection.execute(
+        "SELECT c.oid::regclass::text FROM pg_class c, LATERAL aclexplode(c.relacl) a"
+        " WHERE (c.relnamespace = 'forge'::regnamespace OR c.oid = to_regclass('public.forge_events'))"
+        " AND a.grantee = 0 ORDER BY 1"
+    ).fetchall()
+    for (name,) in rows:
+        yield problem(
+            "grants",
+            f"everyone may use {name}, which shows the rows of every tracked table",
+            f"REVOKE ALL ON {name} FROM PUBLIC",
+        )

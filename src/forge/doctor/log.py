@@ -1,0 +1,119 @@
+"""The log's growth and upkeep: partitions ahead, old ones gone, nothing in the overflow, the cap respected."""
+
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta
+
+from forge.changelog.partitions import AHEAD, attached, missing
+from forge.config import shown_size
+from forge.doctor.finding import Case, Finding, ok, problem, value, warning
+
+MAINTENANCE_LOCK = 5075401093471535107
+_SIZE = (
+    "SELECT coalesce(sum(pg_total_relation_size(i.inhrelid)), 0)::bigint FROM pg_inherits i"
+    " WHERE i.inhparent = 'forge.forge_event_log'::regclass"
+)
+_HELD = (
+    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND (classid::bigint << 32 | objid::bigint) = %s)"
+)
+_RUN = "run forge trim now and then (cron), or keep forge.changelog.maintenance.maintain() running"
+
+
+def growth(case: Case) -> Iterator[Finding]:
+    """The log's size against its cap."""
+    size, limit = int(str(value(case, _SIZE))), case.log_size_limit
+    if limit is None:
+        yield ok("growth", f"the log takes {shown_size(size)}, no limit is set")
+    elif size > limit * 0.8:
+        say = problem if size > limit else warning
+        yield say(
+            "growth",
+            f"the log takes {shown_size(size)} of {shown_size(limit)}; beyond it the oldest days are dropped",
+            "raise log_size_limit, lower retention_days, or exclude what need not be logged",
+        )
+    else:
+        yield ok("growth", f"the log takes {shown_size(size)} of {shown_size(limit)}")
+
+
+def overflow(case: Case) -> Iterator[Finding]:
+    """Changes whose day had no partition."""
+    rows = value(case, "SELECT count(*) FROM (SELECT FROM forge.forge_event_overflow LIMIT 100000) o")
+    if rows:
+        yield warning(
+            "overflow",
+            f"{rows} changes lie in the overflow because their day had no partition: maintenance was away, or"
+            " the server's clock jumped; they are read all the same, but not trimmed by day",
+            _RUN,
+        )
+
+
+def partitions_ahead(case: Case) -> Iterator[Finding]:
+    """Are there partitions for today and the days to come?"""
+    today = _today(case)
+    gaps = missing(attached(case.connection), today)
+    if today in gaps or today + timedelta(days=1) in gaps:
+        yield problem(
+            "partitions_ahead",
+            f"the log has no partition for {gaps[0]}: changes go to the overflow",
+            "forge trim makes them; " + _RUN,
+        )
+    elif len(gaps) > 1:
+        yield warning(
+            "partitions_ahead",
+            f"the log has partitions for {AHEAD - len(gaps)} days ahead, not {AHEAD}",
+            _RUN,
+        )
+    else:
+        yield ok("partitions_ahead", f"partitions are ready for {AHEAD - len(gaps)} days ahead")
+
+
+def retention(case: Case) -> Iterator[Finding]:
+    """Partitions that should be gone, are half gone, or are there and not attached."""
+    today = _today(case)
+    old = [day for day in attached(case.connection) if day < today - timedelta(days=case.retention_days + 1)]
+    if old:
+        yield warning(
+            "retention",
+            f"{len(old)} days of the log are older than retention_days = {case.retention_days}, the oldest {old[0]}",
+            "forge trim",
+        )
+    rows = case.connection.execute(
+        "SELECT c.relname, i.inhdetachpending FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid"
+        " WHERE c.relnamespace = 'forge'::regnamespace AND c.relkind = 'r'"
+        " AND c.relname ~ '^forge_event_log_[0-9]{8}$' AND coalesce(i.inhdetachpending, true) ORDER BY 1"
+    ).fetchall()
+    for name, pending in rows:
+        if pending:
+            yield warning(
+                "retention",
+                f"forge.{name} is half detached: a DETACH CONCURRENTLY was cut short",
+                f"forge trim, or ALTER TABLE forge.forge_event_log DETACH PARTITION forge.{name} FINALIZE",
+            )
+        else:
+            yield warning(
+                "retention",
+                f"forge.{name} is detached but not dropped: no reader sees it",
+                f"DROP TABLE forge.{name}",
+            )
+
+
+def maintenance(case: Case) -> Iterator[Finding]:
+    """Has anyone looked after the log lately?"""
+    held = value(case, _HELD, MAINTENANCE_LOCK)
+    last = value(case, "SELECT max(at) FROM forge.instant")
+    now = value(case, "SELECT clock_timestamp()")
+    assert isinstance(now, datetime)
+    if isinstance(last, datetime) and (now - last).total_seconds() <= case.patience:
+        yield ok("maintenance", f"maintenance ran {int((now - last).total_seconds())} s ago")
+    elif held:
+        yield ok("maintenance", "maintenance is running")
+    else:
+        since = f"last ran {last:%Y-%m-%d %H:%M}" if isinstance(last, datetime) else "never ran"
+        yield warning("maintenance", f"maintenance {since}: no partitions ahead, no trimming, no as-of instants", _RUN)
+
+
+def _today(case: Case) -> date:
+    today = value(case, "SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date")
+    assert isinstance(today, date)
+    return today

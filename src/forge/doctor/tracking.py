@@ -1,0 +1,226 @@
+"""The tracked tables: every trigger that should be there is, as Forge made it, on every partition."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from forge.doctor.finding import Case, Finding, ok, problem, setting, warning
+
+_WANTED = """
+    SELECT format('%%I.%%I', k.schema_name, k.table_name), w.target::regclass::text,
+           w.name, w.definition, k.replica, g.tgenabled::text, g.tgtype::int,
+           p.pronamespace = 'forge'::regnamespace AND p.proname = w.function, g.tgqual IS NOT NULL,
+           cardinality(g.tgattr::int2[]) > 0
+    FROM forge.tracked_relation r
+    JOIN forge.tracked_table k ON k.id = r.id
+    CROSS JOIN LATERAL forge.wanted_triggers(r.id, r.table_oid) w
+    LEFT JOIN pg_trigger g ON g.tgrelid = w.target AND g.tgname = w.name
+    LEFT JOIN pg_proc p ON p.oid = g.tgfoid
+    WHERE k.disabled_at IS NULL AND %s
+    ORDER BY 1, 2, 3
+"""
+_LOST = """
+    SELECT format('%I.%I', k.schema_name, k.table_name) FROM forge.tracked_table k
+    WHERE k.disabled_at IS NULL AND NOT EXISTS (SELECT FROM forge.tracked_relation r WHERE r.id = k.id)
+    ORDER BY 1
+"""
+_RELATIONS = """
+    SELECT format('%I.%I', k.schema_name, k.table_name) AS name, k.replica,
+           forge.key_columns(r.table_oid) = '{}' AS keyless,
+           ARRAY(SELECT o::regclass::text FROM forge.relations_of(r.table_oid) o JOIN pg_class c ON c.oid = o
+                 WHERE c.relpersistence = 'u') AS unlogged,
+           ARRAY(SELECT s.srrelid::regclass::text FROM forge.relations_of(r.table_oid) o
+                 JOIN pg_subscription_rel s ON s.srrelid = o) AS subscribed,
+           ARRAY(SELECT i.inhrelid::regclass::text FROM forge.relations_of(r.table_oid) o
+                 JOIN pg_inherits i ON i.inhparent = o WHERE i.inhdetachpending) AS pending,
+           forge.fingerprint(r.table_oid) IS DISTINCT FROM
+               (SELECT v.fingerprint FROM forge.table_version v WHERE v.tracked_table = k.id
+                ORDER BY v.id DESC LIMIT 1) AS drifted
+    FROM forge.tracked_relation r JOIN forge.tracked_table k ON k.id = r.id
+    WHERE k.disabled_at IS NULL ORDER BY 1
+"""
+_ROLES = """
+    SELECT coalesce(r.rolname, 'every role'), coalesce(d.datname, 'every database')
+    FROM pg_db_role_setting s
+    LEFT JOIN pg_roles r ON r.oid = s.setrole
+    LEFT JOIN pg_database d ON d.oid = s.setdatabase
+    WHERE 'session_replication_role=replica' = ANY (s.setconfig)
+      AND (s.setdatabase = 0 OR d.datname = current_database())
+"""
+_EVENTS = {"INSERT": 4, "DELETE": 8, "UPDATE": 16, "TRUNCATE": 32}
+
+
+def trigger_type(definition: str) -> int:
+    """The tgtype of a CREATE TRIGGER statement of Forge's.
+
+    >>> trigger_type("CREATE TRIGGER x AFTER INSERT OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION f()")
+    13
+    """
+    found = re.search(r" (BEFORE|AFTER) ((?:[A-Z]+)(?: OR [A-Z]+)*) ON ", definition)
+    if found is None:
+        raise ValueError(definition)
+    events = sum(_EVENTS[event] for event in found[2].split(" OR "))
+    return events + ("FOR EACH ROW" in definition) + 2 * (found[1] == "BEFORE")
+
+
+def tables(case: Case) -> Iterator[Finding]:
+    """Is anything tracked at all, and are the triggers that say so still there?"""
+    lost = [name for (name,) in case.connection.execute(_LOST).fetchall()]
+    for name in lost:
+        yield problem(
+            "tables",
+            f"{name} should be tracked, but its triggers are gone: changes are lost",
+            f"forge enable {name}",
+        )
+    row = case.connection.execute("SELECT count(*) FROM forge.tracked_relation").fetchone()
+    count = row[0] if row else 0
+    if count:
+        yield ok("tables", f"{count} table{'s' if count > 1 else ''} tracked")
+    elif not lost:
+        yield warning("tables", "no table is tracked", "forge enable TABLE, or forge enable --all")
+
+
+def triggers(case: Case) -> Iterator[Finding]:
+    """The triggers of each tracked table itself."""
+    yield from _compare(case, "triggers", "w.target = r.table_oid")
+
+
+def partitions(case: Case) -> Iterator[Finding]:
+    """The triggers of each partition and inheriting child: a write straight into it must be seen."""
+    yield from _compare(case, "partitions", "w.target <> r.table_oid")
+
+
+def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
+    missing: dict[tuple[str, str], list[str]] = {}
+    wrong = 0
+    rows = case.connection.execute((_WANTED % which).encode()).fetchall()
+    for table, target, name, definition, replica, enabled, kind, ours, condition, columns in rows:
+        if enabled is None:
+            missing.setdefault((table, target), []).append(name)
+            continue
+        finding = None
+        if not ours or kind != trigger_type(definition) or condition or columns:
+            finding = problem(
+                check,
+                f"the trigger {name} on {target} was altered: what it logs cannot be relied on",
+                f'DROP TRIGGER "{name}" ON {target}, then forge enable {table}',
+            )
+        elif enabled == "D":
+            finding = problem(
+                check,
+                f"the trigger {name} on {target} is disabled: changes are lost",
+                f"forge enable {table}",
+            )
+        elif enabled == "R":
+            finding = problem(
+                check,
+                f"the trigger {name} on {target} fires only in replica mode: ordinary writes are lost",
+                f'ALTER TABLE {target} ENABLE TRIGGER "{name}"',
+            )
+        elif replica and enabled == "O":
+            finding = problem(
+                check,
+                f"the trigger {name} on {target} does not fire in replica mode, as this table's must",
+                f'ALTER TABLE {target} ENABLE ALWAYS TRIGGER "{name}"',
+            )
+        if finding:
+            wrong += 1
+            yield finding
+    for (table, target), names in missing.items():
+        kind = f"{target}, a part of {table}, is not tracked: writes straight into it are lost"
+        what = kind if target != table and check == "partitions" else f"{target} lacks the trigger {', '.join(names)}"
+        yield problem(check, what, f"forge enable {table}")
+    if rows and not wrong and not missing:
+        yield ok(check, f"{len(rows)} triggers in place")
+
+
+def keys(case: Case) -> Iterator[Finding]:
+    """A table without a primary key logs whole rows, and nobody can tell which of two equal rows changed."""
+    for row in _relations(case):
+        if row.keyless:
+            yield warning(
+                "keys",
+                f"{row.name} has no primary key: its changes name no row, so whatever depends on it is redone",
+                f"ALTER TABLE {row.name} ADD PRIMARY KEY (…)",
+            )
+
+
+def unlogged(case: Case) -> Iterator[Finding]:
+    """A crash empties an unlogged table, and no trigger sees it."""
+    for row in _relations(case):
+        for name in row.unlogged:
+            yield problem(
+                "unlogged", f"{name} is unlogged: a crash empties it unseen", f"ALTER TABLE {name} SET LOGGED"
+            )
+
+
+def replica_role(case: Case) -> Iterator[Finding]:
+    """Writers for whom ordinary triggers do not fire: the replica role, and logical replication."""
+    tracked = _relations(case)
+    plain = [row.name for row in tracked if not row.replica]
+    if plain:
+        where = [f"{role} in {database}" for role, database in case.connection.execute(_ROLES).fetchall()]
+        if setting(case, "session_replication_role") == "replica" and not where:
+            where = ["this role"]
+        for who in where:
+            yield problem(
+                "replica_role",
+                f"session_replication_role is replica for {who}: its writes to {', '.join(plain[:3])}"
+                f"{' and others' if len(plain) > 3 else ''} are not logged",
+                "ALTER ROLE … RESET session_replication_role, or forge enable TABLE --replica",
+            )
+    for row in tracked:
+        if row.subscribed and not row.replica:
+            yield problem(
+                "replica_role",
+                f"{row.name} receives logical replication, which fires no statement trigger: changes are lost",
+                f"forge enable {row.name} --replica",
+            )
+
+
+def definitions(case: Case) -> Iterator[Finding]:
+    """Was a table's definition changed without the log knowing, and is a partition half detached?"""
+    for row in _relations(case):
+        if row.drifted:
+            yield warning(
+                "definitions",
+                f"the definition of {row.name} changed and the log does not know yet",
+                "SELECT forge.refresh_all(); maintenance does it every minute",
+            )
+        for name in row.pending:
+            yield warning(
+                "definitions",
+                f"{name} is half detached from {row.name}: writes into it are not logged",
+                f"ALTER TABLE {row.name} DETACH PARTITION {name} FINALIZE",
+            )
+
+
+def failures(case: Case) -> Iterator[Finding]:
+    """Changes that could not be logged, where the write was to go on (`on_failure => 'invalidate'`)."""
+    rows = case.connection.execute(
+        "SELECT format('%I.%I', v.schema_name, v.table_name), count(*), max(l.at)"
+        " FROM (SELECT version, op, at, context FROM forge.forge_event_log"
+        " ORDER BY transaction_id DESC LIMIT 100000) l JOIN forge.table_version v ON v.id = l.version"
+        " WHERE l.op = 'X' AND l.context ->> 'failure' IS NOT NULL GROUP BY 1 ORDER BY 1"
+    ).fetchall()
+    for name, count, last in rows:
+        yield warning(
+            "failures",
+            f"{count} writes to {name} could not be logged, the last at {last:%Y-%m-%d %H:%M:%S}; readers"
+            " were told to read the table anew",
+            "see why: SELECT table_name, context FROM forge_events WHERE operation = 'INVALIDATE'",
+        )
+
+
+def _relations(case: Case) -> list["_Tracked"]:
+    return [_Tracked(*row) for row in case.connection.execute(_RELATIONS).fetchall()]
+
+
+class _Tracked(NamedTuple):
+    name: str
+    replica: bool
+    keyless: bool
+    unlogged: list[str]
+    subscribed: list[str]
+    pending: list[str]
+    drifted: bool
