@@ -4,7 +4,7 @@
 
 In comes a Change and the time it was seen, out goes text. What always holds: one change is one line, whatever
 its values contain (control characters are shown escaped, so no value can steer the terminal), and without
-colour there is not one escape sequence in it. With a width, lines are cut to it; without one nothing is cut.
+colour there is not one escape sequence in it. Long values are cut; with a width, lines are cut to it too.
 """
 
 import json
@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-from forge.change import JSON_NULL, UNAVAILABLE, Change, Op
+from forge.change import JSON_NULL, UNAVAILABLE, Change, Op, text
 
 ABSENT: Final = "–"
 HIDDEN: Final = "(hidden)"
@@ -35,6 +35,8 @@ _DIM: Final = "2"
 _BOLD: Final = "1"
 _OPERATION_WIDTH: Final = 6
 _KEY_WIDTH: Final = 6
+_KEY_LIMIT: Final = 12
+_DETAILS_WIDTH: Final = 44
 _VALUE_LIMIT: Final = 40
 _WHO_WIDTH: Final = 26
 
@@ -47,36 +49,43 @@ class Feed:
         self._colour = colour
         self._width = width
         self._schema = schema
-        self._table_width = 9
+        self._table_width = 11
         self._key_width = _KEY_WIDTH
         self._tables: dict[str, str] = {}
 
     def line(self, change: Change, seen: datetime) -> str:
         """One change, seen at that instant; no line break at its end."""
         table = shown(change.table if change.schema == self._schema else f"{change.schema}.{change.table}")
-        key = shown(change.row_id)
+        key = key_text(change)
+        if self._width is not None:
+            table, key = cut(table, 30), cut(key, _KEY_LIMIT)
         self._table_width = max(self._table_width, min(len(table), 30))
-        self._key_width = max(self._key_width, min(len(key), 12))
+        self._key_width = max(self._key_width, min(len(key), _KEY_LIMIT))
         parts = [
             (f"{change.at.astimezone():%H:%M:%S.%f}"[:-3], _DIM),
             (table.ljust(self._table_width), self._table_colour(table)),
             (f"{change.op.name:<{_OPERATION_WIDTH}} {key.ljust(self._key_width)}", _STYLES[change.op]),
         ]
         tail = [(who(change).ljust(_WHO_WIDTH), _DIM), (latency(seen - change.at).rjust(8), _BOLD)]
-        what = details(change)
+        what = details(change).ljust(_DETAILS_WIDTH)
         if self._width is not None:
-            room = self._width - sum(len(text) + 2 for text, _ in parts + tail)
+            room = self._width - sum(len(part) + 2 for part, _ in parts + tail)
             if room < 16:
-                tail, room = [], self._width - sum(len(text) + 2 for text, _ in parts)
-            what = cut(what, max(room, 0)).ljust(max(room, 0))
-        line = "  ".join(self._styled(*part) for part in [*parts, (what, ""), *tail])
+                tail, room = [], self._width - sum(len(part) + 2 for part, _ in parts)
+            what = cut(what.rstrip(), max(room, 0)).ljust(max(room, 0))
+        line = "  ".join(self._styled(*part) for part in [*parts, (what, ""), *tail] if part[0])
         return line.rstrip()
 
     def _table_colour(self, table: str) -> str:
         return self._tables.setdefault(table, _TABLES[len(self._tables) % len(_TABLES)])
 
-    def _styled(self, text: str, style: str) -> str:
-        return f"\x1b[{style}m{text}\x1b[0m" if self._colour and style and text else text
+    def _styled(self, part: str, style: str) -> str:
+        return f"\x1b[{style}m{part}\x1b[0m" if self._colour and style else part
+
+
+def key_text(change: Change) -> str:
+    """The key's values, * for a change of a whole table or of one without a key."""
+    return shown(",".join(map(text, change.key.values()))) if change.key else "*"
 
 
 def details(change: Change) -> str:
@@ -154,21 +163,21 @@ def latency(elapsed: timedelta) -> str:
     return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} d"
 
 
-def cut(text: str, width: int) -> str:
+def cut(line: str, width: int) -> str:
     """
     >>> cut("placed → paid", 8), cut("paid", 8)
     ('placed …', 'paid')
     """
-    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"[:width]
+    return line if len(line) <= width else line[: max(width - 1, 0)] + "…"[:width]
 
 
-def shown(text: str) -> str:
+def shown(words: str) -> str:
     """Text that cannot steer a terminal: control and direction characters are escaped.
 
     >>> shown("a\\x1b[2Jb\\nc"), shown("zażółć")
     ('a\\\\x1b[2Jb\\\\nc', 'zażółć')
     """
-    return _UNSAFE.sub(_escaped, text) if not text.isascii() or _UNSAFE.search(text) else text
+    return _UNSAFE.sub(_escaped, words)
 
 
 def _escaped(match: re.Match[str]) -> str:

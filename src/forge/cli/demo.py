@@ -1,0 +1,53 @@
+"""`forge demo`: a small shop, its traffic, and the live feed of its changes."""
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+
+from forge.cli.session import session
+from forge.config import hide
+from forge.database import database
+from forge.demo import Demo, Options
+from forge.demo.shop import SCHEMA, STEPS, TABLES
+from forge.feed import Feed
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "demo",
+        epilog="Examples:\n\nforge demo\n\nforge demo --seconds 20 --rate 50\n\n"
+        "forge demo --database-url postgresql://localhost/scratch",
+    )(demo)
+
+
+def demo(
+    context: typer.Context,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="End after so long; else with Ctrl-C.")] = None,
+    rate: Annotated[float, typer.Option(min=0.1, help="Transactions per second.")] = 6.0,
+) -> None:
+    """Run a small shop on the embedded PostgreSQL and watch its changes live.
+
+    The shop goes into a schema `shop`. Another server is used only when --database-url names it.
+    """
+    run = session(context)
+    config = run.config
+    if config.origins.get("database_url") != "--database-url":
+        config = msgspec.structs.replace(config, database_url=None)
+    with database(config) as found:
+        feed = Feed(colour=run.colour, width=run.out.width if run.out.is_terminal else None, schema=SCHEMA)
+        show = Demo(found.url, config, feed, Options(seconds=seconds, rate=rate, quiet=run.json))
+        with run.progress(STEPS) as bar:
+            version = show.prepare(bar.step)
+        if not run.json:
+            where = "embedded" if found.embedded else f"at {hide(found.url)}"
+            run.done(f"PostgreSQL {version} {where}", f"{len(TABLES)} tables tracked", "maintenance on")
+        summary = asyncio.run(show.run())
+    if run.json:
+        run.emit({**msgspec.to_builtins(summary), "whole": summary.whole})
+    else:
+        for line in ("", *summary.lines()):
+            run.show(Text(line, "bold"))
+    raise typer.Exit(0 if summary.whole else 1)

@@ -1,0 +1,69 @@
+"""`forge doctor`: what is wrong with this set-up, and what to do about it."""
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+
+from forge.cli.session import Session, session
+from forge.doctor import Finding, Level, examine, healthy
+from forge.feed import shown
+
+_SIGNS = {
+    Level.OK: ("✓", "green"),
+    Level.INFO: ("·", "dim"),
+    Level.WARNING: ("!", "yellow"),
+    Level.PROBLEM: ("✗", "red"),
+}
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "doctor",
+        epilog="Exit code 1 when anything is marked ✗, 0 with warnings only.\n\n"
+        "Examples:\n\nforge doctor\n\nforge doctor postgresql://db/shop --json",
+    )(doctor)
+
+
+def doctor(
+    context: typer.Context,
+    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="Another database than the configured.")] = None,
+) -> None:
+    """Look for every known trap in the live set-up, and say the fix of each. Changes nothing."""
+    run = session(context)
+    run.use(url)
+    with run.database() as database:
+        findings = []
+        looking = examine(
+            database.url, retention_days=run.config.retention_days, log_size_limit=run.config.log_size_limit
+        )
+        for finding in looking:
+            findings.append(finding)
+            if not run.json:
+                _print(run, finding)
+    if run.json:
+        run.emit({"healthy": healthy(findings), "findings": [msgspec.to_builtins(finding) for finding in findings]})
+    elif len(findings) > 1:
+        _summary(run, findings)
+    raise typer.Exit(0 if healthy(findings) else 1)
+
+
+def _print(run: Session, finding: Finding) -> None:
+    sign, style = _SIGNS[finding.level]
+    run.show(Text.assemble((f"{sign} ", style), shown(finding.what)))
+    if finding.fix:
+        run.show(Text.assemble("  ", ("fix: ", "bold"), shown(finding.fix)))
+
+
+def _summary(run: Session, findings: list[Finding]) -> None:
+    problems = sum(finding.level is Level.PROBLEM for finding in findings)
+    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    if problems or warnings:
+        run.show(Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", "bold"))
+    else:
+        run.done("all is well")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

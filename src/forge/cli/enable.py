@@ -1,0 +1,200 @@
+"""`forge enable`: track tables.
+
+Tables that are named are enabled together or not at all. With --all each table is enabled by itself, so that no
+lock is held for long; what cannot be tracked is passed over and named.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import psycopg
+import typer
+
+from forge.changelog.connection import Connection, translate
+from forge.cli.session import Session, session
+from forge.config import nearest
+from forge.errors import TrackingError
+
+LOCK_TIMEOUT = "10s"
+
+_ALL = """
+    SELECT format('%I.%I', n.nspname, c.relname)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
+      AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'forge') AND n.nspname NOT LIKE 'pg\\_%'
+      AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid)
+      AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+                      AND d.deptype = 'e')
+      AND NOT EXISTS (SELECT FROM forge.tracked_relation r WHERE r.table_oid = c.oid)
+    ORDER BY 1
+"""
+_SETUP = """
+    SELECT f.oid::regclass::text,
+           ARRAY(SELECT a.attname::text FROM pg_attribute a
+                 WHERE a.attrelid = f.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
+           k.excluded, k.masked, k.replica, k.on_failure
+    FROM (SELECT forge.find_table(%s) AS oid) f
+    LEFT JOIN forge.tracked_relation r ON r.table_oid = f.oid
+    LEFT JOIN forge.tracked_table k ON k.id = r.id
+"""
+
+
+class Target(NamedTuple):
+    """A table to be tracked, as it was asked for, as it is, and how it is tracked so far."""
+
+    asked: str
+    name: str
+    columns: list[str]
+    excluded: list[str] | None
+    masked: list[str] | None
+    replica: bool | None
+    on_failure: str | None
+
+
+class Settings(NamedTuple):
+    """How tables are to be tracked; what is None stays as it is."""
+
+    exclude: list[str] | None
+    mask: list[str] | None
+    replica: bool | None
+    on_failure: str | None
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "enable",
+        epilog="Examples:\n\nforge enable orders sales.invoices\n\n"
+        "forge enable orders customers --exclude customers.password_hash --mask email\n\n"
+        "forge enable --all",
+    )(enable)
+
+
+def enable(
+    context: typer.Context,
+    tables: Annotated[list[str] | None, typer.Argument(metavar="TABLE…", help="orders, sales.orders")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every table that can be tracked and is not yet.")] = False,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[TABLE.]COLUMN", help="Never log this column's values. May be repeated."),
+    ] = None,
+    mask: Annotated[
+        list[str] | None, typer.Option(metavar="[TABLE.]COLUMN", help="Log *** for this column. May be repeated.")
+    ] = None,
+    replica: Annotated[
+        bool | None,
+        typer.Option("--replica/--no-replica", help="Log what replication and the replica role write, too."),
+    ] = None,
+    on_failure: Annotated[
+        Literal["fail", "invalidate"] | None,
+        typer.Option(help="If a change cannot be logged: fail the write, or log that the table must be read anew."),
+    ] = None,
+) -> None:
+    """Track tables: from now on every change of theirs is in the log. What is not said stays as it was."""
+    if every == bool(tables):
+        raise typer.BadParameter("name the tables, or give --all (one of the two)")
+    run = session(context)
+    settings = Settings(exclude, mask, replica, on_failure)
+    with run.connection() as connection:
+        connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'".encode())
+        if every:
+            enabled, skipped = _enable_all(run, connection, settings)
+        else:
+            enabled, skipped = _enable_named(run, connection, tables or [], settings), {}
+    if run.json:
+        run.emit({"enabled": enabled, "skipped": skipped})
+        return
+    for name, reason in skipped.items():
+        run.note(f"{name} is not tracked: {reason}")
+    if enabled:
+        run.done(f"{_count(len(enabled))} tracked: {', '.join(enabled)}")
+        run.hint("forge tail")
+    elif not skipped:
+        run.done("every table is tracked already")
+
+
+def _enable_named(run: Session, connection: Connection, tables: Sequence[str], settings: Settings) -> list[str]:
+    with run.progress(len(tables)) as bar, connection.transaction():
+        targets = [_target(connection, name) for name in tables]
+        excluded = _columns("exclude", settings.exclude, targets)
+        masked = _columns("mask", settings.mask, targets)
+        for target in targets:
+            bar.step(target.name)
+            _track(connection, target, settings, excluded, masked)
+    return list(dict.fromkeys(target.name for target in targets))
+
+
+def _enable_all(run: Session, connection: Connection, settings: Settings) -> tuple[list[str], dict[str, str]]:
+    enabled, skipped = [], {}
+    targets = [_target(connection, name) for (name,) in connection.execute(_ALL).fetchall()]
+    excluded = _columns("exclude", settings.exclude, targets)
+    masked = _columns("mask", settings.mask, targets)
+    with run.progress(len(targets)) as bar:
+        for target in targets:
+            bar.step(target.name)
+            try:
+                _track(connection, target, settings, excluded, masked)
+                enabled.append(target.name)
+            except TrackingError as error:
+                skipped[target.name] = f"{error} (fix: {error.fix})"
+    return enabled, skipped
+
+
+def _target(connection: Connection, asked: str) -> Target:
+    row = connection.execute(_SETUP, (asked,)).fetchone()
+    assert row is not None
+    return Target(asked, *row)
+
+
+def _track(
+    connection: Connection,
+    target: Target,
+    settings: Settings,
+    excluded: dict[str, list[str]],
+    masked: dict[str, list[str]],
+) -> None:
+    try:
+        connection.execute(
+            "SELECT forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)",
+            (
+                target.name,
+                (target.excluded or []) if settings.exclude is None else excluded[target.name],
+                (target.masked or []) if settings.mask is None else masked[target.name],
+                bool(target.replica) if settings.replica is None else settings.replica,
+                settings.on_failure or target.on_failure or "fail",
+            ),
+        )
+    except psycopg.errors.LockNotAvailable as error:
+        raise TrackingError(
+            f"{target.name} is in use by a transaction that does not end",
+            fix="try again later, or find it with forge doctor",
+        ) from error
+    except psycopg.Error as error:
+        typed = translate(error)
+        raise typed or error from error
+
+
+def _columns(flag: str, asked: Sequence[str] | None, targets: Sequence[Target]) -> dict[str, list[str]]:
+    """For each table the columns that are meant: TABLE.COLUMN is one table's, COLUMN that of each that has it."""
+    found: dict[str, list[str]] = {target.name: [] for target in targets}
+    for word in asked or ():
+        table, _, column = word.rpartition(".")
+        meant = [
+            (target, name)
+            for target in targets
+            for name in {word, column}
+            if name in target.columns and (name == word or table in (target.asked, target.name))
+        ]
+        if not meant:
+            columns = [name for target in targets for name in target.columns]
+            close = nearest(column, columns)
+            raise TrackingError(
+                f"no table here has a column {word}",
+                fix=f"did you mean --{flag} {close}?" if close else f"check --{flag}",
+            )
+        for target, name in meant:
+            found[target.name].append(name)
+    return found
+
+
+def _count(number: int) -> str:
+    return f"{number} table" + ("" if number == 1 else "s")

@@ -1,0 +1,118 @@
+"""The command line as a whole: global flags, the commands, and what becomes of an error."""
+
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import psycopg
+import typer
+
+from forge.changelog.connection import translate
+from forge.cli import config, demo, disable, doctor, enable, init, status, tail, trim
+from forge.cli.arguments import hoist
+from forge.cli.session import Session
+from forge.errors import ForgeError
+from forge.feed import shown
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="forge",
+    help="Every change of a PostgreSQL database, captured once: durable, gap-free, with who and why.",
+    epilog="With no database URL, forge runs a PostgreSQL of its own in .forge/.\n\n"
+    "Example: forge init; forge enable orders; forge tail",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (init, enable, disable, status, tail, trim, doctor, config, demo):
+    command.register(app)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        sys.stdout.write(f"forge {version('forge-changes')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    context: typer.Context,
+    database_url: Annotated[
+        str | None, typer.Option("--database-url", "-d", help="The database; else forge.toml, else FORGE_DATABASE_URL.")
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Another file than forge.toml.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Another directory than .forge.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print no colours, as with NO_COLOR set.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Flags that every command takes, before or after its name."""
+    context.obj = Session(
+        flags={"database_url": database_url, "data": data},
+        config_file=config_file,
+        json=json,
+        colour=not no_color,
+        debug=debug,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and exit: 0 well, 1 an error, 2 a wrong command line, 130 interrupted."""
+    words = hoist(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        code = app(words, prog_name="forge", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_output()
+        code = 0
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except typer.Abort:
+        code = INTERRUPTED
+    except typer.TyperException as error:
+        code = _complain(error.format_message(), "forge --help", error.exit_code)
+    except (ForgeError, psycopg.Error, OSError) as error:
+        if "--debug" in words:
+            traceback.print_exc()
+        code = _explain(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: ForgeError | psycopg.Error | OSError) -> int:
+    if isinstance(error, psycopg.Error):
+        error = translate(error) or error
+    if isinstance(error, ForgeError):
+        return _complain(str(error), error.fix, 1)
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return _complain(line, "see forge doctor, or the traceback with --debug", 1)
+
+
+def _complain(what: str, fix: str, code: int) -> int:
+    sys.stderr.write(f"error: {shown(' '.join(what.split()))}\nfix: {shown(fix)}\n")
+    return code
+
+
+def _terminated(_signal: int, _frame: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
+
+
+def _forget_output() -> None:
+    """Nobody reads standard output any more: what is left of it goes nowhere, without a word."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

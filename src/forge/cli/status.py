@@ -1,0 +1,218 @@
+"""`forge status`: what is tracked, how much is going on, and how large the log is.
+
+Rates are of the last minute, read from the newest rows by index, so that a log of any size answers at once. Changes
+are counted exactly in a small log and otherwise not at all.
+"""
+
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import msgspec
+import typer
+from rich.table import Table
+
+from forge.changelog.connection import Connection
+from forge.changelog.install import installed_version
+from forge.changelog.partitions import attached
+from forge.cli.session import Session, session
+from forge.config import hide, shown_size
+from forge.database import Database
+from forge.feed import ABSENT, latency, shown
+
+WINDOW = 60
+NEWEST = 200_000
+COUNTED = 1_000_000
+
+_TABLES = """
+    WITH newest AS MATERIALIZED (
+        SELECT version, at FROM forge.forge_event_log ORDER BY transaction_id DESC LIMIT %(newest)s
+    ), recent AS (
+        SELECT v.tracked_table AS id, max(n.at) AS last,
+               count(*) FILTER (WHERE n.at > clock_timestamp() - make_interval(secs => %(window)s)) AS changes
+        FROM newest n JOIN forge.table_version v ON v.id = n.version GROUP BY 1
+    )
+    SELECT k.schema_name, k.table_name, coalesce(recent.changes, 0)::float8 / %(window)s, recent.last,
+           k.excluded, k.masked, k.replica, k.id
+    FROM forge.tracked_table k LEFT JOIN recent ON recent.id = k.id
+    WHERE k.disabled_at IS NULL ORDER BY 1, 2
+"""
+_COUNTS = """
+    SELECT v.tracked_table, count(*) FROM forge.forge_event_log l JOIN forge.table_version v ON v.id = l.version
+    GROUP BY 1
+"""
+_LOG = """
+    SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint,
+           coalesce(sum(greatest(s.n_live_tup, c.reltuples)), 0)::bigint,
+           EXISTS (SELECT FROM forge.forge_event_overflow),
+           (SELECT at FROM forge.forge_event_log ORDER BY transaction_id DESC LIMIT 1),
+           (SELECT max(at) FROM forge.instant), clock_timestamp(),
+           (SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname IN ('forge_ddl', 'forge_rewrite')
+                                                       AND evtenabled IN ('O', 'A')),
+           (SELECT max(extract(epoch FROM clock_timestamp() - a.xact_start))::float8 FROM pg_stat_activity a
+            WHERE a.datname = current_database() AND a.backend_xid IS NOT NULL)
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid LEFT JOIN pg_stat_all_tables s ON s.relid = c.oid
+    WHERE i.inhparent = 'forge.forge_event_log'::regclass
+"""
+_LOCKS = """
+    SELECT (classid::bigint << 32 | objid::bigint) - 5075401093471535105, count(*) FILTER (WHERE granted) > 0
+    FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock'
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND (classid::bigint << 32 | objid::bigint) BETWEEN 5075401093471535105 AND 5075401093471535107
+    GROUP BY 1
+"""
+
+
+class TableStatus(msgspec.Struct, frozen=True):
+    """One tracked table; `changes` is None in a log too large to count."""
+
+    table: str
+    changes_per_second: float
+    changes: int | None
+    newest_change: datetime | None
+    excluded: list[str]
+    masked: list[str]
+    replica: bool
+
+
+class Status(msgspec.Struct, frozen=True):
+    """All of it. `lag_seconds` is the age of the oldest write that is not committed yet: no reader can be behind
+    for longer than that by waiting."""
+
+    database: str
+    embedded: bool
+    server: str
+    schema_version: int
+    changes_per_second: float
+    log_bytes: int
+    log_rows_estimated: int
+    partitions: int
+    first_day: date | None
+    last_day: date | None
+    overflow: bool
+    newest_change: datetime | None
+    lag_seconds: float
+    readers: str
+    wakeup: str
+    maintenance: str
+    ddl: str
+    tables: list[TableStatus]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status", epilog="Examples:\n\nforge status\n\nforge status --json")(status)
+
+
+def status(context: typer.Context) -> None:
+    """Show the tracked tables, changes per second, the log's size and partitions."""
+    run = session(context)
+    with run.database() as database, run.connection() as connection:
+        found = observe(connection, database, run.config.wakeup)
+    if run.json:
+        run.emit(found)
+    else:
+        _print(run, found)
+
+
+def observe(connection: Connection, database: Database, wakeup: str) -> Status:
+    """The state of a log, as of now."""
+    row = connection.execute(_LOG).fetchone()
+    assert row is not None
+    size, rows, overflow, newest, instant, now, triggers, oldest = row
+    locks: dict[int, bool] = dict(connection.execute(_LOCKS).fetchall())
+    counts: dict[int, int] | None = None
+    if rows <= COUNTED:
+        counts = dict(connection.execute(_COUNTS).fetchall())
+    days = attached(connection)
+    tables = [
+        TableStatus(
+            f"{schema}.{table}",
+            rate,
+            None if counts is None else counts.get(number, 0),
+            last,
+            excluded,
+            masked,
+            replica,
+        )
+        for schema, table, rate, last, excluded, masked, replica, number in connection.execute(
+            _TABLES, {"newest": NEWEST, "window": WINDOW}
+        ).fetchall()
+    ]
+    return Status(
+        database=hide(database.url),
+        embedded=database.embedded,
+        server=connection.info.parameter_status("server_version") or "",
+        schema_version=installed_version(connection),
+        changes_per_second=sum(table.changes_per_second for table in tables),
+        log_bytes=size,
+        log_rows_estimated=rows,
+        partitions=len(days),
+        first_day=days[0] if days else None,
+        last_day=days[-1] if days else None,
+        overflow=overflow,
+        newest_change=newest,
+        lag_seconds=oldest or 0.0,
+        readers="awake" if 0 in locks else "asleep" if locks.get(1) else "none follows",
+        wakeup=wakeup,
+        maintenance=_maintenance(locks.get(2, False), instant, now),
+        ddl="seen at once" if triggers else "polled",
+        tables=tables,
+    )
+
+
+def _maintenance(running: bool, instant: datetime | None, now: datetime) -> str:
+    if running:
+        return "running"
+    return "never ran" if instant is None else f"last ran {latency(now - instant)} ago"
+
+
+def _print(run: Session, found: Status) -> None:
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    limit = run.config.log_size_limit
+    where = "embedded" if found.embedded else found.database
+    for name, value in (
+        ("database", f"PostgreSQL {found.server}, {where}"),
+        ("rate", f"{found.changes_per_second:.1f} changes/s in the last minute"),
+        ("newest change", _ago(found.newest_change)),
+        ("lag", f"the oldest open write began {latency(timedelta(seconds=found.lag_seconds))} ago"
+         if found.lag_seconds else "none: no write is open"),
+        ("log", f"{shown_size(found.log_bytes)}{f' of {shown_size(limit)}' if limit else ''},"
+         f" about {found.log_rows_estimated} changes"),
+        ("partitions", f"{found.partitions} ({found.first_day} to {found.last_day})"
+         + (", and changes in the overflow" if found.overflow else "")),
+        ("readers", f"{found.readers} (wake-up {found.wakeup})"),
+        ("maintenance", found.maintenance),
+        ("DDL", found.ddl),
+    ):  # fmt: skip
+        facts.add_row(name, shown(value))
+    run.show(facts)
+    if not found.tables:
+        run.note("no table is tracked")
+        run.hint("forge enable TABLE, or forge enable --all")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("table")
+    for heading in ("changes/s", "changes", "newest"):
+        table.add_column(heading, justify="right")
+    table.add_column("settings")
+    for item in found.tables:
+        table.add_row(*_cells(item))
+    run.show("")
+    run.show(table)
+
+
+def _cells(item: TableStatus) -> list[str]:
+    settings: list[Any] = [f"exclude {name}" for name in item.excluded] + [f"mask {name}" for name in item.masked]
+    return [
+        shown(item.table.removeprefix("public.")),
+        f"{item.changes_per_second:.1f}",
+        ABSENT if item.changes is None else f"{item.changes:,}",
+        _ago(item.newest_change),
+        shown(", ".join(settings + (["replica"] if item.replica else []))),
+    ]
+
+
+def _ago(at: datetime | None) -> str:
+    return ABSENT if at is None else f"{latency(datetime.now(at.tzinfo) - at)} ago"

@@ -1,0 +1,6 @@
+"""A small shop with traffic, to see changes by: `shop` makes it, `traffic` writes to it, `show` watches."""
+
+from forge.demo.show import Demo, Options
+from forge.demo.summary import Summary
+
+__all__ = ["Demo", "Options", "Summary"]

@@ -1,0 +1,47 @@
+"""The shop's tables: made once, tracked every time, and left alone if the schema is someone else's."""
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Final
+
+from forge.changelog.connection import Connection, connect, typed_errors
+from forge.changelog.install import install
+from forge.errors import ServerError
+
+SCHEMA: Final = "shop"
+TABLES: Final = ("customers", "inventory", "orders", "order_items", "payments")
+STEPS: Final = 3 + len(TABLES)
+LOCK: Final = 5075401093471535199
+
+_COMMENT: Final = "The shop of forge demo"
+_OWNER: Final = "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = 'shop'"
+_MASKED: Final = {"payments": ["card"]}
+
+
+def prepare(url: str, say: Callable[[str], None]) -> str:
+    """Install Forge, make the shop if it is not there, track its tables. Returns the server's version."""
+    say("connecting")
+    with connect(url) as connection, typed_errors(url):
+        say("installing Forge")
+        install(connection)
+        say("opening the shop")
+        _open(connection)
+        for table in TABLES:
+            say(f"tracking {table}")
+            connection.execute(
+                "SELECT forge_enable_reactivity(%s, mask => %s)", (f"{SCHEMA}.{table}", _MASKED.get(table, []))
+            )
+        return (connection.info.parameter_status("server_version") or "").split()[0]
+
+
+def _open(connection: Connection) -> None:
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+        found = connection.execute(_OWNER).fetchone()
+        if found is None:
+            connection.execute((files("forge.demo") / "shop.sql").read_text("utf-8").encode())
+        elif found[0] != _COMMENT:
+            raise ServerError(
+                "this database has a schema shop of its own; the demo will not touch it",
+                fix="run the demo on the embedded server, or on a scratch database",
+            )

@@ -1,0 +1,171 @@
+"""The demo as a whole: traffic, maintenance and the feed in one process, until told to stop.
+
+The end is in order: writers finish their transactions, the feed catches up, and only then are the numbers compared.
+"""
+
+import asyncio
+import random
+import secrets
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+import psycopg
+
+from forge.changelog.connection import AsyncConnection, connect_async
+from forge.changelog.follow import follow
+from forge.changelog.maintenance import Policy, maintain
+from forge.changelog.reader import Reader
+from forge.config import Config
+from forge.cursor import Cursor
+from forge.demo import shop, traffic
+from forge.demo.summary import Summary, percentiles
+from forge.feed import Feed
+from forge.track.context import transaction
+
+WORKERS: Final = 4
+CATCH_UP: Final = 30.0
+
+_COUNT: Final = (
+    "SELECT count(*) FROM forge.forge_event_log"
+    " WHERE transaction_id >= %s::text::xid8 AND application_name = %s AND op IN ('I', 'U', 'D')"
+)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How long the demo runs (None: until it is stopped), how many transactions a second, and whether it prints."""
+
+    seconds: float | None = None
+    rate: float = 6.0
+    quiet: bool = False
+
+
+class Demo:
+    """One run. `prepare` comes first, then `run`."""
+
+    def __init__(self, url: str, config: Config, feed: Feed, options: Options) -> None:
+        self._url = url
+        self._config = config
+        self._feed = feed
+        self._options = options
+        self._name = f"forge demo {secrets.token_hex(4)}"
+        self._stop = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._committed: dict[str, float] = {}
+        self._latencies: list[float] = []
+        self._tables: Counter[str] = Counter()
+        self._ids: set[str] = set()
+        self._transactions = self._written = self._repeated = 0
+
+    def prepare(self, say: Callable[[str], None]) -> str:
+        """Make everything ready; returns the server's version."""
+        return shop.prepare(self._url, say)
+
+    async def run(self) -> Summary:
+        """Write and watch until the time is up or a signal comes."""
+        for name in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(name, self._interrupted)
+        began = time.monotonic()
+        try:
+            async with Reader.open(self._url) as reader:
+                start = await reader.now()
+            async with asyncio.TaskGroup() as group:
+                background = [
+                    group.create_task(self._watch(start)),
+                    group.create_task(maintain(self._url, self._policy())),
+                ]
+                writers = [group.create_task(self._write(number)) for number in range(WORKERS)]
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), self._options.seconds)
+                self._stop.set()
+                await asyncio.wait(writers)
+                seconds = time.monotonic() - began
+                logged = await self._caught_up(start)
+                for task in background:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+        p50, p95 = percentiles(self._latencies)
+        return Summary(
+            seconds=round(seconds, 1),
+            transactions=self._transactions,
+            written=self._written,
+            logged=logged,
+            seen=len(self._ids),
+            repeated=self._repeated,
+            tables=dict(self._tables),
+            p50_ms=p50,
+            p95_ms=p95,
+        )
+
+    def _policy(self) -> Policy:
+        return Policy(retention_days=self._config.retention_days, size_limit=self._config.log_size_limit)
+
+    def _interrupted(self) -> None:
+        """The first signal ends the demo in order, a second one at once."""
+        self._stop.set()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(name)
+
+    async def _write(self, number: int) -> None:
+        chance = random.Random()
+        async with await connect_async(self._url, application_name=self._name) as connection:
+            pace = self._options.rate / WORKERS
+            while not self._stop.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), chance.expovariate(pace))
+                    return
+                with suppress(psycopg.errors.DeadlockDetected):
+                    await self._act(connection, chance)
+
+    async def _act(self, connection: AsyncConnection, chance: random.Random) -> None:
+        action = traffic.choose(chance)
+        trace = secrets.token_hex(16)
+        name = getattr(action, "__name__", "")
+        async with transaction(connection, user_id=chance.choice(traffic.STAFF), function_name=name, trace_id=trace):
+            written = await action(connection, chance)
+            if written:
+                self._committed[trace] = time.perf_counter()
+        self._written += written
+        self._transactions += 1
+
+    async def _watch(self, start: Cursor) -> None:
+        tables = [f"{shop.SCHEMA}.{table}" for table in shop.TABLES]
+        async for batch in follow(self._url, after=start, tables=tables, wakeup=self._config.wakeup):
+            now, clock = datetime.now(UTC), time.perf_counter()
+            for change in batch.changes:
+                if change.context.application_name == self._name:
+                    self._repeated += change.id in self._ids
+                    self._ids.add(change.id)
+                    self._tables[change.table] += 1
+                    if (committed := self._committed.pop(change.context.trace_id or "", None)) is not None:
+                        self._latencies.append(clock - committed)
+                if not self._options.quiet:
+                    sys.stdout.write(self._feed.line(change, now) + "\n")
+            sys.stdout.flush()
+            self._progress.set()
+
+    async def _caught_up(self, start: Cursor) -> int:
+        """How many changes of ours the log holds; returns when the feed has them all, or should have long ago."""
+        async with await connect_async(self._url) as connection:
+            values = (str(start.snapshot.xmin), self._name)
+            row = await (await connection.execute(_COUNT, values)).fetchone()
+        logged = int(row[0]) if row else 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CATCH_UP):
+                while len(self._ids) < logged:
+                    self._progress.clear()
+                    await self._progress.wait()
+        return logged
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One error of several: the one that a person should read."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

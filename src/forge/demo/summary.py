@@ -1,0 +1,50 @@
+"""What the demo can say at its end: what was written, what was seen, and that they are the same."""
+
+from collections.abc import Mapping, Sequence
+from statistics import quantiles
+
+import msgspec
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """`written` is as the server counted the writers' rows, `logged` as counted in the log, `seen` in the feed."""
+
+    seconds: float
+    transactions: int
+    written: int
+    logged: int
+    seen: int
+    repeated: int
+    tables: Mapping[str, int]
+    p50_ms: float | None
+    p95_ms: float | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every change that was written was logged and seen exactly once."""
+        return self.written == self.logged == self.seen and self.repeated == 0
+
+    def lines(self) -> list[str]:
+        """The summary for people."""
+        verdict = "nothing lost, nothing twice ✓" if self.whole else "✗ these should be equal, without repeats"
+        repeated = f"   {self.repeated} repeated" if self.repeated else ""
+        lines = [
+            f"{self.seconds:.1f} s   {self.transactions} transactions   {self.written} changes written   "
+            f"{self.logged} in the log   {self.seen} seen{repeated}   {verdict}",
+            "   ".join(f"{table} {count}" for table, count in sorted(self.tables.items())),
+        ]
+        if self.p50_ms is not None and self.p95_ms is not None:
+            lines.append(f"commit to feed   p50 {self.p50_ms:.1f} ms   p95 {self.p95_ms:.1f} ms")
+        return [line for line in lines if line]
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float | None, float | None]:
+    """The 50th and the 95th percentile in milliseconds.
+
+    >>> percentiles([0.001] * 99 + [1.0]), percentiles([0.002]), percentiles([])
+    ((1.0, 1.0), (2.0, 2.0), (None, None))
+    """
+    if not seconds:
+        return None, None
+    cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else list(seconds) * 19
+    return cuts[9] * 1000, cuts[18] * 1000
