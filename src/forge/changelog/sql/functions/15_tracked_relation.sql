@@ -5,7 +5,7 @@ WITH target AS (
     SELECT t.id, t.schema_name, t.table_name, g.tgrelid
     FROM forge.tracked_table t
     JOIN pg_proc p ON p.pronamespace = 'forge'::regnamespace
-                  AND p.proname = format('log_%s_%s', t.id, CASE WHEN t.replica THEN 'row' ELSE 'insert' END)
+                  AND p.proname = format('log_%s_insert', t.id)
     JOIN pg_trigger g ON g.tgfoid = p.oid
     WHERE t.disabled_at IS NULL
 )

@@ -48,9 +48,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
             CASE
             WHEN typname IN ('bool', 'int2', 'int4', 'int8', 'oid', 'text', 'varchar', 'bpchar', 'name', 'char', 'uuid', 'numeric',
                              'date', 'timestamp', 'time', 'json', 'jsonb') AND builtin OR typtype = 'e'
-                 OR is_array AND (element IN ('bool', 'int2', 'int4', 'int8', 'text', 'varchar', 'uuid', 'numeric', 'date', 'timestamp')
-                                  AND element_builtin OR element_kind = 'e') THEN '{}'::text[]
-            WHEN typname IN ('timestamptz', '_timestamptz') AND builtin THEN '{TimeZone=UTC}'
+                 OR is_array AND (element IN ('bool', 'int2', 'int4', 'int8', 'text', 'varchar', 'uuid', 'numeric') AND element_builtin
+                                  OR element_kind = 'e') THEN '{}'::text[]
+            WHEN typname = 'timestamptz' AND builtin THEN '{TimeZone=UTC}'
             WHEN typname IN ('float4', 'float8') AND builtin THEN '{extra_float_digits=1}'
             WHEN typname = 'bytea' AND builtin THEN '{bytea_output=hex}'
             WHEN typname = 'interval' AND builtin THEN '{IntervalStyle=iso_8601}'
@@ -100,6 +100,18 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT tree.oid FROM tree JOIN pg_class c ON c.oid = tree.oid WHERE c.relkind IN ('r', 'p')
 $body$;
 
+-- Whether other tables inherit from this one (partitions do not count).
+CREATE OR REPLACE FUNCTION forge.has_children(relation oid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent WHERE i.inhparent = relation AND c.relkind = 'r')
+$body$;
+
+-- Whether DDL is seen in its own transaction: the event triggers are there and enabled.
+CREATE OR REPLACE FUNCTION forge.sees_ddl() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname IN ('forge_ddl', 'forge_rewrite') AND evtenabled <> 'D'
+$body$;
+
 -- Whether writing to a table can run statements of other triggers that write to it again: then order needs care.
 CREATE OR REPLACE FUNCTION forge.has_other_triggers(relation oid) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
@@ -114,12 +126,21 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
 $body$;
 
 -- What a change of definition changes: columns, key, name, partitions; after the dot, whether there are other triggers.
+-- An enum's labels and a composite's attributes count, because renaming one changes rows. Where no event trigger tells of
+-- a rewrite, so does the transaction that last changed a column.
 CREATE OR REPLACE FUNCTION forge.fingerprint(relation oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT concat(md5(concat_ws('|', c.relnamespace::regnamespace, c.relname, c.relkind,
         (SELECT string_agg(concat_ws(',', a.attname, a.atttypid, a.atttypmod, a.attcollation, a.attgenerated,
-                                     CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END), ';' ORDER BY a.attnum)
-         FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+                                     CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END,
+                                     (SELECT string_agg(e.enumlabel, ',' ORDER BY e.enumsortorder) FROM pg_enum e WHERE e.enumtypid = b.oid),
+                                     (SELECT string_agg(concat_ws(' ', p.attname, p.atttypid, p.atttypmod), ',' ORDER BY p.attnum)
+                                      FROM pg_attribute p WHERE p.attrelid = b.typrelid AND p.attnum > 0 AND NOT p.attisdropped),
+                                     CASE WHEN NOT forge.sees_ddl() THEN a.xmin END), ';' ORDER BY a.attnum)
+         FROM pg_attribute a
+         JOIN pg_type t ON t.oid = a.atttypid
+         JOIN pg_type b ON b.oid = forge.base_type(CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem ELSE t.oid END)
+         LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
         forge.key_columns(c.oid)::text,
         (SELECT string_agg(r::text, ',' ORDER BY r) FROM forge.relations_of(c.oid) r))),

@@ -1,4 +1,4 @@
--- Writes the trigger functions of one tracked table: forge.log_<id>_insert, _update, _delete, _truncate, _row, _mark.
+-- Writes the trigger functions of one tracked table: forge.log_<id>_insert, _update, _delete, _truncate, _empty, _row, _mark.
 --
 -- What always holds in them:
 --   * search_path is pinned, and of the printing settings those that the table's types depend on; nothing else of the
@@ -7,6 +7,8 @@
 --     statement before all its inserts. When the two sides differ in number, every old row is a delete and every new
 --     one an insert.
 --   * The log row is written before the wake-up is decided, so the writer holds its lock on the log by then.
+--   * Of one key, a later change has a later `at`: an insert of a statement that also deletes is a microsecond later,
+--     and where `rank` is set `at` is the time that it stands for.
 CREATE OR REPLACE FUNCTION forge.write_functions(tracked integer, relation oid, version integer) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -16,9 +18,10 @@ DECLARE
     pins      text;
     o         text := 'forge_o';
     n         text := 'forge_n';
-    columns   integer;
+    delta     boolean;
     ordered   boolean := forge.has_other_triggers(relation);
     declared  text;
+    context   text;
     rank_into text := '';
     begins    text;
     ends      text;
@@ -28,23 +31,31 @@ DECLARE
                       'user_id, function_name, trace_id, context, db_user, application_name) ';
     tail      text := 'v_user, v_function, v_trace, v_context, session_user, v_application';
     head      text;
+    late      text;
     pairs     text;
     name      text;
     relation_name text;
 BEGIN
-    SELECT bool_and(c.native), count(*) INTO plain, columns FROM forge.table_columns(relation, setup.excluded, setup.masked) c;
+    -- functions take at most 100 arguments; and only what sees DDL at once may name columns that it could have dropped
+    SELECT bool_and(c.native), count(*) <= 90 AND (forge.sees_ddl() OR NOT bool_and(c.native)) INTO plain, delta
+    FROM forge.table_columns(relation, setup.excluded, setup.masked) c;
     SELECT coalesce(string_agg(format(' SET %s = %L', split_part(p, '=', 1), split_part(p, '=', 2)), ''), '') INTO pins
     FROM (SELECT DISTINCT unnest(c.pins) p FROM forge.table_columns(relation, setup.excluded, setup.masked) c) pin;
+    -- an inheriting child's own columns are not the table's
+    plain := plain AND NOT forge.has_children(relation);
     -- row_to_json(alias) would mean a column of that name if there were one
-    WHILE EXISTS (SELECT FROM forge.relations_of(relation) r JOIN pg_attribute a ON a.attrelid = r WHERE a.attname IN (o, n)) LOOP
+    WHILE EXISTS (SELECT FROM forge.relations_of(relation) r JOIN pg_attribute a ON a.attrelid = r
+                  WHERE a.attname IN (o, n, o || '_image', n || '_image')) LOOP
         o := o || '_'; n := n || '_';
     END LOOP;
     SELECT c.relname INTO relation_name FROM pg_class c WHERE c.oid = relation;
 
     head := format('v_rank, v_transaction, v_at, v_day, %s, ', version);
+    late := format('v_rank, v_transaction, v_at + interval ''1 microsecond'', v_day, %s, ', version);
+    -- SELECT *, because the fields of a transition table's row are miscounted after a dropped column
     pairs := format(
-        '(SELECT row_number() OVER () AS forge_r, %1$s FROM forge_old_rows %1$s) a '
-        'FULL JOIN (SELECT row_number() OVER () AS forge_r, %2$s FROM forge_new_rows %2$s) b USING (forge_r)', o, n);
+        '(SELECT row_number() OVER () AS forge_r, %1$s FROM (SELECT * FROM forge_old_rows) %1$s) a '
+        'FULL JOIN (SELECT row_number() OVER () AS forge_r, %2$s FROM (SELECT * FROM forge_new_rows) %2$s) b USING (forge_r)', o, n);
     declared := $d$
 #variable_conflict use_variable
 DECLARE
@@ -60,13 +71,21 @@ DECLARE
     v_user        text := nullif(current_setting('forge.user_id', true), '');
     v_function    text := nullif(current_setting('forge.function_name', true), '');
     v_trace       text := nullif(current_setting('forge.trace_id', true), '');
-    v_context     json := nullif(current_setting('forge.context', true), '');
+    v_context     json;
     v_application text := nullif(current_setting('application_name'), '');
+    v_mark        text;
 BEGIN
 $d$;
+    context := $d$    v_context := nullif(current_setting('forge.context', true), '');
+$d$;
     IF ordered THEN
-        rank_into := $d$    v_rank := rtrim(nullif(current_setting('forge.mark_' || pg_trigger_depth(), true), ''), 'c')::bigint;
-    PERFORM set_config('forge.mark_' || pg_trigger_depth(), v_rank || 'c', true);
+        rank_into := $d$    v_mark := ltrim(nullif(current_setting('forge.mark_' || pg_trigger_depth(), true), ''), '-');
+    IF v_mark IS NOT NULL THEN
+        v_rank := split_part(v_mark, ' ', 1);
+        v_at := timestamptz 'epoch' + split_part(v_mark, ' ', 2)::bigint * interval '1 microsecond';
+        v_day := forge.log_day(v_at);
+        PERFORM set_config('forge.mark_' || pg_trigger_depth(), '-' || v_mark, true);
+    END IF;
 $d$;
     END IF;
     wake := format($d$
@@ -76,14 +95,17 @@ $d$;
     END IF;
     RETURN NULL;
 $d$, forge.wakeup_lock(), relation_name);
-    begins := CASE setup.on_failure WHEN 'invalidate' THEN E'BEGIN\n' ELSE '' END;
+    begins := CASE setup.on_failure WHEN 'invalidate' THEN E'BEGIN\n' ELSE '' END || context;
     ends := CASE setup.on_failure WHEN 'invalidate' THEN format($d$
 EXCEPTION WHEN OTHERS THEN
     INSERT INTO forge.forge_event_log (transaction_id, at, day, version, op, context, db_user)
     VALUES (v_transaction, v_at, v_day, %s, 'X', json_build_object('failure', SQLERRM, 'sqlstate', SQLSTATE), session_user);
     RAISE WARNING 'forge could not log a %% on %%: %%', TG_OP, %L, SQLERRM
         USING HINT = 'the table is logged as changed as a whole; see forge doctor';
-    PERFORM pg_notify('forge_changes', forge.wakeup_payload(%L, 'INVALIDATE', '*'));
+    IF current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll' THEN
+        PERFORM pg_notify('forge_changes', forge.wakeup_payload(%L, 'INVALIDATE', '*'));
+    END IF;
+    PERFORM set_config('forge.mark_' || pg_trigger_depth(), '', true);
     RETURN NULL;
 END;
 $d$, version, relation_name, relation_name) ELSE '' END;
@@ -108,7 +130,9 @@ $d$, version, relation_name, relation_name) ELSE '' END;
     ELSE
         %s;
     END IF;
-%s%s$d$, CASE name WHEN 'insert' THEN 'forge_new_rows' ELSE 'forge_old_rows' END, rank_into, put, put, wake, ends) || 'END');
+%s%s$d$, CASE name WHEN 'insert' THEN 'forge_new_rows' ELSE 'forge_old_rows' END,
+            rank_into || CASE WHEN ordered AND name = 'insert' THEN E'    v_at := v_at + interval ''1 microsecond'';\n' ELSE '' END,
+            put, put, wake, ends) || 'END');
     END LOOP;
 
     PERFORM forge.write_function(tracked, 'update', pins, declared || begins || format($d$
@@ -141,21 +165,21 @@ $d$, version, relation_name, relation_name) ELSE '' END;
                forge.hidden_expression(relation, setup, o, n), tail,
                o, forge.image_source(relation, setup, o, o, plain), n, forge.image_source(relation, setup, n, n, plain),
                forge.key_same_expression(relation, o, n)),
-        format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM %s%s%s WHERE %s ORDER BY forge_r', log, head,
+        format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM %s%s%s WHERE %s ORDER BY a.forge_r', log, head,
                forge.row_id_expression(relation, '(b.' || n || ')'),
-               CASE WHEN columns <= 90 THEN forge.delta_expression(relation, setup, '(a.' || o || ')', '(b.' || n || ')')
+               CASE WHEN delta THEN forge.delta_expression(relation, setup, '(a.' || o || ')', '(b.' || n || ')')
                     ELSE forge.image_expression(CASE WHEN plain THEN 'a.' || o ELSE o END, plain) END,
                forge.image_expression(CASE WHEN plain THEN 'b.' || n ELSE n END, plain),
                forge.hidden_expression(relation, setup, '(a.' || o || ')', '(b.' || n || ')'), tail, pairs,
-               CASE WHEN columns <= 90 THEN '' ELSE forge.image_source(relation, setup, '(a.' || o || ')', o, plain) END,
+               CASE WHEN delta THEN '' ELSE forge.image_source(relation, setup, '(a.' || o || ')', o, plain) END,
                forge.image_source(relation, setup, '(b.' || n || ')', n, plain),
                forge.key_same_expression(relation, '(a.' || o || ')', '(b.' || n || ')')),
-        format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY forge_r', log, head,
+        format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY a.forge_r', log, head,
                forge.row_id_expression(relation, '(a.' || o || ')'),
                forge.image_expression(CASE WHEN plain THEN 'a.' || o ELSE o END, plain), tail, pairs,
                forge.image_source(relation, setup, '(a.' || o || ')', o, plain),
                forge.key_same_expression(relation, '(a.' || o || ')', '(b.' || n || ')')),
-        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY forge_r', log, head,
+        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY a.forge_r', log, late,
                forge.row_id_expression(relation, '(b.' || n || ')'),
                forge.image_expression(CASE WHEN plain THEN 'b.' || n ELSE n END, plain), tail, pairs,
                forge.image_source(relation, setup, '(b.' || n || ')', n, plain),
@@ -164,7 +188,7 @@ $d$, version, relation_name, relation_name) ELSE '' END;
         format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM forge_old_rows %s%s', log, head,
                forge.row_id_expression(relation, o), forge.image_expression(o, plain), tail, o,
                forge.image_source(relation, setup, o, o, plain)),
-        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM forge_new_rows %s%s', log, head,
+        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM forge_new_rows %s%s', log, late,
                forge.row_id_expression(relation, n), forge.image_expression(n, plain), tail, n,
                forge.image_source(relation, setup, n, n, plain)),
         ends) || 'END');
@@ -182,7 +206,7 @@ $d$, version, relation_name, relation_name) ELSE '' END;
         %1$s RETURNING row_id INTO v_row;
     END IF;
 %5$s%6$s$d$,
-        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM (SELECT 1) forge_one%s', log, head, forge.row_id_expression(relation, 'NEW'),
+        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM (SELECT 1) forge_one%s', log, late, forge.row_id_expression(relation, 'NEW'),
                forge.image_expression(CASE WHEN plain THEN 'NEW' ELSE n END, plain), tail, forge.image_source(relation, setup, 'NEW', n, plain)),
         format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM (SELECT 1) forge_one%s', log, head, forge.row_id_expression(relation, 'OLD'),
                forge.image_expression(CASE WHEN plain THEN 'OLD' ELSE o END, plain), tail, forge.image_source(relation, setup, 'OLD', o, plain)),
@@ -194,38 +218,51 @@ $d$, version, relation_name, relation_name) ELSE '' END;
                forge.image_source(relation, setup, 'OLD', o, plain), forge.image_source(relation, setup, 'NEW', n, plain)),
         wake, ends) || 'END');
 
-    -- TRUNCATE of the table is one change. TRUNCATE of one partition or child alone takes away some of the table's rows,
-    -- so each of them is logged as deleted; `forge.truncating_<id>` tells the two apart.
+    -- TRUNCATE of the table is one change. TRUNCATE of one partition alone takes away some of the table's rows, so each of
+    -- them is logged as deleted; `forge.truncating_<id>` tells the two apart, and a writer cannot know its value. An
+    -- inheriting child or parent is always logged row by row, because TRUNCATE ONLY looks the same from here.
     PERFORM forge.write_function(tracked, 'truncate', pins, declared || begins || format($d$
-    IF TG_NARGS = 1 THEN
-        IF current_setting('forge.truncating_%1$s', true) IS NOT DISTINCT FROM 'yes' THEN
-            RETURN NULL;
-        END IF;
-        EXECUTE %2$L || TG_RELID::regclass || %3$L
-        USING v_rank, v_transaction, v_at, v_day, v_user, v_function, v_trace, v_context, v_application;
-    ELSIF TG_WHEN = 'BEFORE' THEN
-        PERFORM set_config('forge.truncating_%1$s', 'yes', true);
+    IF TG_WHEN = 'BEFORE' THEN
+        PERFORM set_config('forge.truncating_%1$s', forge.truncating(v_transaction), true);
         RETURN NULL;
-    ELSE
-        PERFORM set_config('forge.truncating_%1$s', '', true);
-        %4$s;
     END IF;
-%5$s%6$s$d$, tracked,
+    PERFORM set_config('forge.truncating_%1$s', '', true);
+    %2$s;
+%3$s%4$s$d$, tracked, format('%s SELECT %s''T'', NULL, NULL, NULL, NULL, %s', log, head, tail), wake, ends) || 'END');
+
+    PERFORM forge.write_function(tracked, 'empty', pins, declared || begins || format($d$
+    IF current_setting('forge.truncating_%1$s', true) = forge.truncating(v_transaction) THEN
+        RETURN NULL;
+    END IF;
+    EXECUTE %2$L || TG_RELID::regclass || %3$L
+    USING v_rank, v_transaction, v_at, v_day, v_user, v_function, v_trace, v_context, v_application;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    IF v_rows = 0 THEN
+        RETURN NULL;
+    END IF;
+%4$s%5$s$d$, tracked,
         format('%s SELECT $1, $2, $3, $4, %s, ''D'', %s, %s, NULL, NULL, $5, $6, $7, $8, session_user, $9 FROM ONLY ', log, version,
                forge.row_id_expression(relation, o), forge.image_expression(o, plain)),
         format(' %s%s', o, forge.image_source(relation, setup, o, o, plain)),
-        format('%s SELECT %s''T'', NULL, NULL, NULL, NULL, %s', log, head, tail),
         wake, ends) || 'END');
 
     -- Fires before any other row trigger of the statement, and remembers for the statement's own log rows that they come first.
     PERFORM forge.write_function(tracked, 'mark', '', $d$
+DECLARE
+    v_name text := 'forge.mark_' || pg_trigger_depth();
 BEGIN
-    IF coalesce(current_setting('forge.mark_' || pg_trigger_depth(), true), '') !~ '^[0-9]+$' THEN
-        PERFORM set_config('forge.mark_' || pg_trigger_depth(), nextval('forge.event_id')::text, true);
+    IF coalesce(current_setting(v_name, true), '') !~ '^[0-9]' THEN
+        PERFORM set_config(v_name, concat(nextval('forge.event_id'), ' ', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), true);
     END IF;
     RETURN NULL;
 END$d$);
 END
+$body$;
+
+-- What only Forge's own functions can know within a transaction: see log_<id>_truncate.
+CREATE OR REPLACE FUNCTION forge.truncating(transaction xid8) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT encode(sha256(convert_to(concat(i.uuid, ' ', transaction), 'UTF8')), 'hex') FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1
 $body$;
 
 CREATE OR REPLACE FUNCTION forge.write_function(tracked integer, name text, pins text, body text) RETURNS void

@@ -13,7 +13,7 @@ BEGIN
         END;
     END IF;
     IF found IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'FG101', MESSAGE = format('there is no table %s', name),
+        RAISE EXCEPTION USING ERRCODE = 'FG101', MESSAGE = pg_catalog.concat('there is no table ', name),
             HINT = 'check the spelling and the schema, e.g. sales.orders';
     END IF;
     RETURN found;
@@ -47,8 +47,9 @@ BEGIN
     ELSIF class.relispartition THEN
         problem := 'is a partition';
         remedy := format('track the whole table: %s', (SELECT r::regclass FROM pg_partition_root(relation) r));
-    ELSIF length(class.relname) > 50 THEN
-        problem := format('has a name of %s characters; 50 is the most', length(class.relname));
+    ELSIF octet_length(class.relname::text) > 50 THEN
+        problem := CASE WHEN length(class.relname) > 50 THEN format('has a name of %s characters; 50 is the most', length(class.relname))
+                   ELSE format('has a name of %s bytes; 50 is the most', octet_length(class.relname::text)) END;
         remedy := format('ALTER TABLE %s RENAME TO …', relation::regclass);
     ELSIF NOT pg_has_role(class.relowner, 'USAGE') THEN
         problem := format('belongs to %s', class.relowner::regrole); remedy := format('enable it as %s or a superuser', class.relowner::regrole);
@@ -59,8 +60,9 @@ BEGIN
     ELSIF EXISTS (SELECT FROM forge.relations_of(relation) r JOIN forge.tracked_relation t ON t.table_oid = r
                   WHERE r <> relation) THEN
         problem := 'has a partition or child that is tracked by itself'; remedy := 'disable that one first';
-    ELSIF EXISTS (SELECT FROM pg_inherits i JOIN forge.tracked_relation t ON t.table_oid = i.inhparent WHERE i.inhrelid = relation) THEN
-        problem := 'inherits from a tracked table, which tracks it too'; remedy := 'nothing to do';
+    ELSIF EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = relation) THEN
+        problem := 'inherits from another table, and writes through that one would not be seen';
+        remedy := format('track %s, which tracks this one too', (SELECT min(i.inhparent::regclass::text) FROM pg_inherits i WHERE i.inhrelid = relation));
     ELSE
         RETURN;
     END IF;
@@ -73,21 +75,25 @@ CREATE OR REPLACE FUNCTION forge.wanted_triggers(tracked integer, relation oid)
 RETURNS TABLE (target oid, name text, function text, definition text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH setup AS (SELECT t.*, c.relname FROM forge.tracked_table t, pg_class c WHERE t.id = tracked AND c.oid = $2),
-    kind (prefix, function, timing, as_rows, part) AS (VALUES
-        ('forge_notify_', 'insert', 'AFTER INSERT ON %s REFERENCING NEW TABLE AS forge_new_rows FOR EACH STATEMENT', false, NULL::boolean),
-        ('forge_update_', 'update', 'AFTER UPDATE ON %s REFERENCING OLD TABLE AS forge_old_rows NEW TABLE AS forge_new_rows FOR EACH STATEMENT', false, NULL),
-        ('forge_delete_', 'delete', 'AFTER DELETE ON %s REFERENCING OLD TABLE AS forge_old_rows FOR EACH STATEMENT', false, NULL),
-        ('forge_notify_', 'row', 'AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW', true, NULL),
-        ('forge_empty_', 'truncate', 'BEFORE TRUNCATE ON %s FOR EACH STATEMENT', NULL, NULL),
-        ('forge_clear_', 'truncate', 'AFTER TRUNCATE ON %s FOR EACH STATEMENT', NULL, false),
-        ('!forge_mark_', 'mark', 'AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW', false, NULL))
-    SELECT r.oid, kind.prefix || setup.relname, format('log_%s_%s', tracked, kind.function),
-           format('CREATE TRIGGER %I %s EXECUTE FUNCTION forge.log_%s_%s(%s)', kind.prefix || setup.relname,
-                  format(kind.timing, r.oid::regclass), tracked, kind.function,
-                  CASE WHEN kind.function = 'truncate' AND r.oid <> $2 THEN '''part''' ELSE '' END)
+    kind (prefix, function, timing) AS (VALUES
+        ('forge_notify_', 'insert', 'AFTER INSERT ON %s REFERENCING NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
+        ('forge_update_', 'update', 'AFTER UPDATE ON %s REFERENCING OLD TABLE AS forge_old_rows NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
+        ('forge_delete_', 'delete', 'AFTER DELETE ON %s REFERENCING OLD TABLE AS forge_old_rows FOR EACH STATEMENT'),
+        ('forge_empty_', 'truncate', 'BEFORE TRUNCATE ON %s FOR EACH STATEMENT'),
+        ('forge_clear_', 'truncate', 'AFTER TRUNCATE ON %s FOR EACH STATEMENT'),
+        ('forge_empty_', 'empty', 'BEFORE TRUNCATE ON %s FOR EACH STATEMENT'),
+        ('!forge_mark_', 'mark', 'AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW'),
+        ('!forge_apply_', 'row', 'AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW'))
+    SELECT r.oid, (kind.prefix || setup.relname)::name::text, format('log_%s_%s', tracked, kind.function),
+           format('CREATE TRIGGER %I %s EXECUTE FUNCTION forge.log_%s_%s()', (kind.prefix || setup.relname)::name,
+                  format(kind.timing, r.oid::regclass), tracked, kind.function)
     FROM setup, kind, forge.relations_of($2) r (oid)
-    WHERE coalesce(kind.as_rows = setup.replica, true) AND coalesce(kind.part = (r.oid <> $2), true)
-      AND (kind.function <> 'mark' OR forge.has_other_triggers($2))
+    WHERE CASE kind.function
+        WHEN 'mark' THEN forge.has_other_triggers($2)
+        WHEN 'row' THEN setup.replica
+        WHEN 'truncate' THEN r.oid = $2 AND NOT forge.has_children($2)
+        WHEN 'empty' THEN r.oid <> $2 OR forge.has_children($2)
+        ELSE true END
 $body$;
 
 -- Drops the triggers of a tracked table that are not wanted for the relation; all of them when it is NULL.
@@ -113,7 +119,8 @@ $body$;
 CREATE OR REPLACE FUNCTION forge.write_triggers(tracked integer, relation oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
-    item record;
+    item   record;
+    firing text;
 BEGIN
     PERFORM forge.drop_triggers(tracked, relation);
     FOR item IN
@@ -123,9 +130,12 @@ BEGIN
         -- a row trigger on a partitioned table comes to its partitions by itself
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = item.target AND t.tgname = item.name) THEN
             EXECUTE item.definition;
-            IF item.replica THEN
-                EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.target::regclass, item.name);
-            END IF;
+        END IF;
+        -- under session_replication_role = replica, and in logical-replication apply, only row triggers see every row
+        firing := CASE WHEN item.function LIKE '%\_row' THEN 'REPLICA'
+                       WHEN item.replica AND item.function ~ '_(truncate|empty)$' THEN 'ALWAYS' END;
+        IF firing IS NOT NULL AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = item.target AND t.tgname = item.name AND t.tgenabled = 'O') THEN
+            EXECUTE format('ALTER TABLE %s ENABLE %s TRIGGER %I', item.target::regclass, firing, item.name);
         END IF;
     END LOOP;
 END
@@ -139,7 +149,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $body$
            nullif(current_setting('forge.function_name', true), ''), nullif(current_setting('forge.trace_id', true), ''),
            note, session_user, nullif(current_setting('application_name'), '')
     FROM clock_timestamp() a;
-    SELECT pg_notify('forge_changes', forge.wakeup_payload(v.table_name, 'SCHEMA', '*')) FROM forge.table_version v WHERE v.id = version;
+    SELECT pg_notify('forge_changes', forge.wakeup_payload(v.table_name, 'SCHEMA', '*')) FROM forge.table_version v
+    WHERE v.id = version AND current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll';
 $body$;
 
 -- Brings one tracked table's functions, triggers and version up to its definition. Returns whether anything changed.
@@ -155,8 +166,7 @@ DECLARE
 BEGIN
     IF found IS NULL THEN
         IF to_regclass(format('%I.%I', setup.schema_name, setup.table_name)) IS NULL THEN
-            UPDATE forge.tracked_table SET disabled_at = clock_timestamp() WHERE id = tracked;
-            PERFORM forge.log_table_event(newest.id, 'S', json_build_object('dropped', true));
+            PERFORM forge.stop_tracking(tracked, json_build_object('dropped', true));
             RETURN true;
         END IF;
         RETURN false;
@@ -223,39 +233,50 @@ CREATE OR REPLACE FUNCTION public.forge_enable_reactivity(
     name text, exclude text[] DEFAULT '{}', mask text[] DEFAULT '{}', replica boolean DEFAULT false, on_failure text DEFAULT 'fail'
 ) RETURNS void
 LANGUAGE plpgsql AS $body$
-DECLARE
-    found   oid := forge.find_table(name);
-    tracked forge.tracked_table;
-    class   record;
 BEGIN
-    PERFORM forge.check_trackable(found, exclude, mask);
-    IF on_failure NOT IN ('fail', 'invalidate') THEN
+    PERFORM forge.enable(forge.find_table(name), exclude, mask, replica, on_failure);
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION forge.enable(relation oid, exclude text[], mask text[], replica boolean, on_failure text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+#variable_conflict use_column
+DECLARE
+    wanted  forge.tracked_table;
+    tracked forge.tracked_table;
+BEGIN
+    wanted.excluded := coalesce(exclude, '{}');
+    wanted.masked := coalesce(mask, '{}');
+    wanted.replica := coalesce(replica, false);
+    wanted.on_failure := coalesce(on_failure, 'fail');
+    PERFORM forge.check_trackable(relation, wanted.excluded, wanted.masked);
+    IF wanted.on_failure NOT IN ('fail', 'invalidate') THEN
         RAISE EXCEPTION USING ERRCODE = 'FG102', MESSAGE = format('on_failure cannot be %s', on_failure), HINT = 'use fail or invalidate';
     END IF;
     -- no writer may be half-way between the old functions and the new
-    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', found::regclass);
-    SELECT c.relname, n.nspname INTO class FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = found;
-    SELECT t.* INTO tracked FROM forge.tracked_table t JOIN forge.tracked_relation r ON r.id = t.id WHERE r.table_oid = found;
+    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', relation::regclass);
+    SELECT n.nspname, c.relname INTO wanted.schema_name, wanted.table_name
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+    SELECT t.* INTO tracked FROM forge.tracked_table t JOIN forge.tracked_relation r ON r.id = t.id WHERE r.table_oid = relation;
     IF tracked.id IS NULL THEN
         -- the same name once more, its triggers gone: it starts anew under its old number
-        UPDATE forge.tracked_table t SET disabled_at = NULL, enabled_at = pg_catalog.clock_timestamp()
-        WHERE t.id = (SELECT max(o.id) FROM forge.tracked_table o WHERE o.schema_name = class.nspname AND o.table_name = class.relname)
+        UPDATE forge.tracked_table t SET disabled_at = NULL, enabled_at = clock_timestamp()
+        WHERE t.id = (SELECT max(o.id) FROM forge.tracked_table o WHERE o.schema_name = wanted.schema_name AND o.table_name = wanted.table_name)
         RETURNING * INTO tracked;
     END IF;
     IF tracked.id IS NULL THEN
-        INSERT INTO forge.tracked_table (schema_name, table_name) VALUES (class.nspname, class.relname) RETURNING * INTO tracked;
-    ELSIF EXISTS (SELECT FROM forge.tracked_relation r WHERE r.id = tracked.id AND r.table_oid = found)
-          AND tracked.excluded = exclude AND tracked.masked = mask AND tracked.replica = forge_enable_reactivity.replica
-          AND tracked.on_failure = forge_enable_reactivity.on_failure
-          AND NOT EXISTS (SELECT FROM forge.wanted_triggers(tracked.id, found) w WHERE NOT EXISTS (
-              SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = w.target AND t.tgname = w.name AND t.tgenabled <> 'D')) THEN
+        INSERT INTO forge.tracked_table (schema_name, table_name) VALUES (wanted.schema_name, wanted.table_name) RETURNING * INTO tracked;
+    ELSIF EXISTS (SELECT FROM forge.tracked_relation r WHERE r.id = tracked.id AND r.table_oid = relation)
+          AND (tracked.excluded, tracked.masked, tracked.replica, tracked.on_failure)
+              = (wanted.excluded, wanted.masked, wanted.replica, wanted.on_failure)
+          AND NOT EXISTS (SELECT FROM forge.wanted_triggers(tracked.id, relation) w WHERE NOT EXISTS (
+              SELECT FROM pg_trigger t WHERE t.tgrelid = w.target AND t.tgname = w.name AND t.tgenabled <> 'D')) THEN
         PERFORM forge.refresh(tracked.id);
         RETURN;
     END IF;
-    UPDATE forge.tracked_table t SET excluded = exclude, masked = mask, replica = forge_enable_reactivity.replica,
-        on_failure = forge_enable_reactivity.on_failure
-    WHERE t.id = tracked.id RETURNING * INTO tracked;
-    PERFORM forge.start_tracking(tracked.id, found);
+    UPDATE forge.tracked_table t SET excluded = wanted.excluded, masked = wanted.masked, replica = wanted.replica, on_failure = wanted.on_failure
+    WHERE t.id = tracked.id;
+    PERFORM forge.start_tracking(tracked.id, relation);
 END
 $body$;
 
@@ -273,21 +294,27 @@ $body$;
 
 CREATE OR REPLACE FUNCTION public.forge_disable_reactivity(name text) RETURNS boolean
 LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN forge.disable(forge.find_table(name));
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION forge.disable(relation oid) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
-    found   oid := forge.find_table(name);
-    tracked integer := (SELECT r.id FROM forge.tracked_relation r WHERE r.table_oid = found);
+    tracked integer := (SELECT r.id FROM forge.tracked_relation r WHERE r.table_oid = relation);
 BEGIN
     IF tracked IS NULL THEN
-        RAISE NOTICE '% is not tracked', found::regclass;
+        RAISE NOTICE '% is not tracked', relation::regclass;
         RETURN false;
     END IF;
-    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', found::regclass);
-    PERFORM forge.stop_tracking(tracked);
+    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', relation::regclass);
+    PERFORM forge.stop_tracking(tracked, json_build_object('disabled', true));
     RETURN true;
 END
 $body$;
 
-CREATE OR REPLACE FUNCTION forge.stop_tracking(tracked integer) RETURNS void
+CREATE OR REPLACE FUNCTION forge.stop_tracking(tracked integer, note json) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
     item record;
@@ -300,8 +327,7 @@ BEGIN
         EXECUTE format('DROP FUNCTION %s', item.signature);
     END LOOP;
     UPDATE forge.tracked_table SET disabled_at = clock_timestamp() WHERE id = tracked;
-    PERFORM forge.log_table_event((SELECT max(v.id) FROM forge.table_version v WHERE v.tracked_table = tracked), 'S',
-                                  json_build_object('disabled', true));
+    PERFORM forge.log_table_event((SELECT max(v.id) FROM forge.table_version v WHERE v.tracked_table = tracked), 'S', note);
     PERFORM set_config('forge.refreshing', '', true);
 END
 $body$;

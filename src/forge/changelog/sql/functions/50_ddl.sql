@@ -27,14 +27,13 @@ BEGIN
     IF NOT (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user) THEN
         RETURN;
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_catalog.pg_event_trigger WHERE evtname = 'forge_ddl') THEN
-        CREATE EVENT TRIGGER forge_ddl ON ddl_command_end
-            WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA', 'DROP TABLE', 'DROP SCHEMA', 'DROP OWNED', 'DROP EXTENSION', 'DROP TYPE',
-                         'ALTER SCHEMA', 'ALTER TYPE', 'CREATE TRIGGER', 'DROP TRIGGER')
-            EXECUTE FUNCTION forge.on_ddl();
-    END IF;
-    IF NOT EXISTS (SELECT FROM pg_catalog.pg_event_trigger WHERE evtname = 'forge_rewrite') THEN
-        CREATE EVENT TRIGGER forge_rewrite ON table_rewrite EXECUTE FUNCTION forge.on_rewrite();
-    END IF;
+    DROP EVENT TRIGGER IF EXISTS forge_ddl;
+    CREATE EVENT TRIGGER forge_ddl ON ddl_command_end
+        WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'DROP TABLE', 'CREATE SCHEMA', 'ALTER SCHEMA', 'DROP SCHEMA', 'ALTER TYPE', 'DROP TYPE',
+                     'DROP DOMAIN', 'DROP COLLATION', 'CREATE TRIGGER', 'DROP TRIGGER', 'DROP FUNCTION', 'DROP ROUTINE', 'DROP OWNED',
+                     'CREATE EXTENSION', 'ALTER EXTENSION', 'DROP EXTENSION')
+        EXECUTE FUNCTION forge.on_ddl();
+    DROP EVENT TRIGGER IF EXISTS forge_rewrite;
+    CREATE EVENT TRIGGER forge_rewrite ON table_rewrite EXECUTE FUNCTION forge.on_rewrite();
 END
 $body$;
