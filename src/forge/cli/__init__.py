@@ -4,6 +4,18 @@ Every command is one small file. An error that Forge can name is two lines on st
 exit code 1; a wrong command line is the same with exit code 2. A traceback is shown with --debug only.
 """
 
-from forge.cli.main import main
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and exit. Ctrl-C is quiet from the first moment on, while Python still imports."""
+    try:
+        from forge.cli.main import main as run
+
+        run(arguments)
+    except KeyboardInterrupt:
+        sys.exit(130)

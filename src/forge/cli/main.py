@@ -1,7 +1,6 @@
 """The command line as a whole: global flags, the commands, and what becomes of an error."""
 
 import logging
-import os
 import signal
 import sys
 import traceback
@@ -16,7 +15,7 @@ import typer
 from forge.changelog.connection import translate
 from forge.cli import config, demo, disable, doctor, enable, init, status, tail, trim
 from forge.cli.arguments import hoist
-from forge.cli.session import Session
+from forge.cli.session import Session, forget_output
 from forge.errors import ForgeError
 from forge.feed import shown
 
@@ -80,14 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = app(words, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_output()
+        forget_output()
         code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED
     except typer.Abort:
         code = INTERRUPTED
     except typer.TyperException as error:
-        code = _complain(error.format_message(), "forge --help", error.exit_code)
+        where = getattr(getattr(error, "ctx", None), "command_path", "forge")
+        code = _complain(error.format_message(), f"see {where} --help", error.exit_code)
     except (ForgeError, psycopg.Error, OSError) as error:
         if "--debug" in words:
             traceback.print_exc()
@@ -111,8 +111,3 @@ def _complain(what: str, fix: str, code: int) -> int:
 
 def _terminated(_signal: int, _frame: object) -> NoReturn:
     sys.exit(128 + signal.SIGTERM)
-
-
-def _forget_output() -> None:
-    """Nobody reads standard output any more: what is left of it goes nowhere, without a word."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,7 +20,7 @@ from forge.changelog.connection import connect
 from forge.changelog.follow import follow
 from forge.changelog.install import require_installed
 from forge.changelog.reader import Batch, Reader
-from forge.cli.session import Session, session
+from forge.cli.session import Session, forget_output, session
 from forge.config import nearest
 from forge.cursor import Cursor, Position
 from forge.errors import TrackingError
@@ -70,6 +70,8 @@ def tail(
             asyncio.run(tailing.run(once=once, limit=limit))
         except KeyboardInterrupt:
             return
+        except BrokenPipeError:
+            forget_output()
 
 
 _TABLES = "SELECT DISTINCT schema_name, table_name FROM forge.table_version ORDER BY 1, 2"
@@ -106,21 +108,19 @@ class Tail:
         await self._print(follow(self._url, after=after, tables=self._tables, wakeup=self._wakeup), after, limit)
 
     async def _print(self, batches: AsyncIterator[Batch], after: Cursor, limit: int | None) -> None:
-        left = limit
+        printed = 0
         async with aclosing(batches) as reading:  # type: ignore[type-var]
             async for batch in reading:
-                changes = batch.changes if left is None else batch.changes[:left]
-                for change in changes:
+                for change in batch.changes:
                     last = change is batch.changes[-1]
                     line = self._printer(change, batch.cursor if last else inside(after, batch.cursor, change))
                     if line is not None:
                         sys.stdout.write(line + "\n")
+                        printed += 1
+                    if printed == limit:
+                        return
                 sys.stdout.flush()
                 after = batch.cursor
-                if left is not None:
-                    left -= len(changes)
-                    if left <= 0:
-                        return
 
 
 def inside(before: Cursor, behind: Cursor, change: Change) -> Cursor:
