@@ -61,7 +61,14 @@ async def beginning(url: str) -> str:
 
 
 async def read_from(url: str, cursor: str, tables: Sequence[str] | None) -> list[Change]:
-    """All that is committed after a cursor."""
+    """All that is committed after a cursor; from one inside a batch the rest of that batch comes first."""
+    found: list[Change] = []
+    stands = Cursor.parse(cursor)
     async with Reader.open(url) as reader:
-        batches = reader.read(Cursor.parse(cursor), tables=tables)
-        return [change async for batch in batches for change in batch.changes]
+        inside = True
+        while inside:
+            inside = stands.until is not None
+            async for batch in reader.read(stands, tables=tables):
+                found += batch.changes
+                stands = batch.cursor
+    return found
