@@ -86,6 +86,8 @@ class ReaderPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """When its process starts; where it begins to read is the same."""
     linger: int = 0
     """Milliseconds between having written a batch down and having saved the cursor."""
+    durable: bool = True
+    """Whether it waits for the disk; without, a crash may take back what it saw, so only without crashes."""
     kind: ReaderKind = "follow"
 
 
@@ -138,11 +140,12 @@ def generate(
 ) -> Plan:
     """The plan of a seed. `rate` is transactions a second and writer; `tables` are those written to, or all."""
     chance = Chance(seed, tables or _TABLE_WEIGHTS)
+    safe = not set(faults) & set(CRASHES)
     return Plan(
         seed=seed,
         seconds=seconds,
         writers=tuple(_writer(chance, seconds, rate) for _ in range(writers)),
-        readers=tuple(_reader(chance, number, seconds) for number in range(readers)),
+        readers=tuple(_reader(chance, number, seconds, safe) for number in range(readers)),
         faults=_faults(chance, seconds, readers, faults),
     )
 
@@ -259,7 +262,7 @@ def _definition(chance: Chance) -> Operation:
     return Operation(kind, table, n=chance.randint(1, 3))
 
 
-def _reader(chance: Chance, number: int, seconds: float) -> ReaderPlan:
+def _reader(chance: Chance, number: int, seconds: float, safe: bool) -> ReaderPlan:
     """The first two see everything and wait for each other's wake-up; the others are of any kind."""
     if number < 2:
         return ReaderPlan(linger=chance.choice([0, 2]))
@@ -269,6 +272,7 @@ def _reader(chance: Chance, number: int, seconds: float) -> ReaderPlan:
         wakeup=chance.of({"auto": 50, "notify": 30, "poll": 20}),
         begins=round(chance.uniform(0, seconds * 0.8), 2) if chance.random() < 0.5 else 0,
         linger=chance.choice([0, 0, 5, 30]),
+        durable=chance.random() < 0.5 or not safe,
     )
 
 

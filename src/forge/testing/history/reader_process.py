@@ -62,7 +62,8 @@ async def _follow(task: Task, stands: str, run: int) -> AsyncIterator[Record]:
     cursor = Cursor.parse(stands)
     patience = time.monotonic() + PATIENCE
     while True:
-        batches = follow(task.url, after=cursor, tables=task.plan.tables, wakeup=task.plan.wakeup, durable=True)
+        plan = task.plan
+        batches = follow(task.url, after=cursor, tables=plan.tables, wakeup=plan.wakeup, durable=plan.durable)
         try:
             async for batch in batches:
                 yield Record(run, str(cursor), str(batch.cursor), tuple(batch.changes))
