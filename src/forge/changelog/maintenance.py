@@ -154,7 +154,8 @@ class Keeper:
         self._connection = connection
         self._policy = policy
         self._stopped = False
-        self._last: tuple[int, Snapshot] | None = None
+        self._value_seen: int | None = None
+        self._unfinished: list[int] = []
 
     @classmethod
     def open(cls, url: str, policy: Policy) -> Self:
@@ -220,23 +221,27 @@ class Keeper:
 
     def record_instant(self) -> bool:
         """Record an instant and what was committed by then, if that changed since the last one."""
-        # The order matters: whatever took an id up to this one is finished in the snapshot, or running in it.
         value = self._value("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM forge.event_id")
-        running: tuple[int, ...] = ()
-        if self._last is not None and self._last[0] == value:
-            running = self._last[1].running
-            if not running:
-                return False
+        moved = value != self._value_seen
+        if not moved and not self._unfinished:
+            return False
         row = self._connection.execute(
             "INSERT INTO forge.instant (at, snapshot)"
             " SELECT greatest(clock_timestamp(), (SELECT max(at) + interval '1 microsecond' FROM forge.instant)),"
-            " pg_current_snapshot() WHERE %(all)s OR EXISTS (SELECT FROM unnest(%(running)s::text[]) x"
-            " WHERE pg_visible_in_snapshot(x::xid8, pg_current_snapshot())) RETURNING snapshot::text",
-            {"all": not running, "running": [str(xid) for xid in running]},
+            " pg_current_snapshot() WHERE %(moved)s OR EXISTS (SELECT FROM unnest(%(unfinished)s::text[]) x"
+            " WHERE pg_visible_in_snapshot(x::xid8, pg_current_snapshot()))"
+            " RETURNING snapshot::text, pg_current_xact_id()::text",
+            {"moved": moved, "unfinished": [str(xid) for xid in self._unfinished]},
         ).fetchone()
         if row is None:
             return False
-        self._last = (value, Snapshot.parse(row[0]))
+        snapshot, own = Snapshot.parse(row[0]), int(row[1])
+        if moved:
+            # Who took an id up to this value has a number below our own. The newest need not be among `running`.
+            self._value_seen = value
+            self._unfinished = [*snapshot.running, *range(snapshot.xmax, own)]
+        else:
+            self._unfinished = [xid for xid in self._unfinished if not snapshot.sees(xid)]
         return True
 
     def _refresh(self) -> int:

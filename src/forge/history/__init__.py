@@ -1,0 +1,1 @@
+"""The log, asked what was."""

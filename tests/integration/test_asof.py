@@ -1,0 +1,314 @@
+"""A table rewound to a recorded instant is the table as it was then, or an error says why it cannot be told."""
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from forge.change import UNAVAILABLE
+from forge.changelog.connection import Connection, connect
+from forge.changelog.maintenance import Keeper, Policy
+from forge.errors import TrackingError
+from forge.history.asof import HistoryUnavailable, row_as_of, table_as_of
+
+Rows = list[dict[str, Any]]
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    """Records instants as maintenance does."""
+
+    def __init__(self, keeper: Keeper, connection: Connection) -> None:
+        self._keeper = keeper
+        self._connection = connection
+
+    def tick(self) -> datetime:
+        self._keeper.record_instant()
+        row = self._connection.execute("SELECT max(at) FROM forge.instant").fetchone()
+        assert row is not None
+        assert isinstance(row[0], datetime)
+        return row[0]
+
+
+@pytest.fixture
+def clock(database: str, connection: Connection) -> Iterator[Clock]:
+    with Keeper.open(database, Policy()) as keeper:
+        assert keeper.elected()
+        assert keeper.round().problems == []
+        yield Clock(keeper, connection)
+
+
+def rows_now(connection: Connection, table: str) -> Rows:
+    cursor = connection.execute(f"SELECT * FROM {table}".encode())
+    assert cursor.description is not None
+    names = [column.name for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def in_order(rows: Rows) -> list[str]:
+    return sorted(repr(sorted(row.items())) for row in rows)
+
+
+def random_write(dice: random.Random, connection: Connection, keys: range) -> None:
+    key, other = dice.choice(keys), dice.choice(keys)
+    value, price = dice.choice(["a", "b", "c", None]), Decimal(dice.randrange(1000)) / 100
+    match dice.randrange(8):
+        case 0 | 1 | 2:
+            connection.execute(
+                "INSERT INTO item VALUES (%s, 1, %s, %s, %s)"
+                " ON CONFLICT (id, part) DO UPDATE SET price = excluded.price",
+                (key, value, price, [key, other]),
+            )
+        case 3:
+            connection.execute("UPDATE item SET name = %s WHERE id = %s", (value, key))
+        case 4:
+            connection.execute(
+                "UPDATE item SET price = price + 1 WHERE id BETWEEN %s AND %s",
+                (min(keys), key),
+            )
+        case 5:
+            connection.execute("DELETE FROM item WHERE id = %s", (key,))
+        case 6:  # the key changes, where it is free
+            connection.execute(
+                "UPDATE item SET id = %s, part = 2 WHERE id = %s AND part = (SELECT min(part) FROM item WHERE id = %s)"
+                " AND NOT EXISTS (SELECT FROM item WHERE id = %s AND part = 2)",
+                (other, key, key, other),
+            )
+        case 7:
+            connection.execute("DELETE FROM item WHERE id = %s", (key,))
+            connection.execute("INSERT INTO item VALUES (%s, 1, 'again', %s, '{}')", (key, price))
+
+
+@pytest.mark.contract("T9")
+@pytest.mark.every_version
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_random_history_is_rewound_to_every_instant(
+    database: str, connection: Connection, clock: Clock, seed: int
+) -> None:
+    dice = random.Random(seed)
+    connection.execute(
+        "CREATE TABLE item (id int, part int, name text, price numeric, tags int[], PRIMARY KEY (id, part))"
+    )
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    copies: list[tuple[datetime, Rows]] = []
+    with connect(database) as slow:
+        for _ in range(12):
+            # `slow` writes other rows in a transaction that spans instants and then commits or rolls back
+            with slow.transaction(force_rollback=dice.random() < 0.3):
+                for _ in range(3):
+                    for _ in range(dice.randrange(4)):
+                        with connection.transaction(force_rollback=dice.random() < 0.2):
+                            random_write(dice, connection, range(10))
+                            random_write(dice, connection, range(10))
+                        random_write(dice, slow, range(100, 106))
+                    copies.append((clock.tick(), rows_now(connection, "item")))
+    assert len({at for at, _ in copies}) > 12
+    for at, copy in copies:
+        found = table_as_of(connection, "item", at)
+        assert found.at == at
+        assert in_order(found.rows) == in_order(copy)
+    at, copy = dice.choice(copies)
+    for key in (*range(10), *range(100, 106)):
+        for part in (1, 2):
+            expected = [row for row in copy if (row["id"], row["part"]) == (key, part)]
+            assert row_as_of(connection, "item", {"id": key, "part": part}, at).rows == expected
+
+
+@pytest.mark.contract("T9")
+def test_a_table_without_a_key_is_rewound_by_counting(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE note (body text, n float8)")
+    connection.execute("SELECT public.forge_enable_reactivity('note')")
+    copies = []
+    for statement in (
+        "INSERT INTO note VALUES ('a', 1.5), ('a', 1.5), ('b', 'NaN'), (NULL, NULL)",
+        "UPDATE note SET n = 2 WHERE body = 'a'",
+        "DELETE FROM note WHERE ctid = (SELECT min(ctid) FROM note WHERE body = 'a')",
+        "INSERT INTO note SELECT * FROM note",
+    ):
+        connection.execute(statement.encode())
+        copies.append((clock.tick(), rows_now(connection, "note")))
+    for at, copy in copies:
+        assert in_order(table_as_of(connection, "note", at).rows) == in_order(copy)
+    with pytest.raises(HistoryUnavailable, match="no primary key"):
+        row_as_of(connection, "note", 1, FAR)
+
+
+@pytest.mark.contract("T9")
+def test_the_answer_is_of_the_last_instant_before(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    first = clock.tick()
+    connection.execute("INSERT INTO item VALUES (1, 'x')")
+    second = clock.tick()
+    just_before = second - timedelta(microseconds=1)
+    assert (table_as_of(connection, "item", just_before).at, row_as_of(connection, "item", 1, just_before).row) == (
+        first,
+        None,
+    )
+    later = row_as_of(connection, "public.item", {"id": 1}, FAR)
+    assert (later.table, later.asked, later.at, later.row) == ("public.item", FAR, second, {"id": 1, "name": "x"})
+
+
+def test_nothing_is_recorded_while_nothing_changes(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    first = clock.tick()
+    assert clock.tick() == first
+    connection.execute("INSERT INTO item VALUES (1)")
+    assert clock.tick() > first
+
+
+@pytest.mark.contract("T9")
+def test_a_commit_after_the_last_write_is_recorded(database: str, connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    with connect(database) as slow:
+        with slow.transaction():
+            slow.execute("INSERT INTO item VALUES (1)")
+            during = clock.tick()
+            assert clock.tick() == during
+        after = clock.tick()
+    assert after > during
+    assert table_as_of(connection, "item", during).rows == []
+    assert table_as_of(connection, "item", after).rows == [{"id": 1}]
+
+
+def test_the_order_within_one_statement_and_its_triggers_is_kept(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY, n int)")
+    connection.execute(
+        "CREATE FUNCTION bump() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN UPDATE item SET n = n + 1 WHERE id = NEW.id AND n < 3; RETURN NULL; END'"
+    )
+    connection.execute("CREATE TRIGGER bump AFTER INSERT OR UPDATE ON item FOR EACH ROW EXECUTE FUNCTION bump()")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    empty = clock.tick()
+    connection.execute("INSERT INTO item VALUES (1, 0), (2, 0)")
+    full = clock.tick()
+    connection.execute("UPDATE item SET n = -2")
+    clock.tick()
+    assert table_as_of(connection, "item", empty).rows == []
+    assert in_order(table_as_of(connection, "item", full).rows) == in_order([{"id": 1, "n": 3}, {"id": 2, "n": 3}])
+    assert row_as_of(connection, "item", 2, full).row == {"id": 2, "n": 3}
+
+
+def test_values_are_as_in_the_log_whatever_the_session_says(connection: Connection, clock: Clock) -> None:
+    connection.execute(
+        'CREATE TABLE "Odd %% name" (forge_now int, forge_now_image text, "a%%b" numeric, day date, made timestamptz,'
+        " raw bytea, ratio float8, wait interval, secret text, card text, PRIMARY KEY (forge_now, made))"
+    )
+    connection.execute("SELECT public.forge_enable_reactivity('Odd %% name', exclude => '{secret}', mask => '{card}')")
+    connection.execute(
+        'INSERT INTO "Odd %% name" VALUES'
+        " (1, 'i', 1.10, '2026-02-01', '2026-02-01 12:00+02', '\\xdead', 0.1::float8 + 0.2, '1 day', 's', 'c'),"
+        " (2, 'i', 'Infinity', 'infinity', 'infinity', '', '-Infinity', '-2 months', 's', NULL)"
+    )
+    at = clock.tick()
+    connection.execute('UPDATE "Odd %% name" SET forge_now_image = NULL WHERE forge_now = 1')
+    clock.tick()
+    connection.execute("SET DateStyle = 'German, DMY'; SET TimeZone = 'Asia/Tokyo'; SET extra_float_digits = -3")
+    connection.execute("SET bytea_output = 'escape'; SET IntervalStyle = 'postgres_verbose'")
+    rows = table_as_of(connection, "Odd %% name", at).rows
+    assert sorted(rows, key=lambda row: int(row["forge_now"])) == [
+        {
+            "forge_now": 1,
+            "forge_now_image": "i",
+            "a%%b": Decimal("1.10"),
+            "day": "2026-02-01",
+            "made": "2026-02-01T10:00:00+00:00",
+            "raw": b"\xde\xad",
+            "ratio": 0.30000000000000004,
+            "wait": "P1D",
+            "secret": UNAVAILABLE,
+            "card": "***",
+        },
+        {
+            "forge_now": 2,
+            "forge_now_image": "i",
+            "a%%b": Decimal("Infinity"),
+            "day": "infinity",
+            "made": "infinity",
+            "raw": b"",
+            "ratio": float("-inf"),
+            "wait": "P-2M",
+            "secret": UNAVAILABLE,
+            "card": None,
+        },
+    ]
+    for key in ({"forge_now": 1, "made": "2026-02-01T10:00:00Z"}, {"forge_now": 2, "made": "infinity"}):
+        row = row_as_of(connection, "Odd %% name", key, at).row
+        assert row is not None
+        assert row["forge_now"] == key["forge_now"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("TRUNCATE item", "truncated"),
+        ("ALTER TABLE item ADD COLUMN more int DEFAULT 3", "definition"),
+        ("SELECT public.forge_disable_reactivity('item'), public.forge_enable_reactivity('item')", "tracked since"),
+    ],
+)
+@pytest.mark.contract("T9")
+def test_what_the_log_cannot_tell_is_refused(connection: Connection, clock: Clock, statement: str, why: str) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    connection.execute("INSERT INTO item VALUES (1)")
+    at = clock.tick()
+    connection.execute(statement.encode())
+    after = clock.tick()
+    with pytest.raises(HistoryUnavailable, match=why) as caught:
+        table_as_of(connection, "item", at)
+    assert caught.value.fix
+    with pytest.raises(HistoryUnavailable, match=why):
+        row_as_of(connection, "item", 1, at)
+    connection.execute("INSERT INTO item VALUES (2)")
+    assert len(table_as_of(connection, "item", after).rows) == (0 if why == "truncated" else 1)
+
+
+def test_an_instant_from_before_the_log_is_refused(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    before = clock.tick()
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    clock.tick()
+    with pytest.raises(HistoryUnavailable, match="first recorded instant"):
+        table_as_of(connection, "item", datetime(2020, 1, 1, tzinfo=UTC))
+    with pytest.raises(HistoryUnavailable, match="tracked since"):
+        table_as_of(connection, "item", before)
+
+
+def test_a_trimmed_past_is_refused(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    at = clock.tick()
+    connection.execute("INSERT INTO item VALUES (1)")
+    connection.execute(
+        "INSERT INTO forge.trimmed (partition, reason, rows, last_id, last_transaction)"
+        " SELECT 'x', 'size', 1, id, transaction_id FROM forge.forge_event_log ORDER BY id DESC LIMIT 1"
+    )
+    connection.execute("INSERT INTO item VALUES (2)")
+    after = clock.tick()
+    with pytest.raises(HistoryUnavailable, match="trimmed"):
+        row_as_of(connection, "item", 1, at)
+    assert len(table_as_of(connection, "item", after).rows) == 2
+
+
+def test_bad_questions_are_refused(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    with pytest.raises(TrackingError, match="no table"):
+        table_as_of(connection, "nothing", FAR)
+    with pytest.raises(HistoryUnavailable, match="not tracked"):
+        table_as_of(connection, "item", FAR)
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    clock.tick()
+    with pytest.raises(HistoryUnavailable, match="time zone"):
+        table_as_of(connection, "item", datetime(2026, 1, 1))
+    with pytest.raises(HistoryUnavailable, match="key of item is id"):
+        row_as_of(connection, "item", {"no": 1}, FAR)
+    with pytest.raises(HistoryUnavailable, match="cannot be that"):
+        row_as_of(connection, "item", "x", FAR)
+    with connection.transaction(), pytest.raises(HistoryUnavailable, match="inside a transaction"):
+        table_as_of(connection, "item", FAR)
+    assert table_as_of(connection, "item", FAR).rows == []
