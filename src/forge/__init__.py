@@ -5,6 +5,8 @@ from forge.changelog.follow import follow
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ForgeError
+from forge.track.context import transaction
+from forge.track.notify import Notification, listen, notify
 
 __all__ = [
     "JSON_NULL",
@@ -17,8 +19,12 @@ __all__ = [
     "CursorForeign",
     "CursorInvalid",
     "ForgeError",
+    "Notification",
     "Op",
     "Reader",
     "Source",
     "follow",
+    "listen",
+    "notify",
+    "transaction",
 ]
