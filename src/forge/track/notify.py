@@ -22,7 +22,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
-from typing import Any, Final, Self, overload
+from typing import Any, Final, Self, TypeVar, overload
 
 import msgspec
 import psycopg
@@ -43,6 +43,7 @@ _SEND: Final = "SELECT public.forge_notify(%s, %s)"
 _REFERENCE: Final = re.compile(r'\{"forge_ref" ?: ?"([0-9a-f-]{36})"\}')
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Notification(msgspec.Struct, frozen=True):
@@ -155,10 +156,10 @@ class Listener(AsyncIterator[Notification]):
             async for received in connection.notifies(timeout=_QUIET, stop_after=1):
                 self._received.append(received)
         if not self._received:
-            await asyncio.wait_for(connection.execute("SELECT 1"), _ANSWER)
+            await _within(_ANSWER, connection, connection.execute("SELECT 1"))
             return None
         first = self._received[0]
-        payload = await asyncio.wait_for(self._resolve(connection, first.payload), _FETCH)
+        payload = await _within(_FETCH, connection, self._resolve(connection, first.payload))
         self._received.popleft()
         return None if payload is None else Notification(first.channel, payload)
 
@@ -195,3 +196,18 @@ class Listener(AsyncIterator[Notification]):
                 logger.warning("the listener cannot connect: %s", error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(_LONGEST_PAUSE, 2 * pause)
+
+
+async def _within(seconds: float, connection: AsyncConnection, work: Awaitable[T]) -> T:
+    """Its result; when there is none in time the connection is closed, without a word to a server that says none."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise TimeoutError("the server does not answer")
+        return task.result()
+    finally:
+        if not task.done():
+            await connection.close()
+            task.cancel()
+            await asyncio.wait({task})
