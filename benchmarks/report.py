@@ -1,0 +1,125 @@
+"""A run, shown: a table in the terminal, JSON to keep, a page with charts in the documentation."""
+
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.chart import Bar, chart
+from benchmarks.figures import Figure
+
+DOCS = Path(__file__).parent.parent / "docs"
+TITLES = {
+    "bulk": "Bulk writes: time, over the same statement untracked",
+    "transactions": "One-row transactions, 8 connections",
+    "reading": "Reading the log back",
+    "latency": "Wake-up: commit to reader",
+    "polling": "A poll with nothing new",
+    "memory": "Bounded memory",
+}
+CHARTS = {
+    "bulk": "Bulk writes of 100,000 rows: time over untracked (less is better)",
+    "transactions": "One-row transactions a second, 8 connections",
+}
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Everything that was measured at one time on one machine."""
+
+    at: datetime
+    machine: str
+    postgres: int
+    quick: bool
+    figures: list[Figure]
+
+
+def machine() -> str:
+    """What the speed depends on, without a name."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores, {memory:.0f} GB of memory"
+
+
+def encoded(run: Run) -> bytes:
+    """The run as JSON."""
+    return msgspec.json.format(msgspec.json.encode(run)) + b"\n"
+
+
+def print_table(run: Run) -> None:
+    """Every figure beside its target."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 130
+    table = Table(box=box.SIMPLE if console.is_terminal else box.ASCII2, title=_where(run), title_justify="left")
+    table.add_column("")
+    table.add_column("median", justify="right")
+    table.add_column("lowest – highest", justify="right", style="dim")
+    table.add_column("target", justify="right")
+    table.add_column("")
+    for group, figures in _groups(run):
+        table.add_row(f"[bold]{TITLES[group]}")
+        for figure in figures:
+            colour = {"✓": "green", "✗": "red"}.get(figure.mark, "default")
+            mark = f"[{colour}]{figure.mark}"
+            table.add_row(f"  {figure.name}", figure.shown, figure.spread, figure.target, mark)
+    console.print(table)
+
+
+def write_docs(run: Run) -> None:
+    """docs/benchmarks.md and its charts."""
+    (DOCS / "images").mkdir(parents=True, exist_ok=True)
+    charts = []
+    for group, title in CHARTS.items():
+        if bars := list(_bars(group, run)):
+            (DOCS / "images" / f"bench-{group}.svg").write_text(chart(title, bars))
+            charts.append(f"![{title}](images/bench-{group}.svg)\n")
+    (DOCS / "benchmarks.md").write_text(_page(run, charts))
+
+
+def _page(run: Run, charts: list[str]) -> str:
+    lines = [
+        "# Benchmarks",
+        "",
+        "`make bench` measures these on a temporary server with the settings of the embedded one: fsync on,",
+        "synchronous_commit on. What is compared runs in turns in one run; a figure is the median of its rounds.",
+        "Absolute numbers are this machine's, ratios carry over better. `make bench ARGS=--write-docs` writes this",
+        "page.",
+        "",
+        f"{_where(run)}.",
+        "",
+        *charts,
+    ]
+    for group, figures in _groups(run):
+        lines += [
+            f"## {TITLES[group]}",
+            "",
+            "| | median | lowest – highest | target | |",
+            "| --- | --: | --: | --: | --- |",
+        ]
+        lines += [f"| {f.name} | {f.shown} | {f.spread} | {f.target} | {f.mark} |" for f in figures]
+        lines.append("")
+    lines += [(Path(__file__).parent / "notes.md").read_text("utf-8").rstrip(), ""]
+    return "\n".join(lines)
+
+
+def _where(run: Run) -> str:
+    quick = ", a quick run with smaller tables" if run.quick else ""
+    return f"{run.at:%Y-%m-%d}, {run.machine}, PostgreSQL {run.postgres}{quick}"
+
+
+def _groups(run: Run) -> Iterator[tuple[str, list[Figure]]]:
+    for group, figures in groupby(run.figures, key=lambda figure: figure.group):
+        yield group, list(figures)
+
+
+def _bars(group: str, run: Run) -> Iterator[Bar]:
+    form = {"bulk": "ratio", "transactions": "rate"}[group]
+    for figure in run.figures:
+        if figure.group == group and figure.form == form and " over " not in figure.name:
+            ours = "row trigger" not in figure.name and "untracked" not in figure.name
+            yield Bar(figure.name, figure.value, figure.shown, ours)
