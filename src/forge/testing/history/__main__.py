@@ -74,7 +74,7 @@ def _explain(report: Report, options: argparse.Namespace) -> None:
         print(f"  and {len(report.discrepancies) - SHOWN} more")
     print(f"  errors of writers: {report.errors}")
     print(f"  faults: {'; '.join(report.faults)}")
-    print(f"  again: python -m forge.testing.history --seed {report.plan.seed} --seconds {report.plan.seconds:g}")
+    print(f"  again: {_again(report.plan.seed, options)}")
     if options.shrink:
         kinds = {discrepancy.kind for discrepancy in report.discrepancies}
 
@@ -83,10 +83,23 @@ def _explain(report: Report, options: argparse.Namespace) -> None:
             print(f"  {'still fails' if found & kinds else 'passes'}: {plan.summary()}", flush=True)
             return bool(found & kinds)
 
-        plan = shrink(report.plan, fails, seconds=SHRINK_SECONDS)
+        plan = shrink(report.plan, fails, seconds=options.shrink)
         path = Path(f"history-{plan.seed}.json")
         path.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
         print(f"  smallest found: {plan.summary()}\n  again: python -m forge.testing.history --plan {path}")
+
+
+def _again(seed: int, options: argparse.Namespace) -> str:
+    """The command that carries out the same plan."""
+    if options.plan:
+        return f"python -m forge.testing.history --plan {options.plan}"
+    words = ["python -m forge.testing.history --seed", str(seed)]
+    plain = _options([])
+    for name in ("seconds", "writers", "readers", "rate", "faults", "tables", "postgres"):
+        value = getattr(options, name)
+        if value != getattr(plain, name):
+            words += [f"--{name}", *(value if isinstance(value, list) else [f"{value:g}"])]
+    return " ".join(words)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -103,12 +116,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--faults", nargs="*", default=list(FAULTS), choices=FAULTS, metavar="FAULT", help="of " + ", ".join(FAULTS)
     )
     parser.add_argument(
-        "--tables", nargs="*", default=[], choices=TABLES, metavar="TABLE", help="of " + ", ".join(TABLES)
+        "--tables", nargs="*", default=[], choices=TABLES, metavar="TABLE", help=f"written to, of {', '.join(TABLES)}"
     )
     parser.add_argument("--patience", type=float, default=30, help="seconds for readers to catch up (30)")
     parser.add_argument("--postgres", type=int, metavar="VERSION", help="the major version to run on")
     parser.add_argument("--plan", metavar="FILE", help="run this plan, as shrinking saved it")
-    parser.add_argument("--shrink", action="store_true", help="make a failing plan smaller and save it")
+    parser.add_argument(
+        "--shrink",
+        type=float,
+        nargs="?",
+        const=SHRINK_SECONDS,
+        metavar="SECONDS",
+        help=f"make a failing plan smaller, for so long ({SHRINK_SECONDS:g}), and save it",
+    )
     parser.add_argument("--verbose", action="store_true")
     return parser.parse_args(arguments)
 

@@ -60,6 +60,7 @@ class Report(msgspec.Struct, frozen=True):
 def run(plan: Plan, server: PostgresServer, *, patience: float = 30) -> Report:
     """Carry out the plan in a new database; readers get `patience` seconds to catch up after the last commit."""
     began = time.monotonic()
+    server.start()
     directory = Path(tempfile.mkdtemp(prefix="forge-history-"))
     try:
         with ExitStack() as stack:
@@ -85,7 +86,7 @@ def _run(
     def clock() -> float:
         return time.monotonic() - start
 
-    deadline = plan.seconds + 20
+    deadline = 2 * plan.seconds + 4
     faults = Faults(plan, server, url, readers, clock)
     writers = [WriterThread(number, each, url, clock, deadline) for number, each in enumerate(plan.writers)]
     for writer in writers:

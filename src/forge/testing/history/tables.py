@@ -86,19 +86,25 @@ TABLES: Final = {
         Table(
             "child",
             "CREATE TABLE child (k int PRIMARY KEY, m text NOT NULL, n bigint,"
-            " owner int REFERENCES parent ON DELETE CASCADE ON UPDATE CASCADE,"
+            " owner int REFERENCES parent ON DELETE CASCADE ON UPDATE CASCADE)",
+            payload=(("owner", _PARENT.format(shift=0)),),
+        ),
+        Table(
+            "ward",
+            "CREATE TABLE ward (k int PRIMARY KEY, m text NOT NULL, n bigint,"
             " first int REFERENCES parent ON DELETE SET NULL ON UPDATE CASCADE,"
             " second int REFERENCES parent ON DELETE SET NULL ON UPDATE CASCADE)",
-            payload=(
-                ("owner", _PARENT.format(shift=0)),
-                ("first", _PARENT.format(shift=1)),
-                ("second", _PARENT.format(shift=2)),
-            ),
+            payload=(("first", _PARENT.format(shift=1)), ("second", _PARENT.format(shift=2))),
+        ),
+        Table(
+            "heir",
+            "CREATE TABLE heir (k int PRIMARY KEY, m text NOT NULL, n bigint,"
+            " owner int REFERENCES parent ON DELETE CASCADE ON UPDATE CASCADE,"
+            " first int REFERENCES parent ON DELETE SET NULL ON UPDATE CASCADE)",
+            payload=(("owner", _PARENT.format(shift=0)), ("first", _PARENT.format(shift=1))),
         ),
     )
 }
-
-SHIFTABLE: Final = tuple(name for name, table in TABLES.items() if len(table.key) == 1)
 
 
 def added_column(number: int) -> str:
