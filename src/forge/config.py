@@ -85,7 +85,7 @@ def hide(url: str) -> str:
     if "://" not in url:
         return re.sub(_SECRET_WORD, r"\1***", url)
     url = re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", url, count=1)
-    url = re.sub(r"(://[^:@/?#]*):(?!\*\*\*@)[^?#]*@", r"\1:***@", url, count=1)
+    url = re.sub(r"(://[^:@/?#]*):(?!\*\*\*@[^@/]*(?:[/?#]|$))[^?#]*@", r"\1:***@", url, count=1)
     address, mark, query = url.partition("?")
     return address + mark + "&".join(map(_hide_parameter, query.split("&")))
 

@@ -1,0 +1,191 @@
+"""Bad input: exit code, one line of what, one line of fix, and nothing half done."""
+
+from pathlib import Path
+
+import pytest
+
+from forge.changelog.connection import Connection, connect
+from tests.acceptance.conftest import Forge, Result
+
+LONG = "t" * 51
+
+
+def refused(result: Result, what: str, fix: str, code: int = 1) -> None:
+    lines = result.err.splitlines()
+    assert result.code == code, result
+    assert len(lines) == 2, result.err
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("fix: ")
+    assert what in lines[0]
+    assert fix in lines[1]
+    assert "Traceback" not in result.err + result.out
+
+
+def untouched(connection: Connection) -> bool:
+    """Whether no table is tracked and no trigger was made."""
+    tracked = connection.execute("SELECT count(*) FROM forge.tracked_table").fetchone()
+    made = connection.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE '%forge%'").fetchone()
+    return (tracked, made) == ((0,), (0,))
+
+
+@pytest.fixture
+def odd(connection: Connection) -> Connection:
+    """Things that cannot be tracked, the temporary table in a session that goes on."""
+    connection.execute(
+        f"CREATE VIEW a_view AS SELECT 1 AS x; CREATE TEMP TABLE a_temp (id int); CREATE TABLE {LONG} (id int);"
+        "CREATE UNLOGGED TABLE an_unlogged (id int); CREATE TABLE a_root (id int) PARTITION BY LIST (id);"
+        "CREATE TABLE a_part PARTITION OF a_root DEFAULT"
+    )
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("tables", "what", "fix"),
+    [
+        (["nowhere"], "no table nowhere", "spelling"),
+        (["orders", "no.where"], "no table no.where", "spelling"),
+        (["orders", "a_view"], "is a view", "tables it reads"),
+        (["pg_temp.a_temp"], "temporary", "permanent"),
+        ([LONG], "50 is the most", "RENAME"),
+        (["an_unlogged"], "unlogged", "SET LOGGED"),
+        (["a_part"], "is a partition", "a_root"),
+        (["orders", "--exclude", "secrte"], "no table here has a column secrte", "--exclude secret"),
+        (["orders", "--mask", "customers.secret"], "customers.secret", "--mask"),
+        (["orders", "--exclude", "id"], "needs its key columns", "do not exclude"),
+        (["pg_catalog.pg_class"], "system table", "your own"),
+        (["'; DROP TABLE orders; --"], "no table", "spelling"),
+    ],
+    ids=lambda value: str(value)[:30] if isinstance(value, list) else "",
+)
+def test_a_table_that_cannot_be_tracked(
+    forge: Forge, odd: Connection, database: str, tables: list[str], what: str, fix: str
+) -> None:
+    row = odd.execute("SELECT nspname FROM pg_namespace WHERE oid = pg_my_temp_schema()").fetchone()
+    assert row is not None
+    named = [table.replace("pg_temp", row[0]) for table in tables]
+    refused(forge("enable", *named, url=database), what, fix)
+    assert untouched(odd)
+
+
+def test_no_permission(forge: Forge, connection: Connection, database: str) -> None:
+    connection.execute("CREATE ROLE nobody_much LOGIN")
+    try:
+        url = database.replace("postgres@", "nobody_much@")
+        for command in (["enable", "orders"], ["init"], ["tail", "--once"], ["status"]):
+            refused(forge(*command, url=url), "refuses it: permission denied", "superuser")
+        assert untouched(connection)
+    finally:
+        connection.execute("DROP ROLE nobody_much")
+
+
+def test_not_the_owner(forge: Forge, connection: Connection, database: str) -> None:
+    connection.execute(
+        "CREATE ROLE half_way LOGIN; GRANT USAGE ON SCHEMA forge TO half_way;"
+        "GRANT ALL ON ALL TABLES IN SCHEMA forge TO half_way;"
+        "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA forge, public TO half_way"
+    )
+    try:
+        refused(forge("enable", "orders", url=database.replace("postgres@", "half_way@")), "belongs to", "superuser")
+        assert untouched(connection)
+    finally:
+        connection.execute("DROP OWNED BY half_way; DROP ROLE half_way")
+
+
+@pytest.mark.parametrize(
+    ("url", "what", "fix"),
+    [
+        ("mysql://db/shop", "not a PostgreSQL URL", "postgresql://"),
+        ("postgresql://[::1/shop", "malformed", "postgresql://"),
+        ("postgresql://127.0.0.1:port/shop", "cannot reach", "correct FORGE_DATABASE_URL"),
+        ("postgresql://postgres@127.0.0.1:1/shop", "cannot reach", "start the server"),
+    ],
+)
+def test_a_wrong_url_or_a_server_that_is_down(forge: Forge, url: str, what: str, fix: str) -> None:
+    for command in (["status"], ["tail"]):
+        refused(forge(*command, url=url), what, fix)
+
+
+def test_a_database_that_does_not_exist(forge: Forge, database: str) -> None:
+    url = database.rsplit("/", 1)[0] + "/no_such_database"
+    refused(forge("status", url=url), "does not exist", "check the user, password and database")
+
+
+def test_forge_is_not_installed(forge: Forge, empty_database: str) -> None:
+    for command in (["enable", "orders"], ["status"], ["tail", "--once"], ["trim"], ["disable", "orders"]):
+        refused(forge(*command, url=empty_database), "not installed", "forge init")
+
+
+def test_half_an_installation(forge: Forge, empty_database: str) -> None:
+    with connect(empty_database) as connection:
+        connection.execute("CREATE SCHEMA forge; CREATE TABLE forge.leftover (id int)")
+        for command in (["init"], ["status"], ["tail", "--once"]):
+            refused(forge(*command, url=empty_database), "not as Forge made it", "DROP SCHEMA forge CASCADE")
+        assert connection.execute("SELECT to_regclass('forge.schema_version')").fetchone() == (None,)
+
+
+def test_a_lost_table_of_the_installation(forge: Forge, connection: Connection, database: str) -> None:
+    connection.execute("DROP TABLE forge.forge_event_log CASCADE")
+    refused(forge("status", url=database), "only in part", "forge init")
+
+
+def test_a_newer_schema_is_refused(forge: Forge, connection: Connection, database: str) -> None:
+    connection.execute("INSERT INTO forge.schema_version (version, name) VALUES (9999, 'future')")
+    for command in (["init"], ["tail", "--once"]):
+        refused(forge(*command, url=database), "version 9999", "upgrade forge-changes")
+
+
+@pytest.mark.parametrize("cursor", ["garbage", "forge1_x", "forge1_" + "9" * 500, "17"])
+def test_a_garbage_cursor(forge: Forge, database: str, cursor: str) -> None:
+    refused(forge("tail", "--from", cursor, url=database), "is not a cursor", "--from start")
+
+
+def test_a_cursor_of_another_database(forge: Forge, database: str, empty_database: str) -> None:
+    assert forge("init", url=empty_database).code == 0
+    with connect(empty_database) as other:
+        other.execute("CREATE TABLE t (id int PRIMARY KEY); SELECT forge_enable_reactivity('t')")
+    line = forge("tail", "--once", "--format", "json", url=empty_database).out.splitlines()[0]
+    cursor = line.rsplit('"cursor":"', 1)[1].removesuffix('"}')
+    for more in ([], ["--once"]):
+        refused(forge("tail", "--from", cursor, *more, url=database), "another log", "anew")
+
+
+def test_a_table_that_was_never_logged(forge: Forge, connection: Connection, database: str) -> None:
+    connection.execute("SELECT forge_enable_reactivity('orders')")
+    refused(forge("tail", "--table", "order", url=database), "no change of order", "did you mean orders?")
+    refused(forge("tail", "--table", "zzz", url=database), "no change of zzz", "forge enable zzz")
+
+
+def test_an_unknown_setting(forge: Forge, tmp_path: Path) -> None:
+    (tmp_path / "forge.toml").write_text("retention = 3")
+    refused(forge("config"), "unknown setting 'retention'", "retention_days")
+    refused(forge("config", "--config", "absent.toml"), "no file absent.toml", "--config")
+    (tmp_path / "forge.toml").unlink()
+    refused(forge("config", FORGE_DATABASEURL="x"), "FORGE_DATABASEURL", "FORGE_DATABASE_URL")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nonsense"],
+        ["enable"],
+        ["enable", "orders", "--all"],
+        ["tail", "--format", "xml"],
+        ["tail", "--limit", "0"],
+        ["trim", "--older-than", "1h"],
+        ["status", "--wat"],
+    ],
+)
+def test_a_wrong_command_line(forge: Forge, words: list[str]) -> None:
+    refused(forge(*words), "", "--help", code=2)
+
+
+def test_the_real_command_says_it_the_same_way(process: Forge, database: str) -> None:
+    refused(process("enable", "nowhere", url=database), "no table nowhere", "spelling")
+    refused(process("enable"), "name the tables", "forge enable --help", code=2)
+
+
+def test_debug_shows_the_traceback(forge: Forge, database: str) -> None:
+    result = forge("enable", "nowhere", "--debug", url=database)
+    assert result.code == 1
+    assert "Traceback" in result.err
+    assert result.err.splitlines()[-2].startswith("error: ")
