@@ -26,7 +26,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
                e.typname AS element, e.typtype AS element_kind, e.typnamespace = 'pg_catalog'::regnamespace AS element_builtin,
                coalesce(c.collisdeterministic, true) AS deterministic
         FROM pg_attribute a
-        JOIN pg_type b ON b.oid = forge.base_type(a.atttypid)
+        JOIN pg_type t ON t.oid = a.atttypid
+        JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN forge.base_type(t.oid) ELSE t.oid END
         LEFT JOIN pg_type e ON b.typcategory = 'A' AND e.oid = forge.base_type(b.typelem)
         LEFT JOIN pg_collation c ON c.oid = a.attcollation
         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped

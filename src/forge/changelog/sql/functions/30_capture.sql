@@ -18,6 +18,7 @@ DECLARE
     pins      text;
     o         text := 'forge_o';
     n         text := 'forge_n';
+    r         text := 'forge_r';
     delta     boolean;
     ordered   boolean := forge.has_other_triggers(relation);
     declared  text;
@@ -44,18 +45,18 @@ BEGIN
     -- an inheriting child's own columns are not the table's
     plain := plain AND NOT forge.has_children(relation);
     -- row_to_json(alias) would mean a column of that name if there were one
-    WHILE EXISTS (SELECT FROM forge.relations_of(relation) r JOIN pg_attribute a ON a.attrelid = r
-                  WHERE a.attname IN (o, n, o || '_image', n || '_image')) LOOP
-        o := o || '_'; n := n || '_';
+    WHILE EXISTS (SELECT FROM forge.relations_of(relation) part JOIN pg_attribute a ON a.attrelid = part
+                  WHERE a.attname IN (o, n, r, o || '_image', n || '_image')) LOOP
+        o := o || '_'; n := n || '_'; r := r || '_';
     END LOOP;
     SELECT c.relname INTO relation_name FROM pg_class c WHERE c.oid = relation;
 
     head := format('v_rank, v_transaction, v_at, v_day, %s, ', version);
     late := format('v_rank, v_transaction, v_at + interval ''1 microsecond'', v_day, %s, ', version);
-    -- SELECT *, because the fields of a transition table's row are miscounted after a dropped column
+    -- columns by themselves: the fields of a transition table's row are miscounted after a dropped column
     pairs := format(
-        '(SELECT row_number() OVER () AS forge_r, %1$s FROM (SELECT * FROM forge_old_rows) %1$s) a '
-        'FULL JOIN (SELECT row_number() OVER () AS forge_r, %2$s FROM (SELECT * FROM forge_new_rows) %2$s) b USING (forge_r)', o, n);
+        '(SELECT row_number() OVER () AS %3$s, %1$s, %1$s.* FROM forge_old_rows %1$s) a '
+        'FULL JOIN (SELECT row_number() OVER () AS %3$s, %2$s, %2$s.* FROM forge_new_rows %2$s) b USING (%3$s)', o, n, r);
     declared := $d$
 #variable_conflict use_variable
 DECLARE
@@ -165,25 +166,25 @@ $d$, version, relation_name, relation_name) ELSE '' END;
                forge.hidden_expression(relation, setup, o, n), tail,
                o, forge.image_source(relation, setup, o, o, plain), n, forge.image_source(relation, setup, n, n, plain),
                forge.key_same_expression(relation, o, n)),
-        format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM %s%s%s WHERE %s ORDER BY a.forge_r', log, head,
-               forge.row_id_expression(relation, '(b.' || n || ')'),
-               CASE WHEN delta THEN forge.delta_expression(relation, setup, '(a.' || o || ')', '(b.' || n || ')')
+        format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM %s%s%s WHERE %s ORDER BY a.' || r, log, head,
+               forge.row_id_expression(relation, 'b'),
+               CASE WHEN delta THEN forge.delta_expression(relation, setup, 'a', 'b')
                     ELSE forge.image_expression(CASE WHEN plain THEN 'a.' || o ELSE o END, plain) END,
                forge.image_expression(CASE WHEN plain THEN 'b.' || n ELSE n END, plain),
-               forge.hidden_expression(relation, setup, '(a.' || o || ')', '(b.' || n || ')'), tail, pairs,
-               CASE WHEN delta THEN '' ELSE forge.image_source(relation, setup, '(a.' || o || ')', o, plain) END,
-               forge.image_source(relation, setup, '(b.' || n || ')', n, plain),
-               forge.key_same_expression(relation, '(a.' || o || ')', '(b.' || n || ')')),
-        format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY a.forge_r', log, head,
-               forge.row_id_expression(relation, '(a.' || o || ')'),
+               forge.hidden_expression(relation, setup, 'a', 'b'), tail, pairs,
+               CASE WHEN delta THEN '' ELSE forge.image_source(relation, setup, 'a', o, plain) END,
+               forge.image_source(relation, setup, 'b', n, plain),
+               forge.key_same_expression(relation, 'a', 'b')),
+        format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY a.' || r, log, head,
+               forge.row_id_expression(relation, 'a'),
                forge.image_expression(CASE WHEN plain THEN 'a.' || o ELSE o END, plain), tail, pairs,
-               forge.image_source(relation, setup, '(a.' || o || ')', o, plain),
-               forge.key_same_expression(relation, '(a.' || o || ')', '(b.' || n || ')')),
-        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY a.forge_r', log, late,
-               forge.row_id_expression(relation, '(b.' || n || ')'),
+               forge.image_source(relation, setup, 'a', o, plain),
+               forge.key_same_expression(relation, 'a', 'b')),
+        format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM %s%s WHERE NOT (%s) ORDER BY a.' || r, log, late,
+               forge.row_id_expression(relation, 'b'),
                forge.image_expression(CASE WHEN plain THEN 'b.' || n ELSE n END, plain), tail, pairs,
-               forge.image_source(relation, setup, '(b.' || n || ')', n, plain),
-               forge.key_same_expression(relation, '(a.' || o || ')', '(b.' || n || ')')),
+               forge.image_source(relation, setup, 'b', n, plain),
+               forge.key_same_expression(relation, 'a', 'b')),
         wake,
         format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM forge_old_rows %s%s', log, head,
                forge.row_id_expression(relation, o), forge.image_expression(o, plain), tail, o,

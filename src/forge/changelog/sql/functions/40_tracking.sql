@@ -154,11 +154,13 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $body$
 $body$;
 
 -- Brings one tracked table's functions, triggers and version up to its definition. Returns whether anything changed.
-CREATE OR REPLACE FUNCTION forge.refresh(tracked integer, forced boolean DEFAULT false) RETURNS boolean
+-- With a relation named, that one is tracked from now on, whatever it was before.
+CREATE OR REPLACE FUNCTION forge.refresh(tracked integer, relation oid DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
     setup    forge.tracked_table := (SELECT t FROM forge.tracked_table t WHERE t.id = tracked);
-    found    oid := (SELECT r.table_oid FROM forge.tracked_relation r WHERE r.id = tracked);
+    forced   boolean := relation IS NOT NULL;
+    found    oid := coalesce(relation, (SELECT r.table_oid FROM forge.tracked_relation r WHERE r.id = tracked));
     newest   forge.table_version := (SELECT v FROM forge.table_version v WHERE v.tracked_table = tracked ORDER BY v.id DESC LIMIT 1);
     print    text := forge.fingerprint(found);
     version  integer := newest.id;
@@ -175,10 +177,10 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM set_config('forge.refreshing', 'yes', true);
-    -- a renamed column stays excluded or masked
+    -- a renamed column stays excluded or masked, and so does a dropped one that comes back
     UPDATE forge.tracked_table t SET
-        excluded = (SELECT coalesce(array_agg(forge.name_now(newest, found, x)), '{}') FROM unnest(t.excluded) x WHERE forge.name_now(newest, found, x) IS NOT NULL),
-        masked = (SELECT coalesce(array_agg(forge.name_now(newest, found, x)), '{}') FROM unnest(t.masked) x WHERE forge.name_now(newest, found, x) IS NOT NULL)
+        excluded = (SELECT coalesce(array_agg(coalesce(forge.name_now(newest, found, x), x)), '{}') FROM unnest(t.excluded) x),
+        masked = (SELECT coalesce(array_agg(coalesce(forge.name_now(newest, found, x), x)), '{}') FROM unnest(t.masked) x)
     WHERE t.id = tracked AND newest.id IS NOT NULL AND NOT forced
     RETURNING * INTO setup;
     SELECT c.relname, n.nspname INTO class FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = found;
@@ -276,19 +278,9 @@ BEGIN
     END IF;
     UPDATE forge.tracked_table t SET excluded = wanted.excluded, masked = wanted.masked, replica = wanted.replica, on_failure = wanted.on_failure
     WHERE t.id = tracked.id;
-    PERFORM forge.start_tracking(tracked.id, relation);
-END
-$body$;
-
--- The first functions and triggers, so that the table is known by them; then as for any change of definition.
-CREATE OR REPLACE FUNCTION forge.start_tracking(tracked integer, relation oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
-BEGIN
     PERFORM set_config('forge.refreshing', 'yes', true);
-    PERFORM forge.drop_triggers(tracked, NULL);
-    PERFORM forge.write_functions(tracked, relation, 0);
-    PERFORM forge.write_triggers(tracked, relation);
-    PERFORM forge.refresh(tracked, forced => true);
+    PERFORM forge.drop_triggers(tracked.id, NULL);
+    PERFORM forge.refresh(tracked.id, relation);
 END
 $body$;
 
