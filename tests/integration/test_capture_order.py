@@ -210,7 +210,8 @@ def test_random_triggers_and_statements_replay(t: Connection) -> None:
         t,
         "AFTER INSERT OR UPDATE OR DELETE",
         "IF pg_trigger_depth() < 4 THEN"
-        " IF TG_OP = 'DELETE' THEN INSERT INTO t VALUES (OLD.id + 50, OLD.v) ON CONFLICT (id) DO UPDATE SET v = t.v + 1;"
+        " IF TG_OP = 'DELETE' THEN"
+        " INSERT INTO t VALUES (OLD.id + 50, OLD.v) ON CONFLICT (id) DO UPDATE SET v = t.v + 1;"
         " ELSIF NEW.v % 3 = 0 THEN UPDATE t SET v = v + 1 WHERE id IN (NEW.id, NEW.id + 1);"
         " ELSIF NEW.v % 5 = 0 THEN DELETE FROM t WHERE id = NEW.id;"
         " END IF; END IF",

@@ -71,7 +71,8 @@ def test_logical_replication_apply_is_captured(connection: Connection, server: P
         source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
         connection.execute(
             sql.SQL(
-                "CREATE SUBSCRIPTION s CONNECTION {} PUBLICATION p WITH (create_slot = false, copy_data = false, slot_name = {})"
+                "CREATE SUBSCRIPTION s CONNECTION {} PUBLICATION p"
+                " WITH (create_slot = false, copy_data = false, slot_name = {})"
             ).format(sql.Literal(source_url), sql.Literal(slot))
         )
         try:
@@ -206,11 +207,24 @@ def test_names_that_need_quoting(connection: Connection, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["int", "float8"])
 def test_columns_named_like_what_the_functions_use(connection: Connection, kind: str) -> None:
-    names = (
-        "a b forge_o forge_n forge_r forge_o_ forge_o_image forge_n_image forge_one new old tg_op v_at v_rank v_row v_day"
-        " v_rows v_context v_user op before after hidden rank row_id version day at transaction_id session_user"
-        " forge_old_rows forge_new_rows"
-    ).split()
+    names = [
+        *(
+            "a",
+            "b",
+            "new",
+            "old",
+            "tg_op",
+            "forge_o",
+            "forge_n",
+            "forge_r",
+            "forge_o_",
+            "forge_o_image",
+            "forge_n_image",
+        ),
+        *("forge_one", "forge_old_rows", "forge_new_rows", "v_at", "v_rank", "v_row", "v_day", "v_rows", "v_context"),
+        *("v_user", "op", "before", "after", "hidden", "rank", "row_id", "version", "day", "at", "transaction_id"),
+        "session_user",
+    ]
     connection.execute(
         sql.SQL("CREATE TABLE t ({}, PRIMARY KEY (forge_r, v_at, new))").format(
             sql.SQL(", ").join(sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name in names)

@@ -26,7 +26,7 @@ TYPES = (
     " CREATE TYPE point3 AS (x float8, at timestamptz, label text); CREATE TYPE floats AS RANGE (subtype = float8)"
 )
 
-VALUES: list[tuple[str, str, str, Any]] = [
+VALUES: list[tuple[str, str, str | None, Any]] = [
     ("bool", "true", "true", True),
     ("int8", "9223372036854775807", "9223372036854775807", 9223372036854775807),
     ("int8", "-9223372036854775808", "-9223372036854775808", -9223372036854775808),

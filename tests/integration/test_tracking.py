@@ -1,5 +1,7 @@
 """Enabling and disabling: what is tracked, what is refused, what is never logged."""
 
+from typing import Any
+
 import psycopg
 import pytest
 
@@ -187,7 +189,7 @@ def test_a_tracked_table_may_be_renamed_to_a_long_name(connection: Connection) -
     assert ops(connection) == [("I", "1"), ("I", "2")]
 
 
-REFUSED = [
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("nothing", {}, "there is no table nothing", "check the spelling"),
     ("no.such.thing.here", {}, "there is no table no.such.thing.here", "check the spelling"),
     ("'; DROP TABLE plain", {}, "there is no table", "check the spelling"),
@@ -215,7 +217,8 @@ def test_what_cannot_be_tracked_is_refused_with_a_fix(connection: Connection) ->
     connection.execute(
         "CREATE TABLE plain (id int PRIMARY KEY, v int); CREATE VIEW a_view AS TABLE plain;"
         "CREATE MATERIALIZED VIEW a_matview AS TABLE plain; CREATE TEMP TABLE a_temp (id int);"
-        "CREATE UNLOGGED TABLE an_unlogged (id int); CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
+        "CREATE UNLOGGED TABLE an_unlogged (id int);"
+        "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
         "CREATE FOREIGN TABLE a_foreign (id int) SERVER s; CREATE TABLE whole (id int) PARTITION BY RANGE (id);"
         "CREATE TABLE a_part PARTITION OF whole FOR VALUES FROM (0) TO (1); CREATE SEQUENCE a_sequence;"
         "CREATE TABLE a_child () INHERITS (plain)"
@@ -261,9 +264,12 @@ def test_a_table_of_another_owner_is_refused(server: PostgresServer, empty_datab
                 ):
                     enable(owner, "theirs")
                 assert caught.value.fix == f"enable it as other_{name} or a superuser"
-            with connect(server.url(name, f"other_{name}")) as other:
-                with pytest.raises(ServerError, match="permission denied"), typed_errors():
-                    enable(other, "theirs")
+            with (
+                connect(server.url(name, f"other_{name}")) as other,
+                pytest.raises(ServerError, match="permission denied"),
+                typed_errors(),
+            ):
+                enable(other, "theirs")
         finally:
             admin.execute(f"DROP OWNED BY owner_{name}, other_{name}; DROP ROLE owner_{name}, other_{name}")
 
