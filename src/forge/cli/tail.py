@@ -103,9 +103,19 @@ class Tail:
             if after is None:
                 after = reader.start() if self._start == "start" else await reader.now()
             if once:
-                await self._print(reader.read(after, tables=self._tables), after, limit)
+                await self._print(self._until_now(reader, after), after, limit)
                 return
         await self._print(follow(self._url, after=after, tables=self._tables, wakeup=self._wakeup), after, limit)
+
+    async def _until_now(self, reader: Reader, after: Cursor) -> AsyncIterator[Batch]:
+        """Everything that is committed by now; a cursor inside a batch has the rest of that batch before it."""
+        begun = after.until is not None
+        async for batch in reader.read(after, tables=self._tables):
+            after = batch.cursor
+            yield batch
+        if begun:
+            async for batch in reader.read(after, tables=self._tables):
+                yield batch
 
     async def _print(self, batches: AsyncIterator[Batch], after: Cursor, limit: int | None) -> None:
         printed = 0
