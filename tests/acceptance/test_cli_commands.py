@@ -1,0 +1,179 @@
+"""init, enable, disable, status, trim, config: what they do, and what they say."""
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from forge.changelog import partitions
+from forge.changelog.connection import Connection, connect
+from tests.acceptance.conftest import Forge
+
+
+def tracked(connection: Connection) -> dict[str, tuple[list[str], list[str], bool, str]]:
+    rows = connection.execute(
+        "SELECT table_name, excluded, masked, replica, on_failure FROM forge.tracked_table WHERE disabled_at IS NULL"
+    )
+    return {name: (excluded, masked, replica, failure) for name, excluded, masked, replica, failure in rows}
+
+
+def test_init_installs_and_does_so_once(forge: Forge, empty_database: str) -> None:
+    first = forge("init", "--json", url=empty_database)
+    assert first.code == 0
+    assert json.loads(first.out)["applied"]
+    again = forge("init", url=empty_database)
+    assert (again.code, again.err) == (0, "")
+    assert "installed already" in again.out
+    assert json.loads(forge("status", "--json", url=empty_database).out)["tables"] == []
+
+
+def test_init_without_a_superuser_says_that_ddl_is_polled(forge: Forge, empty_database: str) -> None:
+    name = empty_database.rsplit("/", 1)[1]
+    with connect(empty_database) as connection:
+        connection.execute("CREATE ROLE plain_owner LOGIN")
+        connection.execute(f"ALTER DATABASE {name} OWNER TO plain_owner; ALTER SCHEMA public OWNER TO plain_owner")
+        try:
+            url = empty_database.replace("postgres@", "plain_owner@")
+            result = forge("init", url=url)
+            assert (result.code, result.err) == (0, "")
+            assert "no event trigger" in result.out
+            with connect(url) as owner:
+                owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            assert forge("enable", "t", url=url).code == 0
+            assert json.loads(forge("status", "--json", url=url).out)["ddl"] == "polled"
+        finally:
+            connection.execute("REASSIGN OWNED BY plain_owner TO postgres; DROP ROLE plain_owner")
+
+
+def test_enable_says_how_many_and_keeps_what_is_not_said(forge: Forge, connection: Connection, database: str) -> None:
+    result = forge("enable", "orders", "public.customers", "--exclude", "secret", "--mask", "orders.note", url=database)
+    assert (result.code, result.err) == (0, "")
+    assert "2 tables tracked: orders, customers" in result.out
+    expected = {
+        "orders": (["secret"], ["note"], False, "fail"),
+        "customers": (["secret"], [], False, "fail"),
+    }
+    assert tracked(connection) == expected
+    assert forge("enable", "orders", url=database).code == 0
+    assert tracked(connection) == expected
+    assert forge("enable", "orders", "--replica", "--on-failure", "invalidate", url=database).code == 0
+    assert tracked(connection)["orders"] == (["secret"], ["note"], True, "invalidate")
+
+
+def test_enable_all_passes_over_what_cannot_be_tracked(forge: Forge, connection: Connection, database: str) -> None:
+    connection.execute(
+        "CREATE UNLOGGED TABLE scratch (id int); CREATE SCHEMA sales;"
+        'CREATE TABLE sales."Odd Name" (id int PRIMARY KEY)'
+    )
+    forge("enable", "orders", "--exclude", "secret", url=database)
+    result = json.loads(forge("enable", "--all", "--json", url=database).out)
+    assert result["enabled"] == ["customers", 'sales."Odd Name"']
+    assert list(result["skipped"]) == ["scratch"]
+    assert tracked(connection)["orders"][0] == ["secret"]
+    assert "scratch is not tracked" in forge("enable", "--all", url=database).out
+
+
+def test_a_busy_table_is_an_error_and_not_a_wait_for_ever(
+    forge: Forge, connection: Connection, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge.cli.enable.LOCK_TIMEOUT", "50ms")
+    with connect(database) as other, other.transaction():
+        other.execute("INSERT INTO orders VALUES (1)")
+        result = forge("enable", "customers", "orders", url=database)
+    assert result.code == 1
+    assert "orders is in use" in result.err
+    assert tracked(connection) == {}
+
+
+def test_disable_ends_tracking_and_keeps_the_log(forge: Forge, connection: Connection, database: str) -> None:
+    forge("enable", "orders", url=database)
+    connection.execute("INSERT INTO orders VALUES (1)")
+    assert "orders is no longer tracked" in forge("disable", "orders", url=database).out
+    assert tracked(connection) == {}
+    connection.execute("INSERT INTO orders VALUES (2)")
+    assert connection.execute("SELECT count(*) FROM forge_events WHERE operation = 'INSERT'").fetchone() == (1,)
+    again = forge("disable", "orders", url=database)
+    assert again.code == 0
+    assert "was not tracked" in again.out
+
+
+def test_status_counts_what_happened(forge: Forge, connection: Connection, database: str) -> None:
+    forge("enable", "orders", "--mask", "secret", url=database)
+    connection.execute("INSERT INTO orders SELECT n FROM generate_series(1, 119) n")
+    found = json.loads(forge("status", "--json", url=database).out)
+    [table] = found["tables"]
+    assert (table["table"], table["changes"], table["masked"]) == ("public.orders", 120, ["secret"])
+    assert table["changes_per_second"] == found["changes_per_second"] == 2.0
+    assert found["log_bytes"] > 0
+    assert found["partitions"] == 8
+    assert (found["overflow"], found["lag_seconds"], found["ddl"]) == (False, 0.0, "seen at once")
+    text = forge("status", url=database).out
+    for part in ("orders", "2.0", "120", "mask secret", "seen at once"):
+        assert part in text
+
+
+def test_trim_drops_old_days_and_says_so_first(forge: Forge, connection: Connection, database: str) -> None:
+    old = date.today() - timedelta(days=9)
+    partitions.make(connection, old)
+    dry = forge("trim", "--older-than", "7d", "--dry-run", url=database)
+    assert partitions.partition_name(old) in dry.out
+    assert old in partitions.attached(connection)
+    result = forge("trim", "--older-than", "7d", "--json", url=database)
+    assert json.loads(result.out)["dropped"] == [partitions.partition_name(old)]
+    assert old not in partitions.attached(connection)
+    assert "nothing to drop" in forge("trim", url=database).out
+
+
+def test_trim_does_not_overrule_whoever_maintains(forge: Forge, connection: Connection, database: str) -> None:
+    connection.execute("SELECT pg_advisory_lock(5075401093471535107)")
+    assert "another process maintains" in forge("trim", url=database).out
+    assert forge("trim", "--older-than", "7d", url=database).code == 1
+
+
+def test_config_says_where_each_value_came_from(forge: Forge, tmp_path: Path) -> None:
+    (tmp_path / "forge.toml").write_text('retention_days = 7\ndatabase_url = "postgresql://weaker/x"\n')
+    url = "postgresql://ada:hunter2@db/shop?sslpassword=hunter2"
+    result = forge("config", "--json", "--database-url", url, FORGE_WAKEUP="poll", FORGE_RETENTION_DAYS="3")
+    found = json.loads(result.out)
+    assert found["database_url"]["origin"] == "--database-url"
+    assert found["retention_days"] == {"value": 7, "origin": "forge.toml"}
+    assert found["wakeup"] == {"value": "poll", "origin": "FORGE_WAKEUP"}
+    assert found["data"] == {"value": ".forge", "origin": "default"}
+    text = forge("config", "-d", url).out
+    assert "hunter2" not in result.out + text
+    assert "postgresql://ada:***@db/shop" in text
+
+
+def test_every_command_has_examples(forge: Forge) -> None:
+    listed = forge("--help").out
+    for command in ("init", "enable", "disable", "status", "tail", "trim", "doctor", "config", "demo"):
+        assert command in listed
+        shown = forge(command, "--help")
+        assert shown.code == 0
+        assert f"forge {command}" in shown.out.split("Example", 1)[1]
+
+
+def test_the_version(process: Forge) -> None:
+    result = process("--version")
+    assert result.code == 0
+    assert re.fullmatch(r"forge \d+\.\d+\.\d+\S*\n", result.out)
+
+
+def test_a_ctrl_c_while_waiting_is_quiet(
+    start: Callable[..., "subprocess.Popen[str]"], connection: Connection, database: str
+) -> None:
+    with connect(database) as other, other.transaction():
+        other.execute("INSERT INTO orders VALUES (1)")
+        process = start("enable", "orders", url=database)
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'orders'::regclass"
+        while connection.execute(waiting).fetchone() == (0,):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+    assert tracked(connection) == {}
