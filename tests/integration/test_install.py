@@ -165,7 +165,8 @@ def test_everything_starts_closed(connection: Connection) -> None:
     try:
         open_relations = connection.execute(
             "SELECT c.oid::regclass::text FROM pg_class c"
-            " WHERE (c.relnamespace = 'forge'::regnamespace OR c.relname = 'forge_events') AND c.relkind IN ('r', 'p', 'v')"
+            " WHERE (c.relnamespace = 'forge'::regnamespace OR c.relname = 'forge_events')"
+            " AND c.relkind IN ('r', 'p', 'v')"
             " AND has_table_privilege(%(r)s, c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE')",
             {"r": role},
         ).fetchall()

@@ -98,7 +98,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
         WHERE NOT i.inhdetachpending
     )
-    SELECT tree.oid FROM tree JOIN pg_class c ON c.oid = tree.oid WHERE c.relkind IN ('r', 'p')
+    SELECT tree.oid FROM tree JOIN pg_class c ON c.oid = tree.oid WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
 $body$;
 
 -- Whether other tables inherit from this one (partitions do not count).
@@ -126,7 +126,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
                    ELSE p.pronamespace <> 'forge'::regnamespace END)
 $body$;
 
--- What a change of definition changes: columns, key, name, partitions; after the dot, whether there are other triggers.
+-- What a change of definition changes, between dots: name, columns and key; how many relations; which; whether there are
+-- other triggers.
 -- An enum's labels and a composite's attributes count, because renaming one changes rows. Where no event trigger tells of
 -- a rewrite, so does the transaction that last changed a column.
 CREATE OR REPLACE FUNCTION forge.fingerprint(relation oid) RETURNS text
@@ -143,8 +144,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
          JOIN pg_type b ON b.oid = forge.base_type(CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem ELSE t.oid END)
          LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
-        forge.key_columns(c.oid)::text,
-        (SELECT string_agg(r::text, ',' ORDER BY r) FROM forge.relations_of(c.oid) r))),
+        forge.key_columns(c.oid)::text)),
+        (SELECT concat('.', count(*), '.', md5(string_agg(r::text, ',' ORDER BY r))) FROM forge.relations_of(c.oid) r),
         '.', forge.has_other_triggers(c.oid))
     FROM pg_class c WHERE c.oid = relation
 $body$;

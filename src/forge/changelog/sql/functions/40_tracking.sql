@@ -165,6 +165,7 @@ DECLARE
     print    text := forge.fingerprint(found);
     version  integer := newest.id;
     class    record;
+    added    oid[];
 BEGIN
     IF found IS NULL THEN
         IF to_regclass(format('%I.%I', setup.schema_name, setup.table_name)) IS NULL THEN
@@ -192,13 +193,39 @@ BEGIN
             JOIN pg_attribute a ON a.attrelid = found AND a.attname = c.name),
            forge.key_columns(found), print
     RETURNING id INTO version;
+    SELECT coalesce(array_agg(r), '{}') INTO added FROM forge.relations_of(found) r
+    WHERE NOT EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+                      WHERE t.tgrelid = r AND p.pronamespace = 'forge'::regnamespace AND p.proname = format('log_%s_insert', tracked));
     PERFORM forge.write_functions(tracked, found, version);
     PERFORM forge.write_triggers(tracked, found);
-    IF forced OR newest.id IS NULL OR split_part(newest.fingerprint, '.', 1) <> split_part(print, '.', 1) THEN
+    IF forced OR forge.may_change_rows(newest.fingerprint, print, added) THEN
         PERFORM forge.log_table_event(version, 'S', NULL);
     END IF;
     PERFORM set_config('forge.refreshing', '', true);
     RETURN true;
+END
+$body$;
+
+-- Whether a table can have other rows after a change of definition. New partitions bring none when they are empty: their
+-- triggers are there by now, so no writer is in between.
+CREATE OR REPLACE FUNCTION forge.may_change_rows(older text, newer text, added oid[]) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    was   text[] := string_to_array(older, '.');
+    now   text[] := string_to_array(newer, '.');
+    item  oid;
+    found boolean;
+BEGIN
+    IF was[1] <> now[1] OR was[2]::bigint + cardinality(added) <> now[2]::bigint THEN
+        RETURN true;
+    END IF;
+    FOREACH item IN ARRAY added LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s)', item::regclass) INTO found;
+        IF found THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN cardinality(added) = 0 AND was[3] <> now[3];
 END
 $body$;
 

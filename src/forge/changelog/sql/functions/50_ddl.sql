@@ -3,6 +3,11 @@
 CREATE OR REPLACE FUNCTION forge.on_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
+    -- temporary tables come and go often, and are never tracked
+    IF EXISTS (SELECT FROM pg_event_trigger_ddl_commands())
+       AND NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands() c WHERE c.schema_name IS DISTINCT FROM 'pg_temp') THEN
+        RETURN;
+    END IF;
     PERFORM forge.refresh_all();
 END
 $body$;
