@@ -105,7 +105,7 @@ def _again(seed: int, options: argparse.Namespace) -> str:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m forge.testing.history", description=__doc__)
     parser.add_argument("--seed", type=int, help="of the first history; random unless given")
-    parser.add_argument("--seconds", type=float, default=6, help="of writing in each history (6)")
+    parser.add_argument("--seconds", type=float, help="of writing in each history (6; 12 with --long)")
     parser.add_argument("--long", action="store_true", help="go on with the next seeds")
     parser.add_argument("--minutes", type=float, default=10, help="how long, with --long (10)")
     parser.add_argument("--keep-going", action="store_true", help="after a discrepancy too, with --long")
@@ -130,7 +130,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"make a failing plan smaller, for so long ({SHRINK_SECONDS:g}), and save it",
     )
     parser.add_argument("--verbose", action="store_true")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.seconds is None:
+        options.seconds = 12.0 if options.long else 6.0  # long enough for a hung pacemaker to lose its lock
+    return options
 
 
 if __name__ == "__main__":
