@@ -34,9 +34,10 @@ _FUNCTIONS = (
     "forge.wakeup_payload",
 )
 _IDENTITY = """
-    SELECT i.system_identifier = s.system_identifier::text AND i.timeline = s.timeline, s.others,
-           i.recorded_at
+    SELECT i.system_identifier = s.system_identifier::text AND i.timeline = s.timeline
+           AND i.database = s.here, s.others, i.recorded_at
     FROM (SELECT system_identifier, (SELECT count(*) - 1 FROM forge.log_identity) AS others,
+                 (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AS here,
                  ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
           FROM pg_control_system()) s
     LEFT JOIN (SELECT * FROM forge.log_identity ORDER BY id DESC LIMIT 1) i ON true
@@ -94,7 +95,7 @@ def event_triggers(case: Case) -> Iterator[Finding]:
 
 
 def identity(case: Case) -> Iterator[Finding]:
-    """Is this the server and timeline that the log was last used on?"""
+    """Is this the server, timeline and database that the log was last used on?"""
     row = case.connection.execute(_IDENTITY).fetchone()
     if row is None or row[0] is None:
         yield problem("identity", "the log has no identity", "forge init")

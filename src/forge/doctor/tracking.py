@@ -8,7 +8,7 @@ from forge.doctor.finding import Case, Finding, ok, problem, setting, warning
 
 _WANTED = """
     SELECT format('%%I.%%I', k.schema_name, k.table_name), w.target::regclass::text,
-           w.name, w.definition, k.replica, g.tgenabled::text, g.tgtype::int,
+           w.name, w.function, w.definition, k.replica, g.tgenabled::text, g.tgtype::int,
            p.pronamespace = 'forge'::regnamespace AND p.proname = w.function, g.tgqual IS NOT NULL,
            cardinality(g.tgattr::int2[]) > 0
     FROM forge.tracked_relation r
@@ -47,6 +47,8 @@ _ROLES = """
     WHERE 'session_replication_role=replica' = ANY (s.setconfig)
       AND (s.setdatabase = 0 OR d.datname = current_database())
 """
+_WHEN = {"O": "in ordinary sessions only", "R": "in the replica role only", "A": "always"}
+_ENABLE = {"O": "ENABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 _EVENTS = {"INSERT": 4, "DELETE": 8, "UPDATE": 16, "TRUNCATE": 32}
 
 
@@ -61,6 +63,17 @@ def trigger_type(definition: str) -> int:
         raise ValueError(definition)
     events = sum(_EVENTS[event] for event in found[2].split(" OR "))
     return events + ("FOR EACH ROW" in definition) + 2 * (found[1] == "BEFORE")
+
+
+def firing_mode(function: str, replica: bool) -> str:
+    """When a trigger must fire, as in pg_trigger.tgenabled: O for ordinary sessions, R in the replica role, A always.
+
+    >>> firing_mode("log_1_insert", True), firing_mode("log_1_row", True), firing_mode("log_1_truncate", True)
+    ('O', 'R', 'A')
+    """
+    if function.endswith("_row"):
+        return "R"
+    return "A" if replica and function.endswith(("_truncate", "_empty")) else "O"
 
 
 def tables(case: Case) -> Iterator[Finding]:
@@ -94,7 +107,7 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
     missing: dict[tuple[str, str], list[str]] = {}
     wrong = 0
     rows = case.connection.execute((_WANTED % which).encode()).fetchall()
-    for table, target, name, definition, replica, enabled, kind, ours, condition, columns in rows:
+    for table, target, name, function, definition, replica, enabled, kind, ours, condition, columns in rows:
         if enabled is None:
             missing.setdefault((table, target), []).append(name)
             continue
@@ -111,17 +124,12 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
                 f"the trigger {name} on {target} is disabled: changes are lost",
                 f"forge enable {table}",
             )
-        elif enabled == "R":
+        elif enabled != (firing := firing_mode(function, replica)) and (replica or (enabled, firing) != ("A", "O")):
             finding = problem(
                 check,
-                f"the trigger {name} on {target} fires only in replica mode: ordinary writes are lost",
-                f'ALTER TABLE {target} ENABLE TRIGGER "{name}"',
-            )
-        elif replica and enabled == "O":
-            finding = problem(
-                check,
-                f"the trigger {name} on {target} does not fire in replica mode, as this table's must",
-                f'ALTER TABLE {target} ENABLE ALWAYS TRIGGER "{name}"',
+                f"the trigger {name} on {target} fires {_WHEN[enabled]}, not {_WHEN[firing]}: changes are lost"
+                " or doubled",
+                f'ALTER TABLE {target} {_ENABLE[firing]} TRIGGER "{name}"',
             )
         if finding:
             wrong += 1
