@@ -67,8 +67,7 @@ def test_enable_says_how_many_and_keeps_what_is_not_said(forge: Forge, connectio
 
 def test_enable_all_passes_over_what_cannot_be_tracked(forge: Forge, connection: Connection, database: str) -> None:
     connection.execute(
-        "CREATE UNLOGGED TABLE scratch (id int); CREATE SCHEMA sales;"
-        'CREATE TABLE sales."Odd Name" (id int PRIMARY KEY)'
+        'CREATE UNLOGGED TABLE scratch (id int); CREATE SCHEMA sales;CREATE TABLE sales."Odd Name" (id int PRIMARY KEY)'
     )
     forge("enable", "orders", "--exclude", "secret", url=database)
     result = json.loads(forge("enable", "--all", "--json", url=database).out)
@@ -177,3 +176,22 @@ def test_a_ctrl_c_while_waiting_is_quiet(
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "")
     assert tracked(connection) == {}
+
+
+@pytest.mark.contract("X9")
+def test_doctor_fails_on_a_problem_and_says_the_fix(forge: Forge, database: str) -> None:
+    result = forge("doctor", "--json", url=database)
+    found = json.loads(result.out)
+    assert (result.code, found["healthy"]) == (1, False)
+    [problem] = [finding for finding in found["findings"] if finding["level"] == "problem"]
+    assert "fsync" in problem["what"]
+    text = forge("doctor", database).out
+    assert f"✗ {problem['what']}\n  fix: {problem['fix']}\n" in text
+
+
+@pytest.mark.contract("X9")
+def test_doctor_does_not_fail_on_warnings(forge: Forge, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge.doctor.ON_A_PRIMARY", ())
+    result = forge("doctor", url=database)
+    assert result.code == 0
+    assert "! no table is tracked" in result.out

@@ -51,6 +51,7 @@ def tracked(connection: Connection) -> Connection:
 def unwatched(tracked: Connection) -> Connection:
     """Where DDL goes unseen, so that traps can be set."""
     tracked.execute("ALTER EVENT TRIGGER forge_ddl DISABLE")
+    tracked.execute("SELECT forge.refresh_all()")  # the fingerprint of a polled table holds more
     return tracked
 
 
