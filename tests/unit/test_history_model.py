@@ -32,7 +32,7 @@ from forge.testing.history.shrink import candidates, shrink
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEYS = {"t": ("k",), "bag": ()}
-LETTER = {Op.INSERT: "I", Op.UPDATE: "U", Op.DELETE: "D", Op.TRUNCATE: "T", Op.SCHEMA: "S"}
+LETTER = {Op.INSERT: "I", Op.UPDATE: "U", Op.DELETE: "D", Op.TRUNCATE: "T", Op.SCHEMA: "S", Op.INVALIDATE: "X"}
 
 Row = dict[str, Any]
 
@@ -212,6 +212,20 @@ def test_a_column_that_nobody_announced_is_found() -> None:
     announced.log("t", Op.UPDATE, {"k": 1, "m": "m1", "added_3": 3}, announced.rows[1])
     truth = announced.truth()
     assert kinds(check(truth, [], [reader(announced.changes)], KEYS)) == set()
+
+
+def test_only_a_wiped_table_may_be_invalidated() -> None:
+    simulation = simulate([(1, "write")])
+    simulation.log("t", Op.INVALIDATE, None, None)
+    simulation.rows.clear()
+    truth, records = simulation.truth(), [reader(simulation.changes)]
+    assert kinds(check(truth, [], records, KEYS)) == {"chain", "rebuild"}
+    wipe = Attempt("w0.0", outcome=Outcome.COMMITTED, effects=[Effect("m9", "t", "wipe", None)])
+    assert check(truth, [wipe], records, KEYS) == []
+    simulation.write(1, "truncate")
+    simulation.write(1, "write")
+    simulation.rows[1] = {"k": 1, "m": "other"}
+    assert kinds(check(simulation.truth(), [wipe], [reader(simulation.changes)], KEYS)) == {"rebuild"}
 
 
 def test_what_follows_a_cursor_is_what_was_not_seen_before_it() -> None:

@@ -25,16 +25,23 @@ class Outcome(Enum):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What one operation did, as the server counted it: `rows` is None where it does not say."""
+    """What one operation did, as the server counted it: `rows` is None where it does not say.
+
+    A `wipe` takes away rows that its own transaction cannot see, so nobody can say which: TRUNCATE of a partition
+    in a transaction that keeps its snapshot. It alone may be logged as an INVALIDATE of the table.
+    """
 
     mark: str
     table: str
-    kind: Literal["write", "delete", "truncate", "other"]
+    kind: Literal["write", "delete", "truncate", "wipe", "other"]
     rows: int | None
 
 
 class Attempt(msgspec.Struct):
-    """One transaction as a writer lived through it; `undone` are marks that savepoints took back."""
+    """One transaction as a writer lived through it; `undone` are marks that savepoints took back.
+
+    `ended` is when it was told to end: a crash after that may have taken it back.
+    """
 
     name: str
     synchronous: bool = True

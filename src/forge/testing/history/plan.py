@@ -186,20 +186,28 @@ def _writer(chance: Chance, seconds: float, rate: float) -> Writer:
     return Writer(tuple(found))
 
 
+WIPES: Final = False
+"""Whether partitions are truncated in transactions that keep their snapshot: what is logged then is what that
+transaction saw of them, and not what was in them."""
+
+
 def _transaction(chance: Chance, at: float) -> Transaction:
     if chance.random() < 0.02:
         return Transaction(at=at, operations=(_definition(chance),), synchronous=chance.random() < 0.5)
     count = min(8, 1 + int(chance.expovariate(0.7)))
     ending: Ending = chance.of({"commit": 84, "rollback": 8, "commit prepared": 6, "rollback prepared": 2})
     prepared = "prepared" in ending
+    operations = tuple(_operation(chance) for _ in range(count))
+    wipes = any(each.kind == "truncate" and each.leaf for each in _flat(operations))
+    isolation: Isolation = chance.of({"READ COMMITTED": 80, "REPEATABLE READ": 14, "SERIALIZABLE": 6})
     return Transaction(
         at=at,
-        operations=tuple(_operation(chance) for _ in range(count)),
+        operations=operations,
         ending=ending,
         delay=chance.choice([0, 0, 0, 0, 1, 5, 20, 60, 200]) if not prepared else chance.choice([0, 5, 50, 300]),
         synchronous=chance.random() < 0.6,
         silent=chance.random() < (0.9 if prepared else 0.1),
-        isolation=chance.of({"READ COMMITTED": 80, "REPEATABLE READ": 14, "SERIALIZABLE": 6}),
+        isolation="READ COMMITTED" if wipes and not WIPES else isolation,
     )
 
 

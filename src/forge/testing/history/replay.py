@@ -5,7 +5,7 @@ saving the cursor. Everything else counts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from forge.change import Change, Op
 from forge.cursor import Cursor
@@ -45,11 +45,16 @@ def _backwards(record: Record) -> str | None:
 
 
 class Replica:
-    """One table rebuilt from its changes: by key, or, without one, as a bag of rows."""
+    """One table rebuilt from its changes: by key, or, without one, as a bag of rows.
 
-    def __init__(self, table: str, *, keyed: bool) -> None:
+    After an INVALIDATE, where one may come, its rows are not known until it is emptied.
+    """
+
+    def __init__(self, table: str, *, keyed: bool, wiped: bool = False) -> None:
         self.table = table
+        self.known = True
         self._keyed = keyed
+        self._wiped = wiped
         self._rows: dict[bytes, bytes] = {}
         self._bag: Counter[bytes] = Counter()
         self._columns: frozenset[str] = frozenset()
@@ -63,12 +68,15 @@ class Replica:
         elif change.op is Op.TRUNCATE:
             self._rows.clear()
             self._bag.clear()
+            self.known = True
+        elif change.op is Op.INVALIDATE and self._wiped:
+            self.known = False
         elif change.op not in (Op.INSERT, Op.UPDATE, Op.DELETE):
             return f"a change that nobody made: {show(change)}"
         elif self._keyed:
-            return self._apply_keyed(change) or problem
+            problem = (self._apply_keyed(change) if self.known else None) or problem
         else:
-            return self._apply_whole(change) or problem
+            problem = (self._apply_whole(change) if self.known else None) or problem
         return problem
 
     def rows(self) -> Counter[bytes]:
@@ -117,10 +125,10 @@ class Replica:
 
 
 def replay(
-    changes: Iterable[Change], keys: Mapping[str, Sequence[str]]
+    changes: Iterable[Change], keys: Mapping[str, Sequence[str]], wiped: Collection[str] = ()
 ) -> tuple[dict[str, Replica], list[tuple[Change, str]]]:
     """Every table of `keys` (its key columns) rebuilt from nothing, and each change that does not fit."""
-    replicas = {table: Replica(table, keyed=bool(columns)) for table, columns in keys.items()}
+    replicas = {name: Replica(name, keyed=bool(key), wiped=name in wiped) for name, key in keys.items()}
     wrong = []
     for change in changes:
         replica = replicas.get(change.table)

@@ -21,7 +21,7 @@ from forge.testing.history.model import Attempt, Discrepancy, Outcome, ReaderRec
 from forge.testing.history.plan import Plan
 from forge.testing.history.readers import ReaderHandle
 from forge.testing.history.replay import delivered
-from forge.testing.history.tables import TABLES
+from forge.testing.history.tables import KEYS
 from forge.testing.history.writer import WriterThread
 from forge.testing.postgres import fresh_database
 from forge.testing.proxy import FaultProxy
@@ -29,7 +29,6 @@ from forge.testing.proxy import FaultProxy
 SETTINGS: Final = {"deadlock_timeout": "100ms", "max_prepared_transactions": "40", "max_connections": "100"}
 """What the server of a history needs."""
 
-_KEYS: Final = {name: table.key_columns for name, table in TABLES.items()}
 _SUFFIXES = 4
 
 
@@ -107,7 +106,7 @@ def _run(
     attempts = [attempt for writer in writers for attempt in writer.attempts]
     records = [reader.record() for reader in readers]
     found = [failure for reader in readers for failure in reader.failures()] + late
-    found += check(said, attempts, records, _KEYS)
+    found += check(said, attempts, records, KEYS)
     found += _check_suffixes(plan, url, said, readers, records)
     return Report(
         plan=plan,

@@ -10,9 +10,6 @@ import msgspec
 
 from forge.testing.history.plan import Operation
 
-KEYS: Final = 30
-"""Rows are named 0 to KEYS - 1, so that writers meet; the partitioned table goes twice as far."""
-
 
 class Table(msgspec.Struct, frozen=True):
     """One tracked table: `key` and `payload` are pairs of column and expression over `{k}` and the parameters."""
@@ -105,6 +102,8 @@ TABLES: Final = {
         ),
     )
 }
+KEYS: Final = {name: table.key_columns for name, table in TABLES.items()}
+"""The key columns of every table; none for a table whose rows are known as a whole only."""
 
 
 def added_column(number: int) -> str:

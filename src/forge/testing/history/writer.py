@@ -75,7 +75,6 @@ class WriterThread(threading.Thread):
         except psycopg.Error as error:
             attempt.error = f"{type(error).__name__} {error}"
         finally:
-            attempt.ended = self._clock()
             if connection.closed or connection.info.transaction_status is TransactionStatus.UNKNOWN:
                 self._close()
             elif connection.info.transaction_status is not TransactionStatus.IDLE:
@@ -92,6 +91,7 @@ class WriterThread(threading.Thread):
         prepares = transaction.ending.endswith("prepared")
         if not prepares:
             time.sleep(transaction.delay / 1000)
+        attempt.ended = self._clock()
         if transaction.ending == "rollback":
             connection.execute("ROLLBACK")
         elif transaction.ending == "commit":
@@ -212,7 +212,10 @@ def _perform(connection: psycopg.Connection, operation: Operation, mark: str) ->
         return Effect(mark, operation.table, "write", _copy(connection, operation, mark))
     if operation.kind == "truncate":
         connection.execute(statement(operation).encode())
-        return Effect(mark, operation.table, "other" if operation.leaf else "truncate", None if operation.leaf else 1)
+        if not operation.leaf:
+            return Effect(mark, operation.table, "truncate", 1)
+        level = connection.execute("SELECT current_setting('transaction_isolation')").fetchone()
+        return Effect(mark, operation.table, "other" if level == ("read committed",) else "wipe", None)
     values = {"k": operation.k, "to": operation.to, "span": operation.span, "n": operation.n, "m": mark}
     cursor = connection.execute(statement(operation).encode(), values)
     return Effect(mark, operation.table, "delete" if operation.kind == "delete" else "write", cursor.rowcount)
