@@ -142,7 +142,8 @@ async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Keeper
         if keeper is not None:
             keeper.stop()
         await asyncio.wait([future])
-        if keeper is None and future.exception() is None and isinstance(opened := future.result(), Keeper):
+        failed = future.exception()
+        if keeper is None and failed is None and isinstance(opened := future.result(), Keeper):
             opened.close()
         raise
 

@@ -24,9 +24,13 @@ DECLARE
     declared  text;
     context   text;
     rank_into text := '';
+    rank_done text := '';
     begins    text;
     ends      text;
     wake      text;
+    wake_old  text;
+    wake_new  text;
+    which     text;
     put       text;
     log       text := 'INSERT INTO forge.forge_event_log (rank, transaction_id, at, day, version, op, row_id, before, after, hidden, '
                       'user_id, function_name, trace_id, context, db_user, application_name) ';
@@ -64,7 +68,6 @@ DECLARE
     v_old_rows    bigint;
     v_logged      bigint;
     v_rank        bigint;
-    v_id          bigint;
     v_row         text := '*';
     v_transaction xid8 := pg_current_xact_id();
     v_at          timestamptz := clock_timestamp();
@@ -83,19 +86,29 @@ $d$;
         rank_into := $d$    v_mark := ltrim(nullif(current_setting('forge.mark_' || pg_trigger_depth(), true), ''), '-');
     IF v_mark IS NOT NULL THEN
         v_rank := split_part(v_mark, ' ', 1);
-        v_at := timestamptz 'epoch' + split_part(v_mark, ' ', 2)::bigint * interval '1 microsecond';
+        -- a writer could have set it: no time outside the transaction is believed
+        v_at := least(v_at, greatest(now(), timestamptz 'epoch' + split_part(v_mark, ' ', 2)::bigint * interval '1 microsecond'));
         v_day := forge.log_day(v_at);
+    END IF;
+$d$;
+        rank_done := $d$    IF v_mark IS NOT NULL THEN
         PERFORM set_config('forge.mark_' || pg_trigger_depth(), '-' || v_mark, true);
     END IF;
 $d$;
     END IF;
-    wake := format($d$
+    -- which row it was is looked up only when somebody is to be woken
+    wake := $d$
     IF current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll'
-       AND pg_try_advisory_xact_lock_shared(%s) THEN
-        PERFORM pg_notify('forge_changes', forge.wakeup_payload(%L, TG_OP, v_row));
+       AND pg_try_advisory_xact_lock_shared(%1$s) THEN
+        %3$s
+        PERFORM pg_notify('forge_changes', forge.wakeup_payload(%2$L, TG_OP, v_row));
     END IF;
     RETURN NULL;
-$d$, forge.wakeup_lock(), relation_name);
+$d$;
+    which := 'IF v_rows = 1 THEN SELECT %s INTO v_row FROM %s %s; END IF;';
+    wake_old := format(wake, forge.wakeup_lock(), relation_name, format(which, forge.row_id_expression(relation, o), 'forge_old_rows', o));
+    wake_new := format(wake, forge.wakeup_lock(), relation_name, format(which, forge.row_id_expression(relation, n), 'forge_new_rows', n));
+    wake := format(wake, forge.wakeup_lock(), relation_name, '');
     begins := CASE setup.on_failure WHEN 'invalidate' THEN E'BEGIN\n' ELSE '' END || context;
     ends := CASE setup.on_failure WHEN 'invalidate' THEN format($d$
 EXCEPTION WHEN OTHERS THEN
@@ -122,46 +135,40 @@ $d$, version, relation_name, relation_name) ELSE '' END;
                 forge.row_id_expression(relation, o), forge.image_expression(o, plain), tail, o,
                 forge.image_source(relation, setup, o, o, plain)) END;
         PERFORM forge.write_function(tracked, name, pins, declared || begins || format($d$
-    SELECT count(*) INTO v_rows FROM %s;
+%s    %s;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows = 0 THEN
         RETURN NULL;
     END IF;
-%s    IF v_rows = 1 THEN
-        %s RETURNING row_id INTO v_row;
-    ELSE
-        %s;
-    END IF;
-%s%s$d$, CASE name WHEN 'insert' THEN 'forge_new_rows' ELSE 'forge_old_rows' END,
+%s%s%s$d$,
             rank_into || CASE WHEN ordered AND name = 'insert' THEN E'    v_at := v_at + interval ''1 microsecond'';\n' ELSE '' END,
-            put, put, wake, ends) || 'END');
+            put, rank_done, CASE name WHEN 'insert' THEN wake_new ELSE wake_old END, ends) || 'END');
     END LOOP;
 
+    -- Most updates are of one row: that is tried first, in one statement, and finds nothing when there are more.
     PERFORM forge.write_function(tracked, 'update', pins, declared || begins || format($d$
-    SELECT (SELECT count(*) FROM forge_new_rows), (SELECT count(*) FROM forge_old_rows) INTO v_rows, v_old_rows;
-    IF v_rows = 0 AND v_old_rows = 0 THEN
-        RETURN NULL;
-    END IF;
-%1$s    IF v_rows <> v_old_rows THEN
-        %7$s;
-        %8$s;
-    ELSIF v_rows = 1 THEN
-        %2$s RETURNING row_id INTO v_row;
-        GET DIAGNOSTICS v_logged = ROW_COUNT;
-        IF v_logged = 0 THEN
+%1$s    %2$s;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    IF v_rows = 0 THEN
+        SELECT (SELECT count(*) FROM forge_new_rows), (SELECT count(*) FROM forge_old_rows) INTO v_rows, v_old_rows;
+        IF v_rows = 0 AND v_old_rows = 0 THEN
+            RETURN NULL;
+        ELSIF v_rows <> v_old_rows OR v_rows = 1 THEN
             %7$s;
             %8$s;
-        END IF;
-    ELSE
-        %3$s;
-        GET DIAGNOSTICS v_logged = ROW_COUNT;
-        IF v_logged < v_rows THEN
-            %4$s;
-            %5$s;
+        ELSE
+            %3$s;
+            GET DIAGNOSTICS v_logged = ROW_COUNT;
+            IF v_logged < v_rows THEN
+                %4$s;
+                %5$s;
+            END IF;
         END IF;
     END IF;
-%6$s%9$s$d$,
+%10$s%6$s%9$s$d$,
         rank_into,
-        format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM forge_old_rows %s%s CROSS JOIN forge_new_rows %s%s WHERE %s', log, head,
+        format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM forge_old_rows %s%s CROSS JOIN forge_new_rows %s%s'
+               ' WHERE NOT EXISTS (SELECT FROM forge_new_rows OFFSET 1) AND NOT EXISTS (SELECT FROM forge_old_rows OFFSET 1) AND %s', log, head,
                forge.row_id_expression(relation, n), forge.image_expression(o, plain), forge.image_expression(n, plain),
                forge.hidden_expression(relation, setup, o, n), tail,
                o, forge.image_source(relation, setup, o, o, plain), n, forge.image_source(relation, setup, n, n, plain),
@@ -185,14 +192,14 @@ $d$, version, relation_name, relation_name) ELSE '' END;
                forge.image_expression(CASE WHEN plain THEN 'b.' || n ELSE n END, plain), tail, pairs,
                forge.image_source(relation, setup, 'b', n, plain),
                forge.key_same_expression(relation, 'a', 'b')),
-        wake,
+        wake_new,
         format('%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM forge_old_rows %s%s', log, head,
                forge.row_id_expression(relation, o), forge.image_expression(o, plain), tail, o,
                forge.image_source(relation, setup, o, o, plain)),
         format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM forge_new_rows %s%s', log, late,
                forge.row_id_expression(relation, n), forge.image_expression(n, plain), tail, n,
                forge.image_source(relation, setup, n, n, plain)),
-        ends) || 'END');
+        ends, rank_done) || 'END');
 
     -- Whole rows at once: logical-replication apply fires no statement triggers, so a subscription's target gets these.
     PERFORM forge.write_function(tracked, 'row', pins, declared || begins || format($d$
