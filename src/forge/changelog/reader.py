@@ -4,8 +4,9 @@ What comes between two snapshots is found by transaction: whatever is visible no
 takes the new snapshot and reads what it shows, so there is no stall, no gap and no duplicate, however long a
 writer takes to commit. Within such a batch changes go by (place, id): see `forge.cursor.Position`.
 
-A batch larger than `limit` is read through a held cursor of the server: neither side keeps it in memory, and no
-snapshot is held open meanwhile.
+A batch of more than `PAGE` changes or `PAGE_KILOBYTES` is read through a held cursor of the server: neither side
+keeps it in memory, and no snapshot is held open meanwhile. The server says beforehand how large the next rows are,
+so rows of any size stream in bounded memory.
 
 After a crash PostgreSQL gives transaction numbers again that were never flushed to disk. A cursor is therefore
 safe to keep only when the WAL is flushed up to where it was when the snapshot was taken: `flushed()` waits for it.
@@ -29,8 +30,8 @@ from forge.cursor import Cursor, LogIdentity, Position, Snapshot
 from forge.errors import CursorExpired, CursorForeign, NotInstalled
 from forge.values import Column
 
-PAGE: Final = 5_000
-PAGE_BYTES: Final = 8 * 1024 * 1024
+PAGE: Final = 1_000
+PAGE_KILOBYTES: Final = 8 * 1024
 START: Final = Snapshot(1, 1)
 """The snapshot in which nothing had been written yet."""
 
@@ -52,7 +53,6 @@ class Reader:
         self.identity = identity
         self._first_id = first_id
         self._decoder = Decoder(identity.uuid)
-        self._page = 256
         self._rows = connection.cursor(binary=True)
 
     @classmethod
@@ -105,21 +105,21 @@ class Reader:
             )
         scope = {"first": self._first_id, "tables": list(tables) if tables is not None else None}
         if after.until is not None and after.last is not None:
-            rest = self._rest(after, after.until, after.last, scope, lsn="0/0", flushed=True)
+            rest = self._rest(after, after.until, after.last, scope, lsn=None, flushed=False)
             async with aclosing(rest):
                 async for batch in rest:
                     yield batch
             return
-        limit = self._page
-        await self._rows.execute(query("poll"), {**_bounds(after.snapshot), **scope, "limit": limit + 1}, prepare=True)
-        found = await self._rows.fetchall()
-        snapshot, lsn, flush, trimmed = found[0][-4:]
+        bounds = {**_bounds(after.snapshot), **scope, "limit": PAGE + 1, "kilobytes": PAGE_KILOBYTES}
+        await self._rows.execute(query("poll"), bounds, prepare=True)
+        head, *found = await self._rows.fetchall()
+        snapshot, lsn, flush, trimmed = head[-5:-1]
         until = Snapshot.parse(snapshot)
         self._check(after, until, trimmed)
         done = _lsn(flush) >= _lsn(lsn)
-        rows = [row[:-4] for row in found[1 : limit + 1]]
+        rows = [row[:-5] for row in found[:PAGE] if row[-1]]
         changes = await self._decode(rows)
-        if len(found) <= limit + 1:
+        if len(rows) == len(found):
             yield Batch(changes, Cursor(self.identity, until), lsn, done)
             return
         last = Position(rows[-1][1], rows[-1][0])
@@ -136,41 +136,51 @@ class Reader:
         last: Position,
         scope: dict[str, Any],
         *,
-        lsn: str,
+        lsn: str | None,
         flushed: bool,
     ) -> AsyncGenerator[Batch]:
         head = await (await self.connection.execute(query("head"), scope)).fetchone()
         assert head is not None
-        self._check(after, Snapshot.parse(head[0]), head[3])
+        self._check(after, Snapshot.parse(head[0]), head[3], head[4])
+        if lsn is None:
+            lsn, flushed = head[1], _lsn(head[2]) >= _lsn(head[1])
         await psycopg.AsyncClientCursor(self.connection).execute(
             query("rest"),
-            {**_bounds(after.snapshot), **scope, "until": str(until), "place": last.rank, "id": last.id},
+            {**_bounds(after.snapshot), **scope, "until": str(until), "place": last.rank, "id": last.id, "page": PAGE},
         )
         try:
-            while True:
-                page = self._page
-                await self._rows.execute(sql.SQL("FETCH {} FROM forge_batch").format(page), prepare=False)
-                rows = await self._rows.fetchall()
-                changes = await self._decode(rows)
-                if len(rows) < page:
+            rows = await self._fetch(1)
+            while rows:
+                ahead = rows[-1][-1]
+                changes = await self._decode([row[:-1] for row in rows])
+                if ahead is None:
                     yield Batch(changes, Cursor(self.identity, until), lsn, flushed)
                     return
                 last = Position(rows[-1][1], rows[-1][0])
                 yield Batch(changes, Cursor(self.identity, after.snapshot, until, last), lsn, flushed)
+                rows = await self._fetch(_fitting(ahead))
+            yield Batch([], Cursor(self.identity, until), lsn, flushed)
         finally:
             if not self.connection.closed:
                 await self.connection.execute("CLOSE forge_batch")
 
-    def _check(self, after: Cursor, now: Snapshot, trimmed: str | None) -> None:
-        if after.snapshot == START:
-            return
+    async def _fetch(self, count: int) -> list[tuple[Any, ...]]:
+        await self._rows.execute(sql.SQL("FETCH {} FROM forge_batch").format(count), prepare=False)
+        return await self._rows.fetchall()
+
+    def _check(self, after: Cursor, now: Snapshot, trimmed: str | None, trimmed_id: int | None = None) -> None:
         if now.xmax < (after.until or after.snapshot).xmax:
             raise CursorForeign(
                 "the cursor is ahead of the server: it was made before a crash or restore",
                 fix="read the tables anew, then follow from now",
             )
         gone = int(trimmed) if trimmed else 0
-        if gone >= after.snapshot.xmax or any(xid <= gone for xid in after.snapshot.running):
+        if after.snapshot == START:
+            # all that is retained follows, so only what a cursor inside has not come to yet can be missing
+            expired = after.last is not None and (trimmed_id or 0) > after.last.id
+        else:
+            expired = gone >= after.snapshot.xmax or any(xid <= gone for xid in after.snapshot.running)
+        if expired:
             raise CursorExpired(
                 "what follows this cursor has been trimmed from the log",
                 fix="read the tables anew and follow from now, or keep more: retention_days",
@@ -181,9 +191,6 @@ class Reader:
             versions = await self.connection.execute(query("versions"), {"ids": list(unknown)})
             for version in await versions.fetchall():
                 self._decoder.learn(*version)
-        if rows:
-            size = sum(len(row[6] or b"") + len(row[7] or b"") for row in rows) // len(rows)
-            self._page = max(16, min(PAGE, PAGE_BYTES // (size + 200)))
         return self._decoder.changes(rows)
 
     async def flushed(self, lsn: str) -> None:
@@ -197,6 +204,11 @@ class Reader:
 
 def _bounds(snapshot: Snapshot) -> dict[str, Any]:
     return {"xmax": str(snapshot.xmax), "running": [str(xid) for xid in snapshot.running]}
+
+
+def _fitting(kilobytes: int) -> int:
+    """How many rows to fetch when the next PAGE of them have so many kilobytes, perhaps all of them in a few."""
+    return PAGE if kilobytes <= PAGE_KILOBYTES else max(1, min(16, PAGE * PAGE_KILOBYTES // (4 * kilobytes)))
 
 
 def _lsn(text: str) -> int:

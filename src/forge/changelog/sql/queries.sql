@@ -13,30 +13,41 @@ SELECT i.uuid::text, i.system_identifier, i.timeline, i.first_id FROM forge.curr
 
 -- head: The snapshot now, how far the WAL must be flushed for it to be safe, how far it is, and what was trimmed.
 SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
-       (SELECT max(t.last_transaction::text::numeric)::text FROM forge.trimmed t WHERE t.last_id >= %(first)s);
+       max(t.last_transaction::text::numeric)::text, max(t.last_id)
+FROM forge.trimmed t WHERE t.last_id >= %(first)s;
 
--- poll: A head, then what is visible now and was not in an older snapshot, in order; one statement, so one snapshot.
+-- poll: A head, then what is visible now and was not in an older snapshot, in order; one statement, so one snapshot. A row has no images when those of the rows before it are enough to carry.
 SELECT NULL::bigint, NULL::bigint, NULL::xid8, NULL::timestamptz, NULL::integer, NULL::"char", NULL::json, NULL::json,
        NULL::text[], NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text,
        pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
-       (SELECT max(t.last_transaction::text::numeric)::text FROM forge.trimmed t WHERE t.last_id >= %(first)s)
+       (SELECT max(t.last_transaction::text::numeric)::text FROM forge.trimmed t WHERE t.last_id >= %(first)s), true
 UNION ALL (
-    SELECT l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after,
-           l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name,
-           NULL, NULL, NULL, NULL
-    FROM forge.forge_event_log l
-    WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
-      AND l.id >= %(first)s
-      AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
-          SELECT v.id FROM forge.table_version v
-          WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
-    ORDER BY coalesce(l.rank, l.id), l.id
-    LIMIT %(limit)s);
+    SELECT p.id, p.place, p.transaction_id, p.at, p.version, p.op,
+           CASE WHEN p.fits THEN p.before END, CASE WHEN p.fits THEN p.after END,
+           p.hidden, p.user_id, p.function_name, p.trace_id, p.context, p.db_user, p.application_name,
+           NULL, NULL, NULL, NULL, p.fits
+    FROM (
+        SELECT l.*, coalesce(sum(coalesce(octet_length(l.before::text) / 1024, 0) + coalesce(octet_length(l.after::text) / 1024, 0))
+                             OVER (ORDER BY l.place, l.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < %(kilobytes)s AS fits
+        FROM (
+            SELECT l.id, coalesce(l.rank, l.id) AS place, l.transaction_id, l.at, l.version, l.op, l.before, l.after,
+                   l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name
+            FROM forge.forge_event_log l
+            WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+              AND l.id >= %(first)s
+              AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
+                  SELECT v.id FROM forge.table_version v
+                  WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
+            ORDER BY coalesce(l.rank, l.id), l.id
+            LIMIT %(limit)s) l) p
+    ORDER BY p.place, p.id);
 
--- rest: What comes after a position between two snapshots, kept by the server and fetched page by page.
+-- rest: What comes after a position between two snapshots, kept by the server and fetched page by page. Each row says how many kilobytes the next page of rows has, NULL when none comes.
 DECLARE forge_batch NO SCROLL CURSOR WITH HOLD FOR
 SELECT l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after,
-       l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name
+       l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name,
+       sum(coalesce(octet_length(l.before::text) / 1024, 0) + coalesce(octet_length(l.after::text) / 1024, 0))
+           OVER (ORDER BY coalesce(l.rank, l.id), l.id ROWS BETWEEN 1 FOLLOWING AND %(page)s FOLLOWING)
 FROM forge.forge_event_log l
 WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
   AND l.id >= %(first)s
