@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Collection
 from contextlib import AsyncExitStack, aclosing
 from typing import Final, Literal
 
@@ -48,7 +48,7 @@ async def follow(
     tables: Collection[str] | None = None,
     wakeup: Wakeup = "auto",
     durable: bool = True,
-) -> AsyncIterator[Batch]:
+) -> AsyncGenerator[Batch]:
     """Every change committed after the cursor (or from now on), in order, batch by batch, for ever.
 
     With `durable` a batch is yielded only when no crash can take it back. Without it changes come a little
