@@ -188,3 +188,23 @@ def test_a_child_that_comes_later(connection: Connection) -> None:
     connection.execute("UPDATE c SET v = 2")
     connection.execute("TRUNCATE p")
     assert [row.op for row in everything(connection)] == ["S", "I", "S", "T"]
+
+
+@pytest.mark.every_version
+@pytest.mark.contract("X1")
+def test_a_merge_whose_update_trigger_is_given_wrong_rows_is_logged_as_a_change_of_the_table(
+    connection: Connection,
+) -> None:
+    """PostgreSQL 15 to 18 hand the UPDATE trigger the rows that the same MERGE inserted."""
+    connection.execute("CREATE TABLE m (k int PRIMARY KEY, v text) PARTITION BY RANGE (k)")
+    connection.execute("CREATE TABLE m_0 PARTITION OF m FOR VALUES FROM (0) TO (100)")
+    enable(connection, "m")
+    connection.execute("INSERT INTO m VALUES (6, 'old')")
+    connection.execute(
+        "MERGE INTO m USING generate_series(5, 7) g ON m.k = g WHEN MATCHED THEN UPDATE SET v = 'new'"
+        " WHEN NOT MATCHED THEN INSERT VALUES (g, 'new')"
+    )
+    found = [(row.op, row.row_id) for row in everything(connection) if row.op != "S"][1:]
+    assert found == [("X", None), ("I", "5"), ("I", "7")]
+    connection.execute("UPDATE m SET k = k + 10 WHERE k = 5")
+    assert ops(connection)[-2:] == [("D", "5"), ("I", "15")]

@@ -134,6 +134,27 @@ def test_a_role_that_is_no_superuser_installs_without_event_triggers(
             admin.execute(f"DROP OWNED BY plain_{name}; DROP ROLE plain_{name}")
 
 
+def test_what_a_superuser_enables_can_be_kept_up_by_the_role_that_installed(
+    server: PostgresServer, empty_database: str
+) -> None:
+    with connect(empty_database) as admin:
+        name = admin.info.dbname
+        admin.execute(f"CREATE ROLE plain_{name} LOGIN; GRANT CREATE ON DATABASE {name} TO plain_{name}")
+        admin.execute(f"GRANT CREATE ON SCHEMA public TO plain_{name}")
+        try:
+            with connect(server.url(name, f"plain_{name}")) as plain:
+                install(plain)
+                admin.execute("CREATE TABLE t (id int PRIMARY KEY, f float8)")
+                enable(admin, "t")
+                admin.execute("ALTER TABLE t RENAME f TO g")
+                assert plain.execute("SELECT forge.refresh_all()").fetchone() == (1,)
+                admin.execute("INSERT INTO t VALUES (1, 0.5)")
+                assert logged(plain)[-1].after == '{"id":1,"g":0.5}'
+                install(admin)
+        finally:
+            admin.execute(f"DROP OWNED BY plain_{name} CASCADE; DROP ROLE plain_{name}")
+
+
 def test_a_role_that_may_create_nothing_is_told(server: PostgresServer, empty_database: str) -> None:
     with connect(empty_database) as admin:
         name = admin.info.dbname

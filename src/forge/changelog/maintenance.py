@@ -203,8 +203,7 @@ class Keeper:
         kept = now.date() - timedelta(days=self._policy.retention_days)
         with self._step(report, "identity"):
             self._value("SELECT (forge.current_identity()).id")
-        with self._step(report, "definitions"):
-            report.refreshed = self._refresh()
+        self._refresh(report)
         with self._step(report, "partitions ahead"):
             made = partitions.make_first(self._connection, now.date())
             report.made = [partitions.partition_name(day) for day in made]
@@ -245,10 +244,15 @@ class Keeper:
             self._unfinished = [xid for xid in self._unfinished if not snapshot.sees(xid)]
         return True
 
-    def _refresh(self) -> int:
-        with self._connection.transaction():
-            self._connection.execute("SELECT set_config('forge.refreshing', '', true)")
-            return int(self._value("SELECT forge.refresh_all()"))
+    def _refresh(self, report: Report) -> None:
+        """Bring what is logged up to the tables' definitions, each by itself."""
+        tables = self._connection.execute(
+            "SELECT id, table_name FROM forge.tracked_table WHERE disabled_at IS NULL ORDER BY id"
+        ).fetchall()
+        for tracked, name in tables:
+            with self._step(report, f"definition of {name}"), self._connection.transaction():
+                self._connection.execute("SELECT set_config('forge.refreshing', '', true)")
+                report.refreshed += bool(self._value("SELECT forge.refresh(%s)", tracked))
 
     def _finish(self, report: Report) -> None:
         """Complete what earlier rounds began."""

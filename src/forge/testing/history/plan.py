@@ -140,9 +140,9 @@ def generate(
 ) -> Plan:
     """The plan of a seed. `rate` is transactions a second and writer.
 
-    `tables` are those written to; all but the UNSETTLED, unless told.
+    `tables` are those written to; all of them, unless told.
     """
-    chance = Chance(seed, tables or set(_TABLE_WEIGHTS) - set(UNSETTLED))
+    chance = Chance(seed, tables or set(_TABLE_WEIGHTS))
     safe = not set(faults) & set(CRASHES)
     return Plan(
         seed=seed,
@@ -186,11 +186,6 @@ def _writer(chance: Chance, seconds: float, rate: float) -> Writer:
     return Writer(tuple(found))
 
 
-WIPES: Final = False
-"""Whether partitions are truncated in transactions that keep their snapshot: what is logged then is what that
-transaction saw of them, and not what was in them."""
-
-
 def _transaction(chance: Chance, at: float) -> Transaction:
     if chance.random() < 0.02:
         return Transaction(at=at, operations=(_definition(chance),), synchronous=chance.random() < 0.5)
@@ -198,7 +193,6 @@ def _transaction(chance: Chance, at: float) -> Transaction:
     ending: Ending = chance.of({"commit": 84, "rollback": 8, "commit prepared": 6, "rollback prepared": 2})
     prepared = "prepared" in ending
     operations = tuple(_operation(chance) for _ in range(count))
-    wipes = any(each.kind == "truncate" and each.leaf for each in _flat(operations))
     isolation: Isolation = chance.of({"READ COMMITTED": 80, "REPEATABLE READ": 14, "SERIALIZABLE": 6})
     return Transaction(
         at=at,
@@ -207,7 +201,7 @@ def _transaction(chance: Chance, at: float) -> Transaction:
         delay=chance.choice([0, 0, 0, 0, 1, 5, 20, 60, 200]) if not prepared else chance.choice([0, 5, 50, 300]),
         synchronous=chance.random() < 0.6,
         silent=chance.random() < (0.9 if prepared else 0.1),
-        isolation="READ COMMITTED" if wipes and not WIPES else isolation,
+        isolation=isolation,
     )
 
 
@@ -223,9 +217,6 @@ _TABLE_WEIGHTS: Final = {
     "ward": 8,
     "heir": 8,
 }
-UNSETTLED: Final = ("heir",)
-"""Written to only when asked for: one statement that both updates and deletes a row by its foreign keys is logged
-in the wrong order."""
 _SHIFTABLE: Final = tuple(name for name in _TABLE_WEIGHTS if name != "pair")
 _KINDS: Final[dict[OperationKind, float]] = {
     "insert": 26,

@@ -113,7 +113,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname IN ('forge_ddl', 'forge_rewrite') AND evtenabled <> 'D'
 $body$;
 
--- Whether writing to a table can run statements of other triggers that write to it again: then order needs care.
+-- Whether writing to a table can run statements of other triggers that write to it again, or referential actions can both
+-- update and delete its rows: then order needs care.
 CREATE OR REPLACE FUNCTION forge.has_other_triggers(relation oid) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT EXISTS (
@@ -124,6 +125,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
                    THEN p.proname IN ('RI_FKey_cascade_del', 'RI_FKey_cascade_upd', 'RI_FKey_setnull_del', 'RI_FKey_setnull_upd',
                                       'RI_FKey_setdefault_del', 'RI_FKey_setdefault_upd')
                    ELSE p.pronamespace <> 'forge'::regnamespace END)
+        OR EXISTS (
+        SELECT FROM forge.relations_of(relation) r
+        JOIN pg_constraint deletes ON deletes.conrelid = r AND deletes.contype = 'f' AND deletes.confdeltype = 'c'
+        JOIN pg_constraint updates ON updates.conrelid = r AND updates.contype = 'f' AND updates.oid <> deletes.oid
+                                  AND (updates.confdeltype IN ('n', 'd') OR updates.confupdtype IN ('c', 'n', 'd')))
 $body$;
 
 -- What a change of definition changes, between dots: name, columns and key; how many relations; which; whether there are

@@ -1,4 +1,5 @@
--- Writes the trigger functions of one tracked table: forge.log_<id>_insert, _update, _delete, _truncate, _empty, _row, _mark.
+-- Writes the trigger functions of one tracked table: forge.log_<id>_insert, _update, _delete, _truncate, _empty, _row,
+-- _mark, _begin.
 --
 -- What always holds in them:
 --   * search_path is pinned, and of the printing settings those that the table's types depend on; nothing else of the
@@ -8,7 +9,7 @@
 --     one an insert.
 --   * The log row is written before the wake-up is decided, so the writer holds its lock on the log by then.
 --   * Of one key, a later change has a later `at`: an insert of a statement that also deletes is a microsecond later,
---     and where `rank` is set `at` is the time that it stands for.
+--     and where `rank` is set `at` is the time that it stands for, a microsecond apart for updates, deletes, inserts.
 CREATE OR REPLACE FUNCTION forge.write_functions(tracked integer, relation oid, version integer) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -25,6 +26,8 @@ DECLARE
     context   text;
     rank_into text := '';
     rank_done text := '';
+    misled    text := '';
+    whole     text;
     begins    text;
     ends      text;
     wake      text;
@@ -80,21 +83,22 @@ DECLARE
     v_mark        text;
 BEGIN
 $d$;
-    context := $d$    v_context := nullif(current_setting('forge.context', true), '');
+    context := $d$    v_context := forge.parsed_context(nullif(current_setting('forge.context', true), ''));
 $d$;
     IF ordered THEN
-        rank_into := $d$    v_mark := ltrim(nullif(current_setting('forge.mark_' || pg_trigger_depth(), true), ''), '-');
+        rank_into := $d$    v_mark := ltrim(nullif(current_setting('forge.mark_%1$s_' || pg_trigger_depth(), true), ''), '-');
     IF v_mark IS NOT NULL THEN
-        v_rank := split_part(v_mark, ' ', 1);
+        v_rank := split_part(v_mark, ' ', %2$s);
         -- a writer could have set it: no time outside the transaction is believed
-        v_at := least(v_at, greatest(now(), timestamptz 'epoch' + split_part(v_mark, ' ', 2)::bigint * interval '1 microsecond'));
+        v_at := least(v_at, greatest(now(), timestamptz 'epoch' + split_part(v_mark, ' ', 4)::bigint * interval '1 microsecond'))
+                + (%2$s - 1) * interval '1 microsecond';
         v_day := forge.log_day(v_at);
     END IF;
 $d$;
-        rank_done := $d$    IF v_mark IS NOT NULL THEN
-        PERFORM set_config('forge.mark_' || pg_trigger_depth(), '-' || v_mark, true);
+        rank_done := format($d$    IF v_mark IS NOT NULL THEN
+        PERFORM set_config('forge.mark_%s_' || pg_trigger_depth(), '-' || v_mark, true);
     END IF;
-$d$;
+$d$, tracked);
     END IF;
     -- which row it was is looked up only when somebody is to be woken
     wake := $d$
@@ -119,10 +123,26 @@ EXCEPTION WHEN OTHERS THEN
     IF current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll' THEN
         PERFORM pg_notify('forge_changes', forge.wakeup_payload(%L, 'INVALIDATE', '*'));
     END IF;
-    PERFORM set_config('forge.mark_' || pg_trigger_depth(), '', true);
+    PERFORM set_config('forge.mark_%s_' || pg_trigger_depth(), '', true);
     RETURN NULL;
 END;
-$d$, version, relation_name, relation_name) ELSE '' END;
+$d$, version, relation_name, relation_name, tracked) ELSE '' END;
+
+    whole := format('INSERT INTO forge.forge_event_log (transaction_id, at, day, version, op, user_id, function_name, trace_id, context, db_user,'
+                    ' application_name) VALUES (v_transaction, v_at, v_day, %s, ''X'', v_user, v_function, v_trace, %%s, session_user, v_application)', version);
+    -- A MERGE into a partitioned table that inserts and updates hands the UPDATE trigger wrong new rows (PostgreSQL 15 to 18):
+    -- rows that it inserted. They show by their key; then nothing true can be said but that the table changed. That a statement
+    -- inserts is known from its beginning.
+    IF (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = relation) THEN
+        PERFORM forge.write_function(tracked, 'begin', '', format($d$
+BEGIN
+    PERFORM set_config('forge.inserting_%s_' || pg_trigger_depth(), statement_timestamp()::text, true);
+    RETURN NULL;
+END$d$, tracked));
+        misled := format($d$        ELSIF current_setting('forge.inserting_%s_' || pg_trigger_depth(), true) = statement_timestamp()::text THEN
+            %s;
+$d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partitioned table')$d$));
+    END IF;
 
     FOREACH name IN ARRAY ARRAY['insert', 'delete'] LOOP
         put := CASE name
@@ -141,8 +161,8 @@ $d$, version, relation_name, relation_name) ELSE '' END;
         RETURN NULL;
     END IF;
 %s%s%s$d$,
-            rank_into || CASE WHEN ordered AND name = 'insert' THEN E'    v_at := v_at + interval ''1 microsecond'';\n' ELSE '' END,
-            put, rank_done, CASE name WHEN 'insert' THEN wake_new ELSE wake_old END, ends) || 'END');
+            format(rank_into, tracked, CASE name WHEN 'insert' THEN 3 ELSE 2 END), put, rank_done,
+            CASE name WHEN 'insert' THEN wake_new ELSE wake_old END, ends) || 'END');
     END LOOP;
 
     -- Most updates are of one row: that is tried first, in one statement, and finds nothing when there are more.
@@ -153,20 +173,24 @@ $d$, version, relation_name, relation_name) ELSE '' END;
         SELECT (SELECT count(*) FROM forge_new_rows), (SELECT count(*) FROM forge_old_rows) INTO v_rows, v_old_rows;
         IF v_rows = 0 AND v_old_rows = 0 THEN
             RETURN NULL;
-        ELSIF v_rows <> v_old_rows OR v_rows = 1 THEN
-            %7$s;
-            %8$s;
-        ELSE
+        ELSIF v_rows = v_old_rows AND v_rows > 1 THEN
             %3$s;
             GET DIAGNOSTICS v_logged = ROW_COUNT;
-            IF v_logged < v_rows THEN
-                %4$s;
-                %5$s;
-            END IF;
+        ELSE
+            v_logged := 0;
+        END IF;
+        IF v_logged = v_rows THEN
+            NULL;
+%11$s        ELSIF v_rows = v_old_rows AND v_rows > 1 THEN
+            %4$s;
+            %5$s;
+        ELSE
+            %7$s;
+            %8$s;
         END IF;
     END IF;
 %10$s%6$s%9$s$d$,
-        rank_into,
+        format(rank_into, tracked, 1),
         format('%s SELECT %s''U'', %s, %s, %s, %s, %s FROM forge_old_rows %s%s CROSS JOIN forge_new_rows %s%s'
                ' WHERE NOT EXISTS (SELECT FROM forge_new_rows OFFSET 1) AND NOT EXISTS (SELECT FROM forge_old_rows OFFSET 1) AND %s', log, head,
                forge.row_id_expression(relation, n), forge.image_expression(o, plain), forge.image_expression(n, plain),
@@ -199,7 +223,7 @@ $d$, version, relation_name, relation_name) ELSE '' END;
         format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM forge_new_rows %s%s', log, late,
                forge.row_id_expression(relation, n), forge.image_expression(n, plain), tail, n,
                forge.image_source(relation, setup, n, n, plain)),
-        ends, rank_done) || 'END');
+        ends, rank_done, misled) || 'END');
 
     -- Whole rows at once: logical-replication apply fires no statement triggers, so a subscription's target gets these.
     PERFORM forge.write_function(tracked, 'row', pins, declared || begins || format($d$
@@ -242,6 +266,11 @@ $d$, version, relation_name, relation_name) ELSE '' END;
     IF current_setting('forge.truncating_%1$s', true) = forge.truncating(v_transaction) THEN
         RETURN NULL;
     END IF;
+    -- an old snapshot does not show the rows that go
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        %6$s;
+        %4$s
+    END IF;
     EXECUTE %2$L || TG_RELID::regclass || %3$L
     USING v_rank, v_transaction, v_at, v_day, v_user, v_function, v_trace, v_context, v_application;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
@@ -252,18 +281,21 @@ $d$, version, relation_name, relation_name) ELSE '' END;
         format('%s SELECT $1, $2, $3, $4, %s, ''D'', %s, %s, NULL, NULL, $5, $6, $7, $8, session_user, $9 FROM ONLY ', log, version,
                forge.row_id_expression(relation, o), forge.image_expression(o, plain)),
         format(' %s%s', o, forge.image_source(relation, setup, o, o, plain)),
-        wake, ends) || 'END');
+        wake, ends, format(whole, $d$json_build_object('reason', 'TRUNCATE of a part under an old snapshot')$d$)) || 'END');
 
-    -- Fires before any other row trigger of the statement, and remembers for the statement's own log rows that they come first.
-    PERFORM forge.write_function(tracked, 'mark', '', $d$
+    -- Fires before any other row trigger of the statement, and remembers for the statement's own log rows that they come
+    -- first: its updates, then its deletes, then its inserts. Referential actions on one child run as one statement, and their
+    -- triggers fire in no order of use; but what was deleted is not updated any more.
+    PERFORM forge.write_function(tracked, 'mark', '', format($d$
 DECLARE
-    v_name text := 'forge.mark_' || pg_trigger_depth();
+    v_name text := 'forge.mark_%s_' || pg_trigger_depth();
 BEGIN
     IF coalesce(current_setting(v_name, true), '') !~ '^[0-9]' THEN
-        PERFORM set_config(v_name, concat(nextval('forge.event_id'), ' ', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), true);
+        PERFORM set_config(v_name, concat_ws(' ', nextval('forge.event_id'), nextval('forge.event_id'), nextval('forge.event_id'),
+                                             (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), true);
     END IF;
     RETURN NULL;
-END$d$);
+END$d$, tracked));
 END
 $body$;
 
@@ -275,10 +307,27 @@ $body$;
 
 CREATE OR REPLACE FUNCTION forge.write_function(tracked integer, name text, pins text, body text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    owner text;
 BEGIN
     EXECUTE format('CREATE OR REPLACE FUNCTION forge.log_%s_%s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
                    'SET search_path = pg_catalog, pg_temp%s AS %L', tracked, name, pins, body);
     EXECUTE format('REVOKE ALL ON FUNCTION forge.log_%s_%s() FROM PUBLIC', tracked, name);
+    -- whoever enables a table, the functions belong to whoever owns Forge and may have to replace them
+    owner := (SELECT r.rolname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner WHERE n.nspname = 'forge');
+    IF owner <> current_user THEN
+        EXECUTE format('ALTER FUNCTION forge.log_%s_%s() OWNER TO %I', tracked, name, owner);
+    END IF;
+END
+$body$;
+
+-- What a writer set as forge.context, as JSON; or an error that says so.
+CREATE OR REPLACE FUNCTION forge.parsed_context(value text) RETURNS json
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    RETURN value::json;
+EXCEPTION WHEN invalid_text_representation THEN
+    RAISE EXCEPTION USING ERRCODE = 'FG201', MESSAGE = 'the setting forge.context is not JSON', HINT = 'set it by SELECT forge_context(…)';
 END
 $body$;
 

@@ -76,6 +76,7 @@ RETURNS TABLE (target oid, name text, function text, definition text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH setup AS (SELECT t.*, c.relname FROM forge.tracked_table t, pg_class c WHERE t.id = tracked AND c.oid = $2),
     kind (prefix, function, timing) AS (VALUES
+        ('forge_begin_', 'begin', 'BEFORE INSERT ON %s FOR EACH STATEMENT'),
         ('forge_notify_', 'insert', 'AFTER INSERT ON %s REFERENCING NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
         ('forge_update_', 'update', 'AFTER UPDATE ON %s REFERENCING OLD TABLE AS forge_old_rows NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
         ('forge_delete_', 'delete', 'AFTER DELETE ON %s REFERENCING OLD TABLE AS forge_old_rows FOR EACH STATEMENT'),
@@ -89,6 +90,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
                   format(kind.timing, r.oid::regclass), tracked, kind.function)
     FROM setup, kind, forge.relations_of($2) r (oid)
     WHERE CASE kind.function
+        WHEN 'begin' THEN r.oid = $2 AND (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = $2)
         WHEN 'mark' THEN forge.has_other_triggers($2)
         WHEN 'row' THEN setup.replica
         WHEN 'truncate' THEN r.oid = $2 AND NOT forge.has_children($2)
