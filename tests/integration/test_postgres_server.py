@@ -150,9 +150,7 @@ def test_smart_stop_waits_for_clients(server: PostgresServer) -> None:
 
 
 def test_settings_reach_the_server() -> None:
-    with temporary_postgres(
-        settings={"work_mem": "5MB", "search_path": 'it\'s, "$user"'}, tcp=False
-    ) as server:
+    with temporary_postgres(settings={"work_mem": "5MB", "search_path": 'it\'s, "$user"'}, tcp=False) as server:
         assert one(server.url(), "show work_mem") == "5MB"
         assert one(server.url(), "show search_path") == 'it\'s, "$user"'
         assert one(server.url(), "show fsync") == "off"

@@ -442,7 +442,7 @@ async def test_a_cursor_of_another_database_is_refused(server: PostgresServer, d
     async with Reader.open(database) as reader:
         with pytest.raises(CursorForeign) as caught:
             await changes(reader, foreign)
-    assert "follow from now" in caught.value.fix
+    assert "follow from that cursor" in caught.value.fix
 
 
 async def test_without_forge_there_is_nothing_to_read(empty_database: str) -> None:

@@ -69,9 +69,7 @@ def test_only_an_update_has_changed_columns(op: Op) -> None:
 @given(st.dictionaries(st.text(), st.integers()), st.dictionaries(st.text(), st.integers()))
 def test_changed_is_the_difference_of_the_rows(one: dict[str, int], two: dict[str, int]) -> None:
     before, after = {**two, **one}, {**one, **two}
-    assert set(change(before=before, after=after).changed) == {
-        name for name in after if before[name] != after[name]
-    }
+    assert set(change(before=before, after=after).changed) == {name for name in after if before[name] != after[name]}
 
 
 @pytest.mark.parametrize(

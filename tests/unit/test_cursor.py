@@ -24,9 +24,7 @@ def snapshots(draw: st.DrawFn, xids: st.SearchStrategy[int] = XIDS) -> Snapshot:
     return Snapshot(xmin, xmax, tuple(sorted(running)))
 
 
-LOGS = st.builds(
-    LogIdentity, st.uuids().map(str), st.integers(0, 2**64 - 1).map(str), st.integers(0, 2**32 - 1)
-)
+LOGS = st.builds(LogIdentity, st.uuids().map(str), st.integers(0, 2**64 - 1).map(str), st.integers(0, 2**32 - 1))
 CURSORS = st.builds(Cursor, LOGS, snapshots()) | st.builds(
     Cursor, LOGS, snapshots(), snapshots(), st.builds(Position, IDS, IDS)
 )

@@ -140,9 +140,7 @@ FORMS: list[tuple[str, str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("type_name", "kind", "value", "coded"), FORMS)
-def test_values_take_the_connectors_forms_and_come_back(
-    type_name: str, kind: str, value: Any, coded: Any
-) -> None:
+def test_values_take_the_connectors_forms_and_come_back(type_name: str, kind: str, value: Any, coded: Any) -> None:
     columns = [Column("v", type_name, kind)]
     event = change(Op.INSERT, after={"v": value})
     written = envelope(event, columns)["after"]["v"]
@@ -285,28 +283,14 @@ def test_an_event_of_a_connector_is_read() -> None:
     assert decode(json.dumps(event | {"after": {"id": 2}})).id != read.id
 
 
-RAW = (
-    encode(
-        change(before={c.name: None for c in COLUMNS}, after={c.name: 1 for c in COLUMNS}), columns=COLUMNS
-    )
-    or b""
-)
+RAW = encode(change(before={c.name: None for c in COLUMNS}, after={c.name: 1 for c in COLUMNS}), columns=COLUMNS) or b""
 
 
 @st.composite
 def altered(draw: st.DrawFn) -> bytes:
-    wrong = (
-        st.none()
-        | st.integers()
-        | st.floats()
-        | TEXTS
-        | st.lists(st.integers(), max_size=2)
-        | st.just({"$int": 1})
-    )
+    wrong = st.none() | st.integers() | st.floats() | TEXTS | st.lists(st.integers(), max_size=2) | st.just({"$int": 1})
     event = json.loads(RAW)
-    inside = draw(
-        st.sampled_from([event, event["source"], event["forge"], event["after"], event["forge"]["context"]])
-    )
+    inside = draw(st.sampled_from([event, event["source"], event["forge"], event["after"], event["forge"]["context"]]))
     inside[draw(st.sampled_from(sorted(inside)))] = draw(wrong)
     return json.dumps(event).encode()
 

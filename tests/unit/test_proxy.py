@@ -200,7 +200,4 @@ def test_url_differs_only_in_its_address(proxy: FaultProxy) -> None:
     assert proxy.url("postgresql://u%40x:p@db.example:5432/shop?a=1%202") == (
         f"postgresql://u%40x:p@{here}/shop?a=1%202"
     )
-    assert (
-        proxy.url("postgresql://postgres@/shop?host=%2Fsocket&port=5432")
-        == f"postgresql://postgres@{here}/shop"
-    )
+    assert proxy.url("postgresql://postgres@/shop?host=%2Fsocket&port=5432") == f"postgresql://postgres@{here}/shop"

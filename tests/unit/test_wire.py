@@ -18,9 +18,7 @@ from forge.wire import decode, decode_value, encode, encode_value
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
 NAMES = TEXTS | st.sampled_from(["$int", "$json", "$object", "$", "id"])
-INTS = st.integers() | st.sampled_from(
-    [2**53 - 1, 2**53, 2**53 + 1, -(2**53), 1 - 2**53, 2**63 - 1, -(2**63)]
-)
+INTS = st.integers() | st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, -(2**53), 1 - 2**53, 2**63 - 1, -(2**63)])
 SPECIAL = st.sampled_from([UNAVAILABLE, JSON_NULL, -0.0, 1.0, Decimal("-0.00"), Decimal("1E+400")])
 VALUES = st.recursive(
     st.none() | st.booleans() | INTS | st.floats() | st.decimals() | TEXTS | st.binary(max_size=8) | SPECIAL,
@@ -59,9 +57,7 @@ UPDATE = Change(
 
 
 def fields(change: Change) -> dict[str, Any]:
-    return {
-        name: getattr(change, name) for name in change.__struct_fields__ if name not in ("source", "context")
-    }
+    return {name: getattr(change, name) for name in change.__struct_fields__ if name not in ("source", "context")}
 
 
 def test_doctests() -> None:
@@ -186,9 +182,7 @@ RAW = encode(UPDATE)
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     start, length = draw(st.integers(0, len(RAW))), draw(st.integers(0, 6))
-    piece = draw(
-        st.binary(max_size=3) | st.sampled_from([b"null", b"{}", b'"', b"1e999", b"\\ud800", b"9" * 5000])
-    )
+    piece = draw(st.binary(max_size=3) | st.sampled_from([b"null", b"{}", b'"', b"1e999", b"\\ud800", b"9" * 5000]))
     return RAW[:start] + piece + RAW[start + length :]
 
 

@@ -155,14 +155,15 @@ class Node:
         while True:
             answer = None
             if step is Step.READ:
-                found = 0
+                found, before = 0, cursor
                 async with aclosing(self._read(cursor, tables, durable)) as reading:
                     async for batch in reading:
                         found += len(batch.changes)
                         cursor = batch.cursor
                         yield batch
-                if found and self._pace is not None and self._pace.asked:
-                    # writers are silent while K is held or asked for: the other nodes hear it from here
+                # writers are silent while K is held or asked for: the other nodes hear it from here, what they read too
+                news = found if tables is None else cursor.snapshot != before.snapshot
+                if news and self._pace is not None and self._pace.asked:
                     await self.reader.connection.execute("SELECT pg_notify(%s, '')", (CHANNEL,))
                 answer = None if self._let_go else found
                 self._let_go = False

@@ -101,7 +101,7 @@ class Reader:
         if after.log != self.identity:
             raise CursorForeign(
                 "the cursor belongs to another log, or to this one before a failover or restore",
-                fix="read the tables anew, then follow from now",
+                fix="take a cursor now, read the tables anew, then follow from that cursor",
             )
         scope = {"first": self._first_id, "tables": list(tables) if tables is not None else None}
         if after.until is not None and after.last is not None:
@@ -172,7 +172,7 @@ class Reader:
         if now.xmax < (after.until or after.snapshot).xmax:
             raise CursorForeign(
                 "the cursor is ahead of the server: it was made before a crash or restore",
-                fix="read the tables anew, then follow from now",
+                fix="take a cursor now, read the tables anew, then follow from that cursor",
             )
         gone = int(trimmed) if trimmed else 0
         if after.snapshot == START:
@@ -183,7 +183,7 @@ class Reader:
         if expired:
             raise CursorExpired(
                 "what follows this cursor has been trimmed from the log",
-                fix="read the tables anew and follow from now, or keep more: retention_days",
+                fix="take a cursor now, read the tables anew, then follow from that cursor; retention_days keeps more",
             )
 
     async def _decode(self, rows: list[tuple[Any, ...]]) -> list[Change]:
