@@ -7,10 +7,12 @@ when going on would be a lie: the cursor expired, or belongs to another log.
 
 import asyncio
 import logging
+import os
 import random
+import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Collection
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Collection, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from typing import Final, Literal
 
 import msgspec
@@ -74,8 +76,10 @@ async def follow(
                         tries = 0
                         if batch.changes:
                             node.handing_over()
-                            yield batch
-                            node.handed_over()
+                            try:
+                                yield batch
+                            finally:
+                                node.handed_over()
         except (
             psycopg.OperationalError,
             psycopg.InterfaceError,
@@ -87,8 +91,12 @@ async def follow(
                 _refuse_hopeless(error)
             tries += 1
             delay = min(5.0, 0.05 * 2 ** min(tries, 7)) * random.uniform(0.5, 1.0)
-            _log.warning("lost the log, trying again in %.2f s: %s", delay, str(error).splitlines()[0])
+            _log.warning("lost the log, trying again in %.2f s: %s", delay, _line(error))
             await asyncio.sleep(delay)
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _refuse_hopeless(error: Exception) -> None:
@@ -111,6 +119,8 @@ class Node:
         self._wakeup = wakeup
         self._letting_go: asyncio.TimerHandle | None = None
         self._let_go = False
+        self._leading = False
+        self._silenced = False
 
     @classmethod
     async def open(cls, stack: AsyncExitStack, url: str, wakeup: Wakeup) -> "Node":
@@ -122,10 +132,10 @@ class Node:
             return connection
 
         ears = await stack.enter_async_context(Ears(await connected()))
-        reader = await Reader.over(await connected())
+        reader = await Reader.over(ears.vouch(await connected()))
         ears.ignore(reader.connection.info.backend_pid)
-        row = await (await reader.connection.execute("SELECT pg_postmaster_start_time()")).fetchone()
-        pace = None if wakeup == "notify" else await stack.enter_async_context(Pace(await connected()))
+        row = await (await reader.connection.execute(query("started"))).fetchone()
+        pace = None if wakeup == "notify" else await stack.enter_async_context(Pace(ears.vouch(await connected())))
         return cls(reader, ears, pace, wakeup, row)
 
     def handing_over(self) -> None:
@@ -146,7 +156,6 @@ class Node:
 
     async def batches(self, cursor: Cursor, tables: Collection[str] | None, durable: bool) -> AsyncGenerator[Batch]:
         """Every batch after the cursor, empty ones too, for as long as the connections live."""
-        leading = False
         protocol: Protocol = listener()
         answer: int | bool | None = None
         step = next(protocol)
@@ -155,27 +164,28 @@ class Node:
         while True:
             answer = None
             if step is Step.READ:
-                found, before = 0, cursor
-                async with aclosing(self._read(cursor, tables, durable)) as reading:
+                found = 0
+                asked = self._pace is not None and self._pace.asked
+                # writers are silent while K is held or asked for, and this read may be the first to find them
+                silenced, self._silenced = asked or self._silenced, asked
+                async with aclosing(self._read(cursor, None if self._leading else tables, durable)) as reading:
                     async for batch in reading:
+                        if batch.changes and silenced and not found:
+                            await self.reader.connection.execute("SELECT pg_notify(%s, '')", (CHANNEL,))
                         found += len(batch.changes)
                         cursor = batch.cursor
-                        yield batch
-                # writers are silent while K is held or asked for: the other nodes hear it from here, what they read too
-                news = found if tables is None else cursor.snapshot != before.snapshot
-                if news and self._pace is not None and self._pace.asked:
-                    await self.reader.connection.execute("SELECT pg_notify(%s, '')", (CHANNEL,))
+                        yield _only(tables, batch) if self._leading else batch
                 answer = None if self._let_go else found
                 self._let_go = False
                 pause = POLL if found else min(pause * 1.1, 4 * POLL)
             elif step is Step.SLEEP:
                 answer = await self._ears.heard(SLOW_POLL)
-                if leading or self._pace is None or time.monotonic() < candidate_at:
+                if self._leading or self._pace is None or time.monotonic() < candidate_at:
                     pass
                 elif not await self._pace.lead():
                     candidate_at = time.monotonic() + CANDIDACY
                 else:
-                    leading = True
+                    self._leading = True
                     protocol = pacemaker(Load(time.monotonic), always=self._wakeup == "poll")
                     step = next(protocol)
                     continue
@@ -193,29 +203,55 @@ class Node:
         if self._pace is not None:
             self._pace.check()
         async with aclosing(self.reader.read(cursor, tables=tables)) as reading:
-            while (batch := await self._ears.unless_deaf(anext(reading, None))) is not None:
+            while (batch := await self._next(reading)) is not None:
                 if durable and not batch.flushed:
+                    if not batch.changes and cursor.last is None:
+                        return  # not worth a flush: the next read begins where this one did
                     await self.reader.flushed(batch.lsn)
                     batch = msgspec.structs.replace(batch, flushed=True)
                 yield batch
 
+    async def _next(self, reading: AsyncGenerator[Batch]) -> Batch | None:
+        with _answering(self.reader.connection, READ):
+            return await anext(reading, None)
+
+
+def _only(tables: Collection[str] | None, batch: Batch) -> Batch:
+    """The changes of these tables: the pacemaker reads them all, because it must tell the other nodes of each."""
+    if tables is None or not batch.changes:
+        return batch
+    wanted = [c for c in batch.changes if c.table in tables or f"{c.schema}.{c.table}" in tables]
+    return msgspec.structs.replace(batch, changes=wanted)
+
 
 class Ears:
-    """A connection that does nothing but listen, and notices when nobody is at the other end."""
+    """A connection that does nothing but listen, and notices when nobody is at the other end.
+
+    It vouches for others to the same server: when it ends they are ended, so whoever waits for one gets an error.
+    """
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
+        self._others: list[AsyncConnection] = []
         self._heard = asyncio.Event()
         self._own = 0
 
     async def __aenter__(self) -> "Ears":
-        await self._connection.execute(f"LISTEN {CHANNEL}")
+        with _answering(self._connection, ALIVE):
+            await self._connection.execute(f"LISTEN {CHANNEL}")
         self._task: asyncio.Task[None] = asyncio.create_task(self._listen())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    def vouch(self, connection: AsyncConnection) -> AsyncConnection:
+        """End this connection too when this one ends."""
+        self._others.append(connection)
+        if self._task.done():
+            _hang_up(connection)
+        return connection
 
     def ignore(self, pid: int) -> None:
         """Do not wake for what this backend sends."""
@@ -227,9 +263,12 @@ class Ears:
                 async for notify in self._connection.notifies(timeout=ALIVE):
                     if notify.pid != self._own:
                         self._heard.set()
-                await asyncio.wait_for(self._connection.execute("SELECT 1"), ALIVE)
+                with _answering(self._connection, ALIVE):
+                    await self._connection.execute("SELECT 1")
         finally:
             self._heard.set()
+            for other in self._others:
+                _hang_up(other)
 
     def check(self) -> None:
         """Raise if listening has ended; forget what was heard before a read that will find it."""
@@ -244,42 +283,37 @@ class Ears:
             return False
         return True
 
-    async def unless_deaf(self, reading: Awaitable[Batch | None]) -> Batch | None:
-        """The outcome of a read, unless the line turns out to be dead meanwhile."""
-        task = asyncio.ensure_future(reading)
-        try:
-            await asyncio.wait({task, self._task}, timeout=READ, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                _raise_if_ended(self._task)
-                raise TimeoutError("the log does not answer")
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
 
 class Pace:
-    """The session that holds the pacemaker's locks. It is pinged every second; hung for five, the server ends it."""
+    """The session that holds the pacemaker's locks. It is pinged every second; hung for five, the server ends it.
+
+    A request for K is given up by the server after a while and then repeated, so that it does not outlive its node.
+    """
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
         self._asking: asyncio.Task[None] | None = None
-        self._pinging = asyncio.create_task(self._ping())
+        self._waiting = False
         self._background: set[asyncio.Task[None]] = set()
         self._busy = asyncio.Lock()
         self._giving = asyncio.Lock()
 
     async def __aenter__(self) -> "Pace":
-        async with self._busy:
-            await self._connection.execute("SET idle_session_timeout = '5s'")
+        await self._connection.execute("SET idle_session_timeout = '5s'")
+        await self._connection.execute("SET lock_timeout = '5s'")
+        self._pinging = asyncio.create_task(self._ping())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [self._pinging, *self._background, *([self._asking] if self._asking else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            with suppress(psycopg.Error):
+                await self.release()
+        finally:
+            _hang_up(self._connection)
+            tasks = [self._pinging, *self._background, *([self._asking] if self._asking else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def asked(self) -> bool:
@@ -294,7 +328,8 @@ class Pace:
         while True:
             await asyncio.sleep(1.0)
             async with self._busy:
-                await asyncio.wait_for(self._connection.execute("SELECT 1"), ALIVE)
+                with _answering(self._connection, ALIVE):
+                    await self._connection.execute("SELECT 1")
 
     async def lead(self) -> bool:
         """Try to become the pacemaker."""
@@ -309,7 +344,14 @@ class Pace:
 
     async def _ask(self) -> None:
         async with self._busy:
-            await self._connection.execute("SELECT pg_advisory_lock(%s)", (WAKE_LOCK,))
+            self._waiting = True
+            try:
+                while True:
+                    with suppress(psycopg.errors.LockNotAvailable):
+                        await self._connection.execute("SELECT pg_advisory_lock(%s)", (WAKE_LOCK,))
+                        return
+            finally:
+                self._waiting = False
 
     async def release(self) -> None:
         """Give K up. When this returns no writer can find it taken."""
@@ -317,9 +359,14 @@ class Pace:
             asking = self._asking
             if asking is None:
                 return
-            if not asking.done():
-                await self._connection.cancel_safe(timeout=ALIVE)
-            await asyncio.gather(asking, return_exceptions=True)
+            while not asking.done():
+                if self._waiting:
+                    await self._connection.cancel_safe(timeout=ALIVE)
+                else:
+                    asking.cancel()
+                await asyncio.wait({asking}, timeout=0.1)
+            if not asking.cancelled():
+                asking.exception()
             async with self._busy:
                 await self._connection.execute("SELECT pg_advisory_unlock(%s)", (WAKE_LOCK,))
             self._asking = None
@@ -328,9 +375,33 @@ class Pace:
         """As `release`, in the background."""
         task = asyncio.create_task(self.release())
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._gone)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _hang_up(self._connection)
 
 
 def _raise_if_ended(task: asyncio.Task[None]) -> None:
     if task.done():
         raise (None if task.cancelled() else task.exception()) or psycopg.OperationalError("a connection ended")
+
+
+@contextmanager
+def _answering(connection: AsyncConnection, seconds: float) -> Iterator[None]:
+    """Within the block the connection must answer in time, else it is ended, and whoever waits for it gets an error."""
+    timer = asyncio.get_running_loop().call_later(seconds, _hang_up, connection)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _hang_up(connection: AsyncConnection) -> None:
+    """End a connection at once, without a word to the server, which may not listen any more."""
+    with (
+        suppress(OSError, psycopg.Error),
+        socket.socket(fileno=os.dup(connection.fileno())) as line,
+    ):
+        line.shutdown(socket.SHUT_RDWR)

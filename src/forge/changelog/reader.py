@@ -5,7 +5,7 @@ takes the new snapshot and reads what it shows, so there is no stall, no gap and
 writer takes to commit. Within such a batch changes go by (place, id): see `forge.cursor.Position`.
 
 A batch of more than `PAGE` changes or `PAGE_KILOBYTES` is read through a held cursor of the server: neither side
-keeps it in memory, and no snapshot is held open meanwhile. The server says beforehand how large the next rows are,
+keeps it in memory, and no snapshot is held open meanwhile. The server says beforehand how large the largest row is,
 so rows of any size stream in bounded memory.
 
 After a crash PostgreSQL gives transaction numbers again that were never flushed to disk. A cursor is therefore
@@ -30,7 +30,7 @@ from forge.cursor import Cursor, LogIdentity, Position, Snapshot
 from forge.errors import CursorExpired, CursorForeign, NotInstalled
 from forge.values import Column
 
-PAGE: Final = 1_000
+PAGE: Final = 2_000
 PAGE_KILOBYTES: Final = 8 * 1024
 START: Final = Snapshot(1, 1)
 """The snapshot in which nothing had been written yet."""
@@ -144,22 +144,17 @@ class Reader:
         self._check(after, Snapshot.parse(head[0]), head[3], head[4])
         if lsn is None:
             lsn, flushed = head[1], _lsn(head[2]) >= _lsn(head[1])
-        await psycopg.AsyncClientCursor(self.connection).execute(
-            query("rest"),
-            {**_bounds(after.snapshot), **scope, "until": str(until), "place": last.rank, "id": last.id, "page": PAGE},
-        )
+        bounds = {**_bounds(after.snapshot), **scope, "until": str(until), "place": last.rank, "id": last.id}
+        widest = await (await self.connection.execute(query("widest"), bounds)).fetchone()
+        assert widest is not None
+        page = max(1, min(PAGE, PAGE_KILOBYTES // (widest[0] + 1)))
+        await psycopg.AsyncClientCursor(self.connection).execute(query("rest"), bounds)
         try:
-            rows = await self._fetch(1)
-            while rows:
-                ahead = rows[-1][-1]
-                changes = await self._decode([row[:-1] for row in rows])
-                if ahead is None:
-                    yield Batch(changes, Cursor(self.identity, until), lsn, flushed)
-                    return
+            while len(rows := await self._fetch(page)) == page:
                 last = Position(rows[-1][1], rows[-1][0])
-                yield Batch(changes, Cursor(self.identity, after.snapshot, until, last), lsn, flushed)
-                rows = await self._fetch(_fitting(ahead))
-            yield Batch([], Cursor(self.identity, until), lsn, flushed)
+                inside = Cursor(self.identity, after.snapshot, until, last)
+                yield Batch(await self._decode(rows), inside, lsn, flushed)
+            yield Batch(await self._decode(rows), Cursor(self.identity, until), lsn, flushed)
         finally:
             if not self.connection.closed:
                 await self.connection.execute("CLOSE forge_batch")
@@ -204,11 +199,6 @@ class Reader:
 
 def _bounds(snapshot: Snapshot) -> dict[str, Any]:
     return {"xmax": str(snapshot.xmax), "running": [str(xid) for xid in snapshot.running]}
-
-
-def _fitting(kilobytes: int) -> int:
-    """How many rows to fetch when the next PAGE of them have so many kilobytes, perhaps all of them in a few."""
-    return PAGE if kilobytes <= PAGE_KILOBYTES else max(1, min(16, PAGE * PAGE_KILOBYTES // (4 * kilobytes)))
 
 
 def _lsn(text: str) -> int:

@@ -11,12 +11,16 @@ SELECT set_config('TimeZone', 'UTC', false),
 -- identity: Which log this is, recorded anew after a failover or restore.
 SELECT i.uuid::text, i.system_identifier, i.timeline, i.first_id FROM forge.current_identity() i;
 
+-- started: When the server began, and when it last recovered from a crash: that resets the statistics.
+SELECT pg_postmaster_start_time(), b.stats_reset FROM pg_stat_bgwriter b;
+
 -- head: The snapshot now, how far the WAL must be flushed for it to be safe, how far it is, and what was trimmed.
 SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
        max(t.last_transaction::text::numeric)::text, max(t.last_id)
 FROM forge.trimmed t WHERE t.last_id >= %(first)s;
 
--- poll: A head, then what is visible now and was not in an older snapshot, in order; one statement, so one snapshot. A row has no images when those of the rows before it are enough to carry.
+-- poll: A head, then what is visible now and was not in an older snapshot, in order; one statement, so one snapshot.
+-- A row has no images when those of the rows before it are enough to carry.
 SELECT NULL::bigint, NULL::bigint, NULL::xid8, NULL::timestamptz, NULL::integer, NULL::"char", NULL::json, NULL::json,
        NULL::text[], NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text,
        pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
@@ -42,12 +46,21 @@ UNION ALL (
             LIMIT %(limit)s) l) p
     ORDER BY p.place, p.id);
 
--- rest: What comes after a position between two snapshots, kept by the server and fetched page by page. Each row says how many kilobytes the next page of rows has, NULL when none comes.
+-- widest: How many kilobytes the largest row has of what the query rest finds.
+SELECT coalesce(max(coalesce(octet_length(l.before::text), 0) + coalesce(octet_length(l.after::text), 0)) / 1024, 0)
+FROM forge.forge_event_log l
+WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+  AND l.id >= %(first)s
+  AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
+      SELECT v.id FROM forge.table_version v
+      WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
+  AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
+  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s);
+
+-- rest: What comes after a position between two snapshots, kept by the server and fetched page by page.
 DECLARE forge_batch NO SCROLL CURSOR WITH HOLD FOR
 SELECT l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after,
-       l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name,
-       sum(coalesce(octet_length(l.before::text) / 1024, 0) + coalesce(octet_length(l.after::text) / 1024, 0))
-           OVER (ORDER BY coalesce(l.rank, l.id), l.id ROWS BETWEEN 1 FOLLOWING AND %(page)s FOLLOWING)
+       l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name
 FROM forge.forge_event_log l
 WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
   AND l.id >= %(first)s
