@@ -5,12 +5,14 @@ from forge.changelog.follow import follow
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ForgeError
+from forge.history.asof import AsOf, HistoryUnavailable, row_as_of, table_as_of
 from forge.track.context import transaction
 from forge.track.notify import Notification, listen, notify
 
 __all__ = [
     "JSON_NULL",
     "UNAVAILABLE",
+    "AsOf",
     "Batch",
     "Change",
     "Context",
@@ -19,6 +21,7 @@ __all__ = [
     "CursorForeign",
     "CursorInvalid",
     "ForgeError",
+    "HistoryUnavailable",
     "Notification",
     "Op",
     "Reader",
@@ -26,5 +29,7 @@ __all__ = [
     "follow",
     "listen",
     "notify",
+    "row_as_of",
+    "table_as_of",
     "transaction",
 ]

@@ -22,7 +22,9 @@ interval                    str, ISO 8601 duration                    "P1DT2H"
 an array                    list, nested for more dimensions; None    […]
                             is a NULL element
 an array whose lower        str, its literal                          "[0:1]={a,b}"
-bounds are not 1
+bounds are not 1, or of
+json, ranges, composites
+or types of extensions
 text, uuid, ranges, enums,  str, PostgreSQL's text form               "…"
 composites, anything else
 not sent                    UNAVAILABLE                               {"$unavailable": true}

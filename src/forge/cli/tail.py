@@ -109,12 +109,13 @@ class Tail:
 
     async def _until_now(self, reader: Reader, after: Cursor) -> AsyncIterator[Batch]:
         """Everything that is committed by now; a cursor inside a batch has the rest of that batch before it."""
-        begun = after.until is not None
-        async for batch in reader.read(after, tables=self._tables):
-            after = batch.cursor
-            yield batch
-        if begun:
+        unfinished = True
+        while unfinished:
+            unfinished = after.until is not None
             async for batch in reader.read(after, tables=self._tables):
+                if not batch.flushed:
+                    await reader.flushed(batch.lsn)
+                after = batch.cursor
                 yield batch
 
     async def _print(self, batches: AsyncIterator[Batch], after: Cursor, limit: int | None) -> None:

@@ -17,7 +17,7 @@ _HELD = (
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     " AND (classid::bigint << 32 | objid::bigint) = %s)"
 )
-_RUN = "run forge trim now and then (cron), or keep forge.changelog.maintenance.maintain() running"
+_RUN = "keep forge maintain running as a service, or run forge trim from cron"
 
 
 def growth(case: Case) -> Iterator[Finding]:
