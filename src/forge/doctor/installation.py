@@ -81,7 +81,7 @@ def event_triggers(case: Case) -> Iterator[Finding]:
         yield warning(
             "event_triggers",
             f"no event trigger {', '.join(absent)}: a change of a table's definition is seen by polling,"
-            " up to a minute late, and a rewrite of its rows perhaps not at all",
+            " up to a minute late, and until then writes to some tables fail after a column is dropped or renamed",
             "run forge init as a superuser",
         )
     for name in disabled:

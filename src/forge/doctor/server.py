@@ -38,8 +38,8 @@ def durability(case: Case) -> Iterator[Finding]:
     if setting(case, "synchronous_commit") == "off":
         yield warning(
             "durability",
-            "synchronous_commit is off: a crash may take back the last commits, so durable readers wait"
-            " for the flush and see changes up to about a second later",
+            "synchronous_commit is off: a crash may take back the last commits; durable readers flush the WAL"
+            " themselves before they hand a change on",
             "ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf()",
         )
 
