@@ -1,11 +1,13 @@
 """The server that a run measures on, and what benchmarks need around it."""
 
+import os
 import re
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
 from time import perf_counter
@@ -14,6 +16,7 @@ from psycopg import sql
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
+from forge.changelog.partitions import partition_name
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 
@@ -31,45 +34,40 @@ class Bench:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """The URL of a new database with Forge and the peer's row trigger installed."""
+        """The URL of a new database with Forge and the peer's row trigger installed.
+
+        The log has the partitions that it would have after a month.
+        """
         with fresh_database(self.server) as url:
             with connect(url) as connection:
                 install(connection)
+                for day in past_days():
+                    _partition(connection, day)
                 connection.execute(script("peer"))
             yield url
 
-    def pgbench(self, url: str, text: str, *, seconds: float, clients: int = 8) -> "Load":
-        """Start one-row transactions by pgbench: prepared statements, as fast as they go."""
-        return Load(self.server, url, text, seconds, clients)
+    def pgbench(self, url: str, text: str, *, seconds: float, options: str = "") -> "Load":
+        """Start one-row transactions by pgbench: 8 connections, prepared statements, as fast as they go."""
+        return Load(self.server, url, text, seconds, options)
 
 
 class Load:
     """A running pgbench."""
 
-    def __init__(self, server: PostgresServer, url: str, text: str, seconds: float, clients: int) -> None:
+    def __init__(self, server: PostgresServer, url: str, text: str, seconds: float, options: str) -> None:
         self._script = server.data / f"{uuid.uuid4().hex}.pgbench"
         self._script.write_text(text)
         self._process = subprocess.Popen(
             [
                 str(server.bin / "pgbench"),
-                *(
-                    "-n",
-                    "-M",
-                    "prepared",
-                    "-c",
-                    str(clients),
-                    "-j",
-                    "1",
-                    "-T",
-                    f"{seconds:.0f}",
-                    "-f",
-                    str(self._script),
-                ),
+                *("-n", "-M", "prepared", "-c", "8", "-j", "1"),
+                *("-T", f"{seconds:.0f}", "-f", str(self._script)),
                 url,
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PGOPTIONS": options},
         )
 
     def end(self) -> None:
@@ -94,6 +92,20 @@ def running(*, quick: bool, say: Callable[[str], None]) -> Iterator[Bench]:
     """A run on a server of its own, gone with its data afterwards."""
     with temporary_postgres(settings={"fsync": "on"}, tcp=False) as server:
         yield Bench(server, quick=quick, say=say)
+
+
+def past_days() -> list[date]:
+    """The 30 days before today."""
+    today = datetime.now(UTC).date()
+    return [today - timedelta(days=n) for n in reversed(range(1, 31))]
+
+
+def _partition(connection: Connection, day: date) -> None:
+    connection.execute(
+        sql.SQL("CREATE TABLE {} PARTITION OF forge.forge_event_log FOR VALUES FROM ({}) TO ({})").format(
+            sql.Identifier("forge", partition_name(day)), day.isoformat(), (day + timedelta(days=1)).isoformat()
+        )
+    )
 
 
 def script(name: str) -> bytes:

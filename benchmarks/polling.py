@@ -7,19 +7,17 @@ a poll looks into is as large as it would be.
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from statistics import median
 from time import perf_counter
 
 from psycopg import sql
 
-from benchmarks.bench import FORGE, Bench, track
+from benchmarks.bench import FORGE, Bench, past_days, track
 from benchmarks.figures import Figure, at_most, figure, ratios
 from forge.changelog.connection import Connection, connect
-from forge.changelog.partitions import partition_name
 from forge.changelog.reader import Reader
 
-DAYS = 30
 PER_TRANSACTION = 10
 POLLS = 200
 
@@ -92,30 +90,23 @@ def _fill(url: str, rows: int) -> None:
     with connect(url) as connection:
         connection.execute("CREATE TABLE t (id bigint PRIMARY KEY, name text, n int)")
         track(connection, FORGE, "t")
-        today = datetime.now(UTC).date()
-        days = [today - timedelta(days=n) for n in reversed(range(1, DAYS + 1))]
-        for day in days:
-            _partition(connection, day)
         xmax = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
         assert xmax is not None
         first_xid = xmax[0] - rows // PER_TRANSACTION
         if first_xid < 3:
             raise RuntimeError("the server has not had that many transactions")
-    each = rows // DAYS + 1
+    days = past_days()
+    each = rows // len(days) + 1
     with ThreadPoolExecutor(2) as two:
-        list(two.map(lambda n: _fill_day(url, days[n], n * each, min(each, rows - n * each), first_xid), range(DAYS)))
+        list(
+            two.map(
+                lambda n: _fill_day(url, days[n], n * each, min(each, rows - n * each), first_xid), range(len(days))
+            )
+        )
     with connect(url) as connection:
         connection.execute("SELECT setval('forge.event_id', %s)", (rows + 1,))
         connection.execute("VACUUM (ANALYZE) forge.forge_event_log")
         connection.execute("CHECKPOINT")
-
-
-def _partition(connection: Connection, day: date) -> None:
-    connection.execute(
-        sql.SQL("CREATE TABLE {} PARTITION OF forge.forge_event_log FOR VALUES FROM ({}) TO ({})").format(
-            sql.Identifier("forge", partition_name(day)), day.isoformat(), (day + timedelta(days=1)).isoformat()
-        )
-    )
 
 
 def _fill_day(url: str, day: date, first: int, rows: int, first_xid: int) -> None:
