@@ -8,7 +8,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from forge.changelog.connection import Connection, connect
+from forge.changelog.connection import Connection, connect, typed_errors
+from forge.errors import ContextError
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 from tests.integration.log import enable, everything, logged, ops, replay, stored
@@ -302,7 +303,7 @@ def test_a_malformed_context_is_a_failure_like_any_other(connection: Connection)
     enable(connection, "t")
     enable(connection, "u", on_failure="invalidate")
     connection.execute("SET forge.context = '{oops'")
-    with pytest.raises(psycopg.errors.InvalidTextRepresentation):
+    with pytest.raises(ContextError, match="not JSON"), typed_errors():
         connection.execute("INSERT INTO t VALUES (1)")
     connection.execute("INSERT INTO u VALUES (1)")
     assert [(row.op, row.table) for row in everything(connection)] == [("S", "t"), ("S", "u"), ("X", "u")]
