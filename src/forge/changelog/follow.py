@@ -278,7 +278,8 @@ class Ears:
     async def heard(self, timeout: float) -> bool:
         """Wait for a NOTIFY; false when none came in time."""
         try:
-            await asyncio.wait_for(self._heard.wait(), timeout)
+            async with asyncio.timeout(timeout):  # before Python 3.12 wait_for may swallow a cancellation
+                await self._heard.wait()
         except TimeoutError:
             return False
         return True
