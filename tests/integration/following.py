@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from forge.change import Change
-from forge.changelog.connection import AsyncConnection, Connection, connect
+from forge.changelog.connection import AsyncConnection, Connection, connect, connect_async
 from forge.changelog.follow import Wakeup, follow
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.wakeup import PACE_LOCK, WAKE_LOCK
@@ -214,6 +214,11 @@ class Locks:
         """The session that holds K."""
         return next(iter(self._pids(WAKE_LOCK, True)), None)
 
+    @property
+    def waiting(self) -> list[int]:
+        """The sessions that wait for K."""
+        return self._pids(WAKE_LOCK, False)
+
     def sessions(self) -> int:
         """How many connections there are to the database, but for this one."""
         row = self._connection.execute(
@@ -223,11 +228,23 @@ class Locks:
         return int(row[0])
 
 
-async def hear(connection: AsyncConnection, heard: list[tuple[int, str]]) -> None:
-    """Keep the pid of the sender and the payload of every NOTIFY of the wake-up."""
-    await connection.execute("LISTEN forge_changes")
-    async for notify in connection.notifies():
-        heard.append((notify.pid, notify.payload))
+@asynccontextmanager
+async def hearing(url: str) -> AsyncIterator[list[tuple[int, str]]]:
+    """The sender's pid and the payload of every NOTIFY of the wake-up, as they come."""
+    heard: list[tuple[int, str]] = []
+
+    async def listen(connection: AsyncConnection) -> None:
+        async for notify in connection.notifies():
+            heard.append((notify.pid, notify.payload))
+
+    async with await connect_async(url) as connection:
+        await connection.execute("LISTEN forge_changes")
+        listening = asyncio.create_task(listen(connection))
+        try:
+            yield heard
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
 
 
 async def _main(url: str, after: str, wakeup: Wakeup) -> None:
