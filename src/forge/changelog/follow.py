@@ -237,8 +237,13 @@ class Ears:
         self._own = 0
 
     async def __aenter__(self) -> "Ears":
-        with _answering(self._connection, ALIVE):
-            await self._connection.execute(f"LISTEN {CHANNEL}")
+        try:
+            with _answering(self._connection, ALIVE):
+                await self._connection.execute(f"LISTEN {CHANNEL}")
+        except psycopg.errors.ReadOnlySqlTransaction:
+            raise ServerError(
+                "this server is a standby; the log can be read on a primary only", fix="connect to the primary"
+            ) from None
         self._task: asyncio.Task[None] = asyncio.create_task(self._listen())
         return self
 
