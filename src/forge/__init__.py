@@ -1,10 +1,27 @@
 """Forge makes a database's changes usable: captured once, with who and why, in order, without loss."""
 
+from forge import debezium, wire
 from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source
 from forge.changelog.follow import follow
+from forge.changelog.install import install
+from forge.changelog.maintenance import Policy, maintain, run_once
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor
-from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ForgeError
+from forge.errors import (
+    ConfigError,
+    ContextError,
+    CursorError,
+    CursorExpired,
+    CursorForeign,
+    CursorInvalid,
+    DecodeError,
+    ForgeError,
+    NotifyError,
+    NotInstalled,
+    SchemaTooNew,
+    ServerError,
+    TrackingError,
+)
 from forge.history.asof import AsOf, HistoryUnavailable, row_as_of, table_as_of
 from forge.track.context import transaction
 from forge.track.notify import Notification, listen, notify
@@ -15,21 +32,36 @@ __all__ = [
     "AsOf",
     "Batch",
     "Change",
+    "ConfigError",
     "Context",
+    "ContextError",
     "Cursor",
+    "CursorError",
     "CursorExpired",
     "CursorForeign",
     "CursorInvalid",
+    "DecodeError",
     "ForgeError",
     "HistoryUnavailable",
+    "NotInstalled",
     "Notification",
+    "NotifyError",
     "Op",
+    "Policy",
     "Reader",
+    "SchemaTooNew",
+    "ServerError",
     "Source",
+    "TrackingError",
+    "debezium",
     "follow",
+    "install",
     "listen",
+    "maintain",
     "notify",
     "row_as_of",
+    "run_once",
     "table_as_of",
     "transaction",
+    "wire",
 ]

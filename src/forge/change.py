@@ -8,6 +8,7 @@ did not send is `UNAVAILABLE`, never None, so None always means SQL NULL.
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final, final
 
@@ -175,9 +176,36 @@ def same(left: object, right: object) -> bool:
 
 
 def text(value: object) -> str:
-    """A key value as PostgreSQL would print it."""
+    """A key value as the log prints it in `row_id`.
+
+    >>> from decimal import Decimal
+    >>> [text(value) for value in (True, 7, Decimal("1E-7"), 1.0, 1e15, float("nan"), b"\\x01", ["a", 1])]
+    ['true', '7', '0.0000001', '1', '1e+15', 'NaN', '\\\\x01', '["a",1]']
+    """
     if value is True or value is False:
         return "true" if value else "false"
     if isinstance(value, bytes):
         return "\\x" + value.hex()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, float):
+        return _float_text(value)
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=text)
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False, default=text)
     return str(value)
+
+
+def _float_text(value: float) -> str:
+    """The shortest text that names the float, with an exponent where PostgreSQL has one: from 1e+15 on, below 1e-04."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(Decimal(value))
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    place = exponent + len(digits) - 1
+    if -5 < place < 15:
+        return format(Decimal((sign, digits, exponent)), "f")
+    mantissa = "".join(map(str, digits))
+    whole = mantissa[0] + ("." + mantissa[1:] if len(mantissa) > 1 else "")
+    return f"{'-' * sign}{whole}e{place:+03d}"

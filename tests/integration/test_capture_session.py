@@ -286,12 +286,15 @@ def test_a_failure_invalidates_where_asked_for(connection: Connection) -> None:
     warnings: list[str] = []
     connection.add_notice_handler(lambda diagnostic: warnings.append(diagnostic.message_primary or ""))
     connection.execute("LISTEN forge_changes")
+    connection.execute("SET forge.user_id = 'ada'")
     connection.execute("INSERT INTO t VALUES (2, 2), (3, 3)")
     connection.execute("UPDATE t SET v = 9")
     connection.execute("DELETE FROM t WHERE id = 1")
     connection.execute("TRUNCATE t")
     assert [row.op for row in everything(connection)] == ["S", "I", "X", "X", "X", "X"]
     assert '"sqlstate" : "23514"' in (everything(connection)[-1].context or "")
+    who = connection.execute("SELECT DISTINCT user_id FROM forge_events WHERE operation = 'INVALIDATE'").fetchall()
+    assert who == [("ada",)]
     assert len(warnings) == 4
     assert warnings[0].startswith("forge could not log a INSERT on t: ")
     assert len(list(connection.notifies(timeout=0))) == 4

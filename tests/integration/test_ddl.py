@@ -298,3 +298,17 @@ def test_a_table_restored_with_its_triggers_is_still_tracked(tables: Connection)
         ("S", None),
         ("I", "5"),
     ]
+
+
+@pytest.mark.contract("X11")
+def test_event_triggers_that_fire_for_replicas_only_see_nothing_so_maintenance_does(connection: Connection) -> None:
+    connection.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1)")
+    enable(connection, "t")
+    for name in ("forge_ddl", "forge_rewrite"):
+        connection.execute(f"ALTER EVENT TRIGGER {name} ENABLE REPLICA")
+    assert connection.execute("SELECT forge.sees_ddl()").fetchone() == (False,)
+    connection.execute("SELECT forge.refresh_all()")
+    before = len(everything(connection))
+    connection.execute("ALTER TABLE t ALTER v TYPE int USING v + 100")
+    connection.execute("SELECT forge.refresh_all()")
+    assert [row.op for row in everything(connection)[before:]] == ["S"]

@@ -772,3 +772,17 @@ async def test_the_first_connection_must_succeed(empty_database: str) -> None:
         await anext(follow(empty_database))
     with pytest.raises(ServerError):
         await anext(follow("postgresql://postgres@127.0.0.1:1/none"))
+
+
+async def test_forge_taken_from_the_database_is_said(database: str, connection: Connection) -> None:
+    orders(connection)
+    source = follow(database)
+    first = asyncio.ensure_future(anext(source))
+    await eventually(lambda: connection.execute(_LISTENERS).fetchone() == (1,))
+    connection.execute("DROP SCHEMA forge CASCADE")
+    with pytest.raises(NotInstalled):
+        await asyncio.wait_for(first, 60)
+    await source.aclose()
+
+
+_LISTENERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"

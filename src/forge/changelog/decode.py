@@ -46,10 +46,9 @@ class Decoder:
         shape = [Column(column["name"], column["type"], column["kind"]) for column in columns]
         self._versions[version] = TableVersion(schema, table, Images(shape, key))
 
-    def columns(self, schema: str, table: str) -> tuple[Column, ...] | None:
-        """The columns of the newest known version of a table."""
-        found = [v for _, v in sorted(self._versions.items()) if v.schema == schema and v.table == table]
-        return found[-1].images.columns if found else None
+    def columns(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[Column, ...]]:
+        """The columns that each row's table had when it was written."""
+        return [self._versions[row[4]].images.columns for row in rows]
 
     def changes(self, rows: Iterable[tuple[Any, ...]]) -> list[Change]:
         """The rows as Changes, in their order."""

@@ -2,7 +2,8 @@
 
 `follow` keeps three connections: one reads, one listens, one holds the pacemaker's locks. Whatever happens to
 them, it connects again and goes on from its cursor, so what it yields has no gap and no duplicate. It raises only
-when going on would be a lie: the cursor expired, or belongs to another log.
+when going on would be a lie: CursorExpired, CursorForeign, NotInstalled when Forge is gone from the database,
+DecodeError when a logged row is not one; and ServerError when the very first connection fails.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.wakeup import CHANNEL, PACE_LOCK, WAKE_LOCK, Load, Protocol, Step, listener, pacemaker
 from forge.cursor import Cursor
-from forge.errors import NotInstalled, ServerError
+from forge.errors import ServerError
 
 Wakeup = Literal["auto", "notify", "poll"]
 
@@ -87,25 +88,18 @@ async def follow(
             OSError,
             TimeoutError,
         ) as error:
-            if tries == 0 and started is None:
-                _refuse_hopeless(error)
+            if started is None:  # the very first connection: a person wants to know rather than wait
+                raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
             tries += 1
             delay = min(5.0, 0.05 * 2 ** min(tries, 7)) * random.uniform(0.5, 1.0)
             _log.warning("lost the log, trying again in %.2f s: %s", delay, _line(error))
             await asyncio.sleep(delay)
+        except psycopg.ProgrammingError as error:  # Forge itself is gone from the database
+            raise translate(error) or error from error
 
 
 def _line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _refuse_hopeless(error: Exception) -> None:
-    """The very first connection fails: a person wants to know rather than wait."""
-    if isinstance(error, ServerError | NotInstalled):
-        raise error
-    if isinstance(error, psycopg.Error) and (typed := translate(error)) is not None:
-        raise typed from error
-    raise error
 
 
 class Node:
@@ -220,8 +214,11 @@ def _only(tables: Collection[str] | None, batch: Batch) -> Batch:
     """The changes of these tables: the pacemaker reads them all, because it must tell the other nodes of each."""
     if tables is None or not batch.changes:
         return batch
-    wanted = [c for c in batch.changes if c.table in tables or f"{c.schema}.{c.table}" in tables]
-    return msgspec.structs.replace(batch, changes=wanted)
+    pairs = zip(batch.changes, batch.columns, strict=True)
+    wanted = [(c, columns) for c, columns in pairs if c.table in tables or f"{c.schema}.{c.table}" in tables]
+    return msgspec.structs.replace(
+        batch, changes=[change for change, _ in wanted], columns=[columns for _, columns in wanted]
+    )
 
 
 class Ears:

@@ -21,6 +21,7 @@ from forge.errors import NotInstalled, SchemaTooNew, ServerError
 MINIMUM_SERVER: Final = 140000
 INSTALL_LOCK: Final = 5075401093471535108
 SQL: Final[Traversable] = files("forge.changelog") / "sql"
+_MADE: Final = re.compile(r"^CREATE (?:OR REPLACE )?(TABLE|SEQUENCE|VIEW|FUNCTION) ((?:forge|public)\.\w+)", re.MULTILINE)
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -45,6 +46,39 @@ def functions() -> list[str]:
     return [file.read_text("utf-8") for file in sorted((SQL / "functions").iterdir(), key=lambda file: file.name)]
 
 
+def parts(text: str, *kinds: str) -> list[str]:
+    """The names of what a script makes, of these kinds.
+
+    >>> parts("CREATE TABLE forge.a (\\n);\\nCREATE OR REPLACE VIEW forge.b AS …;\\n-- CREATE TABLE forge.c", "TABLE")
+    ['forge.a']
+    """
+    return [match[2] for match in _MADE.finditer(text) if match[1] in kinds]
+
+
+def lost_tables(connection: Connection, version: int) -> list[str]:
+    """What the log is stored in and is not there, though that version has it: no install brings it back."""
+    names = [
+        name for step in migrations() if step.version <= version for name in parts(step.sql, "TABLE", "SEQUENCE")
+    ]
+    rows = connection.execute("SELECT n FROM unnest(%s::text[]) n WHERE to_regclass(n) IS NULL", (names,)).fetchall()
+    return [name for (name,) in rows]
+
+
+def missing_parts(connection: Connection) -> list[str]:
+    """The names of Forge's views and functions that are not there; an install makes them."""
+    scripts = [*(step.sql for step in migrations()), *functions()]
+    rows = connection.execute(
+        "SELECT n FROM unnest(%s::text[]) n WHERE to_regclass(n) IS NULL UNION"
+        " SELECT n FROM unnest(%s::text[]) n WHERE NOT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace s"
+        " ON s.oid = p.pronamespace WHERE s.nspname || '.' || p.proname = n) ORDER BY 1",
+        (
+            [name for script in scripts for name in parts(script, "VIEW")],
+            [name for script in scripts for name in parts(script, "FUNCTION")],
+        ),
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
 def installed_version(connection: Connection) -> int:
     """The number of the newest migration in the database; 0 when Forge is not installed."""
     if connection.execute("SELECT to_regclass('forge.schema_version')").fetchone() == (None,):
@@ -66,6 +100,7 @@ def install(connection: Connection, steps: Sequence[Migration] | None = None) ->
         version = installed_version(connection)
         check_version(version, steps[-1].version)
         check_leftovers(connection, version)
+        check_whole(connection, version)
         applied = [step for step in steps if step.version > version]
         for step in applied:
             connection.execute(step.sql.encode())
@@ -110,8 +145,17 @@ def check_leftovers(connection: Connection, version: int) -> None:
         )
 
 
+def check_whole(connection: Connection, version: int) -> None:
+    """Refuse a schema that lost something which only a backup can bring back."""
+    if lost := lost_tables(connection, version):
+        raise NotInstalled(
+            f"the Forge schema has lost {', '.join(lost)}",
+            fix="restore it from a backup, or DROP SCHEMA forge CASCADE, then forge init",
+        )
+
+
 def require_installed(connection: Connection) -> None:
-    """Raise unless the database has exactly the schema that this program knows."""
+    """Raise unless the database has exactly the schema that this program knows, with every table of it."""
     version, known = installed_version(connection), migrations()[-1].version
     check_version(version, known)
     if version == 0:
@@ -121,3 +165,4 @@ def require_installed(connection: Connection) -> None:
         raise NotInstalled(
             f"the database's Forge schema is version {version}, this program needs {known}", fix="forge init"
         )
+    check_whole(connection, version)

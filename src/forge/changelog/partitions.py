@@ -141,13 +141,7 @@ def announce(connection: Connection, today: date, *, since: date | None = None) 
     """Tell writers which days have a partition, none before `since`; nothing is done when they know already."""
     first, end = window(attached(connection), today, since)
     edges = [f"{day.isoformat()} 00:00:00+00" for day in (first, end)]
-    known = connection.execute(
-        "SELECT a < b AND forge.log_day(a) = %s AND forge.log_day(b - step) = %s"
-        " AND forge.log_day(a - step) = 'infinity' AND forge.log_day(b) = 'infinity'"
-        " FROM (SELECT %s::timestamptz AS a, %s::timestamptz AS b, interval '1 microsecond' AS step) edge",
-        (first, end - timedelta(days=1), *edges),
-    ).fetchone()
-    if known != (True,):
+    if not _told(connection, first, end, edges):
         connection.execute(
             sql.SQL(
                 "CREATE OR REPLACE FUNCTION forge.log_day(at timestamptz) RETURNS date"
@@ -155,6 +149,19 @@ def announce(connection: Connection, today: date, *, since: date | None = None) 
                 " CASE WHEN at >= {} AND at < {} THEN (at AT TIME ZONE 'UTC')::date ELSE 'infinity'::date END"
             ).format(*map(sql.Literal, edges))
         )
+
+
+def _told(connection: Connection, first: date, end: date, edges: list[str]) -> bool:
+    """Whether `forge.log_day` is there and says so already."""
+    if connection.execute("SELECT to_regprocedure('forge.log_day(timestamptz)')").fetchone() == (None,):
+        return False
+    known = connection.execute(
+        "SELECT a < b AND forge.log_day(a) = %s AND forge.log_day(b - step) = %s"
+        " AND forge.log_day(a - step) = 'infinity' AND forge.log_day(b) = 'infinity'"
+        " FROM (SELECT %s::timestamptz AS a, %s::timestamptz AS b, interval '1 microsecond' AS step) edge",
+        (first, end - timedelta(days=1), *edges),
+    ).fetchone()
+    return known == (True,)
 
 
 def detach(connection: Connection, day: date) -> None:

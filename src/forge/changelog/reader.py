@@ -37,12 +37,16 @@ START: Final = Snapshot(1, 1)
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Changes in order, and where a reader stands that has handled them. `lsn` is what must be flushed by then."""
+    """Changes in order, and where a reader stands that has handled them. `lsn` is what must be flushed by then.
+
+    `columns` has for each change the columns that its table had at the time; `forge.debezium` needs them.
+    """
 
     changes: list[Change]
     cursor: Cursor
     lsn: str
     flushed: bool
+    columns: list[tuple[Column, ...]] = []
 
 
 class Reader:
@@ -89,10 +93,6 @@ class Reader:
         await self.flushed(row[1])
         return Cursor(self.identity, Snapshot.parse(row[0]))
 
-    def columns(self, change: Change) -> tuple[Column, ...] | None:
-        """The columns of a table whose change this reader has read."""
-        return self._decoder.columns(change.schema, change.table)
-
     async def read(self, after: Cursor, *, tables: Collection[str] | None = None) -> AsyncGenerator[Batch]:
         """What was committed after the cursor, up to one new snapshot, in one batch or in several.
 
@@ -118,12 +118,11 @@ class Reader:
         self._check(after, until, trimmed)
         done = _lsn(flush) >= _lsn(lsn)
         rows = [row[:-5] for row in found[:PAGE] if row[-1]]
-        changes = await self._decode(rows)
         if len(rows) == len(found):
-            yield Batch(changes, Cursor(self.identity, until), lsn, done)
+            yield await self._batch(rows, Cursor(self.identity, until), lsn, done)
             return
         last = Position(rows[-1][1], rows[-1][0])
-        yield Batch(changes, Cursor(self.identity, after.snapshot, until, last), lsn, done)
+        yield await self._batch(rows, Cursor(self.identity, after.snapshot, until, last), lsn, done)
         rest = self._rest(after, until, last, scope, lsn=lsn, flushed=done)
         async with aclosing(rest):
             async for batch in rest:
@@ -153,8 +152,8 @@ class Reader:
             while len(rows := await self._fetch(page)) == page:
                 last = Position(rows[-1][1], rows[-1][0])
                 inside = Cursor(self.identity, after.snapshot, until, last)
-                yield Batch(await self._decode(rows), inside, lsn, flushed)
-            yield Batch(await self._decode(rows), Cursor(self.identity, until), lsn, flushed)
+                yield await self._batch(rows, inside, lsn, flushed)
+            yield await self._batch(rows, Cursor(self.identity, until), lsn, flushed)
         finally:
             if not self.connection.closed:
                 await self.connection.execute("CLOSE forge_batch")
@@ -181,12 +180,12 @@ class Reader:
                 fix="take a cursor now, read the tables anew, then follow from that cursor; retention_days keeps more",
             )
 
-    async def _decode(self, rows: list[tuple[Any, ...]]) -> list[Change]:
+    async def _batch(self, rows: list[tuple[Any, ...]], cursor: Cursor, lsn: str, flushed: bool) -> Batch:
         if unknown := self._decoder.unknown(rows):
             versions = await self.connection.execute(query("versions"), {"ids": list(unknown)})
             for version in await versions.fetchall():
                 self._decoder.learn(*version)
-        return self._decoder.changes(rows)
+        return Batch(self._decoder.changes(rows), cursor, lsn, flushed, self._decoder.columns(rows))
 
     async def flushed(self, lsn: str) -> None:
         """Return when the WAL is flushed up to here, having it flushed if nobody else does."""

@@ -11,11 +11,10 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-import msgspec
 import typer
 
 from forge import debezium, wire
-from forge.change import Change, Op
+from forge.change import Change
 from forge.changelog.connection import connect
 from forge.changelog.follow import follow
 from forge.changelog.install import require_installed
@@ -28,7 +27,7 @@ from forge.feed import Feed
 from forge.values import Column
 
 Format = Literal["pretty", "json", "debezium"]
-Printer = Callable[[Change, Cursor], str | None]
+Printer = Callable[[Change, Cursor, Sequence[Column]], str | None]
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +63,7 @@ def tail(
             require_installed(connection)
             known = [f"{schema}.{table}" for schema, table in connection.execute(_TABLES).fetchall()]
         _check_tables(tables or [], known)
-        printer = _printer(run, form or ("json" if run.json else "pretty"), database.url)
+        printer = _printer(run, form or ("json" if run.json else "pretty"))
         tailing = Tail(database.url, tables or None, start, after, printer, run.config.wakeup)
         try:
             asyncio.run(tailing.run(once=once, limit=limit))
@@ -122,9 +121,10 @@ class Tail:
         printed = 0
         async with aclosing(batches) as reading:  # type: ignore[type-var]
             async for batch in reading:
-                for change in batch.changes:
+                for change, columns in zip(batch.changes, batch.columns, strict=True):
                     last = change is batch.changes[-1]
-                    line = self._printer(change, batch.cursor if last else inside(after, batch.cursor, change))
+                    cursor = batch.cursor if last else inside(after, batch.cursor, change)
+                    line = self._printer(change, cursor, columns)
                     if line is not None:
                         sys.stdout.write(line + "\n")
                         printed += 1
@@ -151,39 +151,21 @@ def _check_tables(asked: Sequence[str], known: Sequence[str]) -> None:
             )
 
 
-def _printer(run: Session, form: Format, url: str) -> Printer:
+def _printer(run: Session, form: Format) -> Printer:
     if form == "json":
         return as_json
     if form == "debezium":
-        return Debezium(url)
+        return as_debezium
     feed = Feed(colour=run.colour, width=run.out.width if run.out.is_terminal else None)
-    return lambda change, _: feed.line(change, datetime.now(UTC))
+    return lambda change, *_: feed.line(change, datetime.now(UTC))
 
 
-def as_json(change: Change, cursor: Cursor) -> str:
+def as_json(change: Change, cursor: Cursor, _columns: Sequence[Column]) -> str:
     """The wire form with `cursor` at its end."""
     return f'{wire.encode(change).decode()[:-1]},"cursor":"{cursor}"}}'
 
 
-class Debezium:
-    """Envelopes in the types of the tables; what has no envelope is passed over."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._columns: dict[tuple[str, str], list[Column]] = {}
-
-    def __call__(self, change: Change, _cursor: Cursor) -> str | None:
-        table = change.schema, change.table
-        if change.op is Op.SCHEMA or table not in self._columns:
-            self._columns[table] = self._look_up(*table)
-        raw = debezium.encode(change, columns=self._columns[table])
-        return None if raw is None else raw.decode()
-
-    def _look_up(self, schema: str, table: str) -> list[Column]:
-        with connect(self._url) as connection:
-            row = connection.execute(
-                "SELECT columns FROM forge.table_version WHERE schema_name = %s AND table_name = %s"
-                " ORDER BY id DESC LIMIT 1",
-                (schema, table),
-            ).fetchone()
-        return [msgspec.convert(column, Column) for column in row[0]] if row else []
+def as_debezium(change: Change, _cursor: Cursor, columns: Sequence[Column]) -> str | None:
+    """The envelope, in the types that the table had; what has none is passed over."""
+    raw = debezium.encode(change, columns=columns)
+    return None if raw is None else raw.decode()

@@ -110,7 +110,7 @@ $body$;
 -- Whether DDL is seen in its own transaction: the event triggers are there and enabled.
 CREATE OR REPLACE FUNCTION forge.sees_ddl() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
-    SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname IN ('forge_ddl', 'forge_rewrite') AND evtenabled <> 'D'
+    SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname IN ('forge_ddl', 'forge_rewrite') AND evtenabled IN ('O', 'A')
 $body$;
 
 -- Whether writing to a table can run statements of other triggers that write to it again, or referential actions can both

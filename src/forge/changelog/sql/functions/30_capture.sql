@@ -14,7 +14,6 @@ CREATE OR REPLACE FUNCTION forge.write_functions(tracked integer, relation oid, 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
     setup     forge.tracked_table := (SELECT t FROM forge.tracked_table t WHERE t.id = tracked);
-    keys      text[] := forge.key_columns(relation);
     plain     boolean;
     pins      text;
     o         text := 'forge_o';
@@ -114,10 +113,11 @@ $d$;
     wake_new := format(wake, forge.wakeup_lock(), relation_name, format(which, forge.row_id_expression(relation, n), 'forge_new_rows', n));
     wake := format(wake, forge.wakeup_lock(), relation_name, '');
     begins := CASE setup.on_failure WHEN 'invalidate' THEN E'BEGIN\n' ELSE '' END || context;
+    whole := format('INSERT INTO forge.forge_event_log (transaction_id, at, day, version, op, user_id, function_name, trace_id, context, db_user,'
+                    ' application_name) VALUES (v_transaction, v_at, v_day, %s, ''X'', v_user, v_function, v_trace, %%s, session_user, v_application)', version);
     ends := CASE setup.on_failure WHEN 'invalidate' THEN format($d$
 EXCEPTION WHEN OTHERS THEN
-    INSERT INTO forge.forge_event_log (transaction_id, at, day, version, op, context, db_user)
-    VALUES (v_transaction, v_at, v_day, %s, 'X', json_build_object('failure', SQLERRM, 'sqlstate', SQLSTATE), session_user);
+    %s;
     RAISE WARNING 'forge could not log a %% on %%: %%', TG_OP, %L, SQLERRM
         USING HINT = 'the table is logged as changed as a whole; see forge doctor';
     IF current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll' THEN
@@ -126,10 +126,8 @@ EXCEPTION WHEN OTHERS THEN
     PERFORM set_config('forge.mark_%s_' || pg_trigger_depth(), '', true);
     RETURN NULL;
 END;
-$d$, version, relation_name, relation_name, tracked) ELSE '' END;
+$d$, format(whole, $d$json_build_object('failure', SQLERRM, 'sqlstate', SQLSTATE)$d$), relation_name, relation_name, tracked) ELSE '' END;
 
-    whole := format('INSERT INTO forge.forge_event_log (transaction_id, at, day, version, op, user_id, function_name, trace_id, context, db_user,'
-                    ' application_name) VALUES (v_transaction, v_at, v_day, %s, ''X'', v_user, v_function, v_trace, %%s, session_user, v_application)', version);
     -- A MERGE into a partitioned table that inserts and updates hands the UPDATE trigger wrong new rows (PostgreSQL 15 to 18):
     -- rows that it inserted. They show by their key; then nothing true can be said but that the table changed. That a statement
     -- inserts is known from its beginning.
