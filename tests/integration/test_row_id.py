@@ -41,7 +41,7 @@ async def test_every_type_of_key_is_named_alike_everywhere(database: str, connec
                 enable(connection, table)
                 connection.execute(f"INSERT INTO {table} VALUES {row}")
         changes = [change async for batch in reader.read(cursor) for change in batch.changes if change.after]
-    logged = dict(
+    logged: dict[str, str] = dict(
         connection.execute("SELECT table_name, row_id FROM forge_events WHERE operation = 'INSERT'").fetchall()
     )
     assert {change.table: change.row_id for change in changes} == logged
