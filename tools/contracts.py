@@ -1,7 +1,7 @@
 """Prints what Forge promises and what proves it: in come docs/contracts.md and a test run, out a table.
 
 Exits non-zero when a promise that the page calls kept has no passing test or a failing one, when a test
-names a number that the page does not have, or when the test run itself failed.
+names a number that the page does not have, or when the test run itself failed or was not of all tests.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -56,18 +57,31 @@ def read_page(page: str) -> dict[str, Promise]:
     return promises
 
 
-def add_outcomes(promises: dict[str, Promise], report: str) -> list[str]:
-    """Files every test under the promises that it names; returns a complaint for each unknown number."""
+def add_outcomes(promises: dict[str, Promise], tests: list[dict[str, Any]]) -> list[str]:
+    """Files every test under the promises that it names; returns a complaint for each unknown number.
+
+    A test that did not finish counts as failed, one that was skipped as nothing.
+    """
     unknown: list[str] = []
-    for entry in json.loads(report)["tests"]:
+    for entry in tests:
         for number in entry["contracts"]:
             if number not in promises:
                 unknown.append(f"{entry['test']} names {number}, which docs/contracts.md does not have")
             elif entry["outcome"] == "passed":
                 promises[number].passed.append(entry["test"])
-            elif entry["outcome"] == "failed":
+            elif entry["outcome"] in ("failed", "unfinished"):
                 promises[number].failed.append(entry["test"])
     return unknown
+
+
+def about_the_run(report: dict[str, Any]) -> list[str]:
+    """Why the run as a whole is no proof: it failed, or tests were left out."""
+    complaints = []
+    if (status := report.get("exit")) != 0:
+        complaints.append(f"the test run failed (exit status {status})")
+    if not report.get("all"):
+        complaints.append("the test run was not of all tests")
+    return complaints
 
 
 def by_function(tests: list[str]) -> list[str]:
@@ -97,22 +111,25 @@ def show(promises: dict[str, Promise]) -> None:
     Console().print(table)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Print every promise with the tests that passed for it.")
     parser.add_argument("--reuse", action="store_true", help="take the last run's outcome, run nothing")
     parser.add_argument("command", nargs="+", help="the test command that writes build/contracts.json")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
-    run_failed = False
+    status = 0
     if not options.reuse:
         REPORT.unlink(missing_ok=True)
-        run_failed = subprocess.run(options.command, cwd=ROOT).returncode != 0
+        status = subprocess.run(options.command, cwd=ROOT).returncode
     if not REPORT.exists():
         print("error: no test outcome in build/contracts.json\nfix: make test", file=sys.stderr)
         return 1
 
     promises = read_page(PAGE.read_text(encoding="utf-8"))
-    unknown = add_outcomes(promises, REPORT.read_text(encoding="utf-8"))
+    report = json.loads(REPORT.read_text(encoding="utf-8"))
+    if status:
+        report["exit"] = status
+    complaints = [*add_outcomes(promises, report["tests"]), *about_the_run(report)]
     show(promises)
 
     kept = [promise for promise in promises.values() if promise.status == "kept"]
@@ -122,13 +139,11 @@ def main() -> int:
     if early:
         print(f"planned, and already with a passing test: {', '.join(early)}")
     for promise in broken:
-        why = "a test for it failed" if promise.failed else "no test passed for it"
+        why = "a test for it failed or did not finish" if promise.failed else "no test passed for it"
         print(f"error: {promise.number}: {why}", file=sys.stderr)
-    for complaint in unknown:
+    for complaint in complaints:
         print(f"error: {complaint}", file=sys.stderr)
-    if run_failed:
-        print("error: the test run failed", file=sys.stderr)
-    return 1 if broken or unknown or run_failed else 0
+    return 1 if broken or complaints else 0
 
 
 if __name__ == "__main__":
