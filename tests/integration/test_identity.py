@@ -167,7 +167,6 @@ async def test_dump_and_restore(server: PostgresServer, database: str, connectio
         assert keys(await changes(reader, old)) == [5], "the original goes on"
 
 
-@pytest.mark.xfail(reason="the identity knows server, timeline and database, not that the schema was made anew")
 @pytest.mark.contract("X12")
 async def test_a_dump_restored_over_its_own_database(
     server: PostgresServer, database: str, connection: Connection
@@ -212,7 +211,6 @@ async def test_a_copied_database_is_another_log(server: PostgresServer, database
         assert keys(await changes(reader, old)) == [3]
 
 
-@pytest.mark.xfail(reason="what has an id below first_id is not delivered, also when it was in flight")
 @pytest.mark.contract("X12")
 async def test_a_writer_that_began_before_the_new_identity_was_recorded_is_delivered(
     database: str, connection: Connection

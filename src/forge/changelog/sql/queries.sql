@@ -47,7 +47,7 @@ UNION ALL (
     ORDER BY p.place, p.id);
 
 -- widest: How many kilobytes the largest row has of what the query rest finds.
-SELECT coalesce(max(coalesce(octet_length(l.before::text), 0) + coalesce(octet_length(l.after::text), 0)) / 1024, 0)
+SELECT coalesce(max(coalesce(octet_length(l.before::text), 0) / 1024 + coalesce(octet_length(l.after::text), 0) / 1024), 0)
 FROM forge.forge_event_log l
 WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
   AND l.id >= %(first)s

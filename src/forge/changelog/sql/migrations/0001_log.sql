@@ -16,6 +16,7 @@ CREATE TABLE forge.log_identity (
     system_identifier text NOT NULL,
     timeline          integer NOT NULL,
     database          oid NOT NULL,
+    log               oid NOT NULL,
     first_id          bigint NOT NULL,
     recorded_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
