@@ -1,7 +1,6 @@
 """The noun Change: what it derives from its rows, and the two values that are not values."""
 
 import copy
-import doctest
 import pickle
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import forge.change
 from forge.change import JSON_NULL, UNAVAILABLE, Change, Op, Source, same, text
 
 
@@ -26,12 +24,6 @@ def change(op: Op = Op.UPDATE, **fields: Any) -> Change:
         "at": datetime(2026, 1, 31, tzinfo=UTC),
     }
     return Change(**base | fields)
-
-
-def test_doctests() -> None:
-    result = doctest.testmod(forge.change)
-    assert result.attempted
-    assert not result.failed
 
 
 @pytest.mark.parametrize("only", [UNAVAILABLE, JSON_NULL])

@@ -1,11 +1,9 @@
 """Configuration: who wins, what is refused, and what is never printed."""
 
-import doctest
 from pathlib import Path
 
 import pytest
 
-import forge.config
 from forge.config import Config, described, hide, load, shown_size, size
 from forge.errors import ConfigError
 
@@ -16,10 +14,6 @@ SECRET = "hunter2"
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_examples() -> None:
-    assert doctest.testmod(forge.config).failed == 0
 
 
 def test_without_anything_the_defaults_are_in_force(directory: Path) -> None:

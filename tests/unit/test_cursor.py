@@ -1,13 +1,11 @@
 """Cursors: their text form says all, anything else is refused, and a snapshot sees what PostgreSQL's does."""
 
-import doctest
 import uuid
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import forge.cursor
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot
 from forge.errors import CursorInvalid
 
@@ -29,12 +27,6 @@ CURSORS = st.builds(Cursor, LOGS, snapshots()) | st.builds(
     Cursor, LOGS, snapshots(), snapshots(), st.builds(Position, IDS, IDS)
 )
 VALID = "forge1_6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11_7310000000000000001_1_5:9:6,7_7:12:7_118.120"
-
-
-def test_doctests() -> None:
-    result = doctest.testmod(forge.cursor)
-    assert result.attempted
-    assert not result.failed
 
 
 @given(CURSORS)

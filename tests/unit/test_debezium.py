@@ -1,6 +1,5 @@
 """Debezium's envelope: its fields, the forms that its PostgreSQL connector gives, and the way back."""
 
-import doctest
 import json
 from base64 import b64encode
 from datetime import UTC, date, datetime, timedelta
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import forge.debezium
 from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source, same
 from forge.debezium import PLACEHOLDER, Order, decode, encode
 from forge.errors import DecodeError
@@ -40,12 +38,6 @@ def envelope(of: Change, columns: list[Column] | None = None, order: Order | Non
     assert raw is not None
     decoded: dict[str, Any] = json.loads(raw)
     return decoded
-
-
-def test_doctests() -> None:
-    result = doctest.testmod(forge.debezium)
-    assert result.attempted
-    assert not result.failed
 
 
 def test_the_envelope_of_an_update() -> None:

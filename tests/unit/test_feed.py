@@ -1,19 +1,12 @@
 """A change as one line, whatever it contains."""
 
-import doctest
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import forge.cli.arguments
-import forge.demo.summary
-import forge.doctor.clock
-import forge.doctor.tracking
-import forge.feed
 from forge.change import UNAVAILABLE, Change, Context, Op, Source
 from forge.feed import Feed, details, value_text
 
@@ -29,14 +22,6 @@ def change(op: Op = Op.UPDATE, **more: Any) -> Change:
         **more,
     }
     return Change("1", op, "public", "orders", Source("log", "x", "1"), AT, **given)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [forge.feed, forge.cli.arguments, forge.demo.summary, forge.doctor.clock, forge.doctor.tracking],
-)
-def test_examples(module: Any) -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 def test_an_update_shows_what_it_changed_who_did_it_and_how_late_it_was_seen() -> None:

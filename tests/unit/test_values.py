@@ -1,6 +1,5 @@
 """Row images: what PostgreSQL's row_to_json prints becomes the stated form of every value."""
 
-import doctest
 import json
 import math
 from collections.abc import Callable
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import forge.values
 from forge.change import JSON_NULL, UNAVAILABLE, same
 from forge.errors import DecodeError
 from forge.values import Column, Images
@@ -101,12 +99,6 @@ def cells(draw: st.DrawFn, name: str) -> tuple[Column, Any, Any]:
 def tables(draw: st.DrawFn) -> list[tuple[Column, Any, Any]]:
     names = draw(st.lists(TEXTS.filter(bool), max_size=5, unique=True))
     return [draw(cells(name)) for name in names]
-
-
-def test_doctests() -> None:
-    result = doctest.testmod(forge.values)
-    assert result.attempted
-    assert not result.failed
 
 
 @given(tables(), st.booleans())

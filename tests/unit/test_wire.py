@@ -1,6 +1,5 @@
 """The wire form: the fields that consumers rely on, and every value back exactly."""
 
-import doctest
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import forge.wire
 from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source, same
 from forge.errors import DecodeError
 from forge.wire import decode, decode_value, encode, encode_value
@@ -58,12 +56,6 @@ UPDATE = Change(
 
 def fields(change: Change) -> dict[str, Any]:
     return {name: getattr(change, name) for name in change.__struct_fields__ if name not in ("source", "context")}
-
-
-def test_doctests() -> None:
-    result = doctest.testmod(forge.wire)
-    assert result.attempted
-    assert not result.failed
 
 
 @pytest.mark.contract("T2")

@@ -1,0 +1,31 @@
+"""Every example in a docstring is run, and true."""
+
+import doctest
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("forge", "tools", "benchmarks")
+
+
+def modules() -> list[str]:
+    found = list(PACKAGES)
+    for package in PACKAGES:
+        walked = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
+        found += [module.name for module in walked if not module.name.endswith(".__main__")]
+    return found
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples(name: str) -> None:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] in PACKAGES:
+            raise
+        pytest.skip(f"{missing.name} is not installed")
+    result = doctest.testmod(module)
+    assert result.failed == 0
+    assert bool(result.attempted) == ("    >>> " in Path(str(module.__file__)).read_text(encoding="utf-8"))
