@@ -1,9 +1,9 @@
 """The history checker's own judgement, on histories that never were: it accepts the true and refuses the altered."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -26,7 +26,17 @@ from forge.testing.history.model import (
     load,
     parse_line,
 )
-from forge.testing.history.plan import FAULTS, Fault, Plan, generate
+from forge.testing.history.plan import (
+    FAULTS,
+    Ending,
+    Fault,
+    FaultKind,
+    Isolation,
+    Operation,
+    OperationKind,
+    Plan,
+    generate,
+)
 from forge.testing.history.replay import delivered
 from forge.testing.history.shrink import candidates, shrink
 
@@ -302,8 +312,32 @@ def test_a_seed_gives_one_plan_and_a_plan_survives_its_file(seed: int) -> None:
     plan = generate(seed, seconds=1)
     assert plan == generate(seed, seconds=1)
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
-    assert {fault.kind for fault in plan.faults} <= set(FAULTS)
     assert str(seed) in plan.summary()
+
+
+def with_inner(operations: Sequence[Operation]) -> Iterator[Operation]:
+    for operation in operations:
+        yield operation
+        yield from with_inner(operation.inner)
+
+
+def test_the_plans_of_fifty_seeds_have_everything_in_them() -> None:
+    plans = [generate(seed, seconds=3, writers=2) for seed in range(50)]
+    transactions = [each for plan in plans for writer in plan.writers for each in writer.transactions]
+    operations = [each for transaction in transactions for each in with_inner(transaction.operations)]
+    assert all(plan.faults for plan in plans)
+    assert {fault.kind for plan in plans for fault in plan.faults} == set(get_args(FaultKind)) == set(FAULTS)
+    assert {operation.kind for operation in operations} == set(get_args(OperationKind))
+    assert {transaction.ending for transaction in transactions} == set(get_args(Ending))
+    assert {transaction.isolation for transaction in transactions} == set(get_args(Isolation))
+    assert {transaction.silent for transaction in transactions} == {True, False}
+    assert {transaction.synchronous for transaction in transactions} == {True, False}
+
+
+def test_only_the_faults_that_are_asked_for_are_planned() -> None:
+    plans = [generate(seed, seconds=3, writers=1, faults=("cut", "crash")) for seed in range(50)]
+    assert {fault.kind for plan in plans for fault in plan.faults} == {"cut", "crash"}
+    assert generate(1, seconds=3, writers=1, faults=()).faults == ()
 
 
 @settings(max_examples=10, deadline=None)
