@@ -29,11 +29,12 @@ demo: ready ## run a small shop on an embedded PostgreSQL and watch its changes 
 test: ready-to-test ## run all tests, on real servers that they start themselves (ARGS="-k name" to choose)
 	$(PYTEST) $(ARGS)
 
-check: ready ## lint, format, types and the import arrows of the architecture
+check: ready ## lint, format, types, the import arrows of the architecture and the documents' links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports
+	$(BIN)/python tools/links.py
 
 bench: ready ## measure speed, each figure beside its target
 	$(BIN)/python -m benchmarks $(ARGS)
