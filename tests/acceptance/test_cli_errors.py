@@ -1,5 +1,6 @@
 """Bad input: exit code, one line of what, one line of fix, and nothing half done."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -123,9 +124,37 @@ def test_half_an_installation(forge: Forge, empty_database: str) -> None:
         assert connection.execute("SELECT to_regclass('forge.schema_version')").fetchone() == (None,)
 
 
-def test_a_lost_table_of_the_installation(forge: Forge, connection: Connection, database: str) -> None:
-    connection.execute("DROP TABLE forge.forge_event_log CASCADE")
-    refused(forge("status", url=database), "only in part", "forge init")
+@pytest.mark.parametrize("lost", ["TABLE forge.forge_event_log", "TABLE forge.trimmed", "SEQUENCE forge.event_id"])
+def test_a_lost_table_of_the_installation_and_the_fix_that_is_named(
+    forge: Forge, connection: Connection, database: str, lost: str
+) -> None:
+    forge("enable", "orders", url=database)
+    connection.execute(f"DROP {lost} CASCADE".encode())
+    what, fix = (
+        f"has lost {lost.split(' ')[1]}",
+        "restore it from a backup, or DROP SCHEMA forge CASCADE, then forge init",
+    )
+    for command in (["init"], ["status"], ["tail", "--once"], ["trim"], ["enable", "orders"]):
+        refused(forge(*command, url=database), what, fix)
+    findings = json.loads(forge("doctor", "--json", url=database).out)["findings"]
+    [finding] = [finding for finding in findings if finding["check"] == "installation"]
+    assert what in finding["what"]
+    assert finding["fix"] == fix
+    connection.execute("DROP SCHEMA forge CASCADE")
+    for command in (["init"], ["enable", "orders"], ["status"]):
+        assert forge(*command, url=database).code == 0
+    connection.execute("INSERT INTO orders VALUES (1)")
+    assert "INSERT" in forge("tail", "--once", "--format", "json", url=database).out
+
+
+@pytest.mark.parametrize("lost", ["VIEW forge_events", "FUNCTION forge.log_day", "FUNCTION forge.truncating"])
+def test_a_lost_function_is_made_anew_by_init(forge: Forge, connection: Connection, database: str, lost: str) -> None:
+    connection.execute(f"DROP {lost} CASCADE".encode())
+    for command, fixed in ((["doctor"], False), (["init"], True), (["doctor"], True)):
+        result = forge(*command, url=database)
+        assert ("only half installed" in result.out) is not fixed, result
+    assert forge("enable", "orders", url=database).code == 0
+    connection.execute("INSERT INTO orders VALUES (1)")
 
 
 def test_a_newer_schema_is_refused(forge: Forge, connection: Connection, database: str) -> None:

@@ -21,7 +21,9 @@ from forge.errors import NotInstalled, SchemaTooNew, ServerError
 MINIMUM_SERVER: Final = 140000
 INSTALL_LOCK: Final = 5075401093471535108
 SQL: Final[Traversable] = files("forge.changelog") / "sql"
-_MADE: Final = re.compile(r"^CREATE (?:OR REPLACE )?(TABLE|SEQUENCE|VIEW|FUNCTION) ((?:forge|public)\.\w+)", re.MULTILINE)
+_MADE: Final = re.compile(
+    r"^CREATE (?:OR REPLACE )?(TABLE|SEQUENCE|VIEW|FUNCTION) ((?:forge|public)\.\w+)", re.MULTILINE
+)
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -57,9 +59,7 @@ def parts(text: str, *kinds: str) -> list[str]:
 
 def lost_tables(connection: Connection, version: int) -> list[str]:
     """What the log is stored in and is not there, though that version has it: no install brings it back."""
-    names = [
-        name for step in migrations() if step.version <= version for name in parts(step.sql, "TABLE", "SEQUENCE")
-    ]
+    names = [name for step in migrations() if step.version <= version for name in parts(step.sql, "TABLE", "SEQUENCE")]
     rows = connection.execute("SELECT n FROM unnest(%s::text[]) n WHERE to_regclass(n) IS NULL", (names,)).fetchall()
     return [name for (name,) in rows]
 

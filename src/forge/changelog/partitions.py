@@ -84,6 +84,16 @@ def window(days: list[date], today: date, since: date | None = None) -> tuple[da
     return today, today
 
 
+def sizes(connection: Connection) -> dict[str, int]:
+    """The size in bytes of each part of the log by its name: the days and the overflow."""
+    rows = connection.execute(
+        "SELECT c.relname, coalesce(pg_total_relation_size(c.oid), 0) FROM pg_inherits i"
+        " JOIN pg_class c ON c.oid = i.inhrelid"
+        " WHERE i.inhparent = 'forge.forge_event_log'::regclass AND NOT i.inhdetachpending"
+    ).fetchall()
+    return {str(name): int(size) for name, size in rows}
+
+
 def attached(connection: Connection) -> list[date]:
     """The days that have a partition, in order; one whose detach is pending has none any more."""
     rows = connection.execute(

@@ -3,36 +3,10 @@
 from collections.abc import Iterator
 
 from forge.changelog import install
-from forge.changelog.connection import Connection
 from forge.doctor.finding import Case, Finding, info, ok, problem, value, warning
 from forge.errors import ForgeError
 
-_RELATIONS = (
-    "forge.forge_event_log",
-    "forge.forge_event_overflow",
-    "forge.log_identity",
-    "forge.tracked_table",
-    "forge.table_version",
-    "forge.tracked_relation",
-    "forge.trimmed",
-    "forge.instant",
-    "forge.large_payload",
-    "forge.event_id",
-    "public.forge_events",
-)
-_FUNCTIONS = (
-    "public.forge_enable_reactivity",
-    "public.forge_disable_reactivity",
-    "public.forge_context",
-    "public.forge_notify",
-    "public.forge_payload",
-    "forge.current_identity",
-    "forge.refresh_all",
-    "forge.wanted_triggers",
-    "forge.fingerprint",
-    "forge.log_day",
-    "forge.wakeup_payload",
-)
+_OFF = {"D": "is disabled", "R": "fires in the replica role only"}
 _IDENTITY = """
     SELECT i.system_identifier = s.system_identifier::text AND i.timeline = s.timeline
            AND i.database = s.here, s.others, i.recorded_at
@@ -44,17 +18,6 @@ _IDENTITY = """
 """
 
 
-def missing_parts(connection: Connection) -> list[str]:
-    """The names of Forge's relations and functions that are not there."""
-    rows = connection.execute(
-        "SELECT n FROM unnest(%s::text[]) n WHERE to_regclass(n) IS NULL UNION ALL"
-        " SELECT n FROM unnest(%s::text[]) n WHERE NOT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace s"
-        " ON s.oid = p.pronamespace WHERE s.nspname || '.' || p.proname = n)",
-        (list(_RELATIONS), list(_FUNCTIONS)),
-    ).fetchall()
-    return [name for (name,) in rows]
-
-
 def installation(case: Case) -> Iterator[Finding]:
     """Installed, whole, and of this program's version?"""
     try:
@@ -62,7 +25,7 @@ def installation(case: Case) -> Iterator[Finding]:
     except ForgeError as error:
         yield problem("installation", str(error), error.fix)
         return
-    if gone := missing_parts(case.connection):
+    if gone := install.missing_parts(case.connection):
         yield problem("installation", f"Forge is only half installed: {', '.join(gone)} missing", "forge init")
         return
     number = value(case, "SELECT max(version) FROM forge.schema_version")
@@ -76,7 +39,7 @@ def event_triggers(case: Case) -> Iterator[Finding]:
         " LEFT JOIN pg_event_trigger e ON e.evtname = n"
     ).fetchall()
     absent = [name for name, enabled in rows if enabled is None]
-    disabled = [name for name, enabled in rows if enabled in ("D", "R")]
+    off = {name: _OFF[enabled] for name, enabled in rows if enabled in _OFF}
     if absent:
         yield warning(
             "event_triggers",
@@ -84,13 +47,13 @@ def event_triggers(case: Case) -> Iterator[Finding]:
             " up to a minute late, and until then writes to some tables fail after a column is dropped or renamed",
             "run forge init as a superuser",
         )
-    for name in disabled:
+    for name, how in off.items():
         yield problem(
             "event_triggers",
-            f"the event trigger {name} is disabled: DDL that changes rows is not seen at once",
+            f"the event trigger {name} {how}: DDL that changes rows is not seen at once",
             f"ALTER EVENT TRIGGER {name} ENABLE",
         )
-    if not absent and not disabled:
+    if not absent and not off:
         yield ok("event_triggers", "DDL is seen in its own transaction")
 
 
