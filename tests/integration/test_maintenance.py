@@ -390,6 +390,37 @@ async def test_what_cannot_pass_by_itself_is_raised(empty_database: str) -> None
         run_once(empty_database)
 
 
+async def test_a_first_connection_that_is_refused_is_raised(server: PostgresServer, shop: Connection) -> None:
+    name = shop.info.dbname
+    shop.execute(f"CREATE ROLE nobody_{name} LOGIN".encode())
+    try:
+        with pytest.raises(ServerError, match="permission denied"):
+            await asyncio.wait_for(maintenance.maintain(server.url(name, f"nobody_{name}")), SOON)
+        with pytest.raises(ServerError, match="does not exist"):
+            await asyncio.wait_for(maintenance.maintain(server.url(name, "no_such_role")), SOON)
+    finally:
+        shop.execute(f"DROP ROLE nobody_{name}".encode())
+
+
+def test_a_later_connection_that_is_refused_is_tried_again(
+    server: PostgresServer, database: str, shop: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = f"keeper_{shop.info.dbname}"
+    shop.execute(f"CREATE ROLE {role} LOGIN SUPERUSER".encode())
+    try:
+        with maintaining(server.url(shop.info.dbname, role), Policy(interval=0.2, instants=0.05)) as task:
+            wait_until(lambda: one(shop, HOLDER, maintenance.LOCK))
+            pid = one(shop, HOLDER, maintenance.LOCK)
+            shop.execute(f"ALTER ROLE {role} NOLOGIN".encode())
+            shop.execute("SELECT pg_terminate_backend(%s)", (pid,))
+            wait_until(lambda: "not permitted to log in" in caplog.text)
+            shop.execute(f"ALTER ROLE {role} LOGIN".encode())
+            wait_until(lambda: one(shop, HOLDER, maintenance.LOCK))
+            assert not task.done()
+    finally:
+        shop.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
 def test_a_server_that_is_not_there_is_an_error_of_its_own(server: PostgresServer) -> None:
     with pytest.raises(ServerError):
         run_once(server.url("no_such_database"))

@@ -22,7 +22,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, Self, TypeVar
@@ -87,6 +87,27 @@ class Report(msgspec.Struct):
     problems: list[str] = msgspec.field(default_factory=list)
 
 
+def doomed(sizes: Mapping[str, int], now: datetime, policy: Policy) -> dict[date, str]:
+    """The days that go now, in order, each with its reason: `retention`, or `size`. In come the log's parts by name."""
+    days = sorted(day for name in sizes if (day := partitions.partition_day(name)) is not None and _ended(day, now))
+    kept = _first_kept(now, policy)
+    going = {day: "retention" for day in days if day < kept}
+    rest = _rest(sizes, going)
+    for day in days:
+        if policy.size_limit is not None and rest > policy.size_limit and day not in going:
+            going[day] = "size"
+            rest -= sizes[partitions.partition_name(day)]
+    return going
+
+
+def _rest(sizes: Mapping[str, int], going: Iterable[date]) -> int:
+    return sum(sizes.values()) - sum(sizes[partitions.partition_name(day)] for day in going)
+
+
+def _first_kept(now: datetime, policy: Policy) -> date:
+    return now.date() - timedelta(days=policy.retention_days)
+
+
 def run_once(url: str, policy: Policy = Policy()) -> Report:  # noqa: B008
     """One round; `busy` when another node is the one that maintains, and then nothing is done."""
     with typed_errors(url), Keeper.open(url, policy) as keeper:
@@ -96,26 +117,31 @@ def run_once(url: str, policy: Policy = Policy()) -> Report:  # noqa: B008
 async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
     """Maintain for ever: at once where no other node does, else as soon as that one is gone.
 
-    A lost connection or another passing error is logged as a warning and tried again. What cannot pass by itself is
-    raised: Forge is not installed, or its schema is newer than this program.
+    When the very first connection fails, that is raised: the server is not there, refuses the password or the role.
+    Later a lost connection or another passing error is logged as a warning and tried again. What cannot pass by
+    itself is raised at any time: Forge is not installed, or its schema is newer than this program.
     """
     failures = 0
+    connected = False
     with ThreadPoolExecutor(1, "forge-maintenance") as thread:
         while True:
             pause = min(policy.interval, _STANDBY)
             try:
-                await _hold(url, policy, thread)
+                keeper = await _in(thread, lambda: Keeper.open(url, policy))
+                connected = True
+                await _hold(keeper, policy, thread)
                 failures = 0
             except (psycopg.Error, ServerError) as error:
+                if not connected:
+                    raise
                 failures += 1
                 pause = min(_LONGEST_PAUSE, 0.25 * 2**failures)
                 logger.warning("maintenance of the log is interrupted: %s", _line(error))
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
 
-async def _hold(url: str, policy: Policy, thread: ThreadPoolExecutor) -> None:
-    """Maintain until the session is lost; return at once when another node holds the lock."""
-    keeper = await _in(thread, lambda: Keeper.open(url, policy))
+async def _hold(keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
+    """Maintain until the session is lost; return at once when another node holds the lock. The session ends with it."""
     try:
         if not await _in(thread, keeper.elected, keeper):
             return
@@ -161,16 +187,17 @@ class Keeper:
     @classmethod
     def open(cls, url: str, policy: Policy) -> Self:
         connection = connect(url, application_name="forge maintenance")
+        silence = max(10.0, 5 * min(policy.instants, policy.interval))
         try:
-            require_installed(connection)
-            silence = max(10.0, 5 * min(policy.instants, policy.interval))
-            for name, value in (
-                ("lock_timeout", _LOCK_TIMEOUT),
-                ("idle_session_timeout", f"{silence:.0f}s"),
-                ("idle_in_transaction_session_timeout", "10s"),
-                ("forge.refreshing", "yes"),  # our own DDL concerns no tracked table
-            ):
-                connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+            with typed_errors(url):
+                require_installed(connection)
+                for name, value in (
+                    ("lock_timeout", _LOCK_TIMEOUT),
+                    ("idle_session_timeout", f"{silence:.0f}s"),
+                    ("idle_in_transaction_session_timeout", "10s"),
+                    ("forge.refreshing", "yes"),  # our own DDL concerns no tracked table
+                ):
+                    connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         except BaseException:
             connection.close()
             raise
@@ -200,7 +227,7 @@ class Keeper:
         """All the work that there is now. A step that fails is a problem in the report and hinders no other."""
         report = Report()
         now: datetime = self._value("SELECT clock_timestamp()").astimezone(UTC)
-        kept = now.date() - timedelta(days=self._policy.retention_days)
+        kept = _first_kept(now, self._policy)
         with self._step(report, "identity"):
             self._value("SELECT (forge.current_identity()).id")
         self._refresh(report)
@@ -209,7 +236,7 @@ class Keeper:
             report.made = [partitions.partition_name(day) for day in made]
         with self._step(report, "partitions"):
             self._finish(report)
-            self._trim(report, now, kept)
+            self._trim(report, now)
         with self._step(report, "overflow"):
             report.trimmed_rows += self._trim_overflow(kept)
         with self._step(report, "payloads"):
@@ -264,24 +291,19 @@ class Keeper:
                 partitions.drop(self._connection, day)
                 report.dropped.append(partitions.partition_name(day))
 
-    def _trim(self, report: Report, now: datetime, kept: date) -> None:
-        days, sizes = self._sizes()
+    def _trim(self, report: Report, now: datetime) -> None:
+        sizes = partitions.sizes(self._connection)
         report.size = sum(sizes.values())
-        doomed = {day: "retention" for day in days if day < kept and _ended(day, now)}
-        rest = report.size - sum(sizes[partitions.partition_name(day)] for day in doomed)
-        limit = self._policy.size_limit
-        for day in days:
-            if limit is not None and rest > limit and day not in doomed and _ended(day, now):
-                doomed[day] = "size"
-                rest -= sizes[partitions.partition_name(day)]
+        going = doomed(sizes, now, self._policy)
+        limit, rest = self._policy.size_limit, _rest(sizes, going)
         if limit is not None and rest > limit:
             report.problems.append(
                 f"the log has {rest} bytes, more than its limit of {limit}: all of it is too new to drop"
             )
-        if not doomed:
+        if not going:
             return
-        partitions.announce(self._connection, now.date(), since=max(doomed) + timedelta(days=1))
-        recorded = [day for day in sorted(doomed) if self._record(report, day, doomed[day])]
+        partitions.announce(self._connection, now.date(), since=max(going) + timedelta(days=1))
+        recorded = [day for day in sorted(going) if self._record(report, day, going[day])]
         self._settle(recorded)
         for day in recorded:
             if partitions.detaching(self._connection) or not self._settled(day):
@@ -291,16 +313,6 @@ class Keeper:
                 partitions.detach(self._connection, day)
                 partitions.drop(self._connection, day)
                 report.dropped.append(partitions.partition_name(day))
-
-    def _sizes(self) -> tuple[list[date], dict[str, int]]:
-        """The days with a partition, and the size in bytes of each part of the log."""
-        rows = self._connection.execute(
-            "SELECT c.relname, coalesce(pg_total_relation_size(c.oid), 0) FROM pg_inherits i"
-            " JOIN pg_class c ON c.oid = i.inhrelid"
-            " WHERE i.inhparent = 'forge.forge_event_log'::regclass AND NOT i.inhdetachpending"
-        ).fetchall()
-        sizes = {str(name): int(size) for name, size in rows}
-        return sorted(day for name in sizes if (day := partitions.partition_day(name)) is not None), sizes
 
     def _record(self, report: Report, day: date, reason: str) -> bool:
         """Record that a partition goes; False while a running transaction has written to it."""

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from forge.cli.session import Session, session
 from forge.doctor import Finding, Level, examine, healthy
+from forge.doctor.finding import count
 from forge.feed import shown
 
 _SIGNS = {
@@ -60,10 +61,6 @@ def _summary(run: Session, findings: list[Finding]) -> None:
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     warnings = sum(finding.level is Level.WARNING for finding in findings)
     if problems or warnings:
-        run.show(Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", "bold"))
+        run.show(Text(f"{count(problems, 'problem')}, {count(warnings, 'warning')}", "bold"))
     else:
         run.done("all is well")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

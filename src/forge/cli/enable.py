@@ -13,6 +13,7 @@ import typer
 from forge.changelog.connection import Connection, translate
 from forge.cli.session import Session, session
 from forge.config import nearest
+from forge.doctor.finding import count
 from forge.errors import TrackingError
 
 LOCK_TIMEOUT = "10s"
@@ -106,7 +107,7 @@ def enable(
     for name, reason in skipped.items():
         run.note(f"{name} is not tracked: {reason}")
     if enabled:
-        run.done(f"{_count(len(enabled))} tracked: {', '.join(enabled)}")
+        run.done(f"{count(len(enabled), 'table')} tracked: {', '.join(enabled)}")
         run.hint("forge tail")
     elif not skipped:
         run.done("every table is tracked already")
@@ -194,7 +195,3 @@ def _columns(flag: str, asked: Sequence[str] | None, targets: Sequence[Target]) 
         for target, name in meant:
             found[target.name].append(name)
     return found
-
-
-def _count(number: int) -> str:
-    return f"{number} table" + ("" if number == 1 else "s")

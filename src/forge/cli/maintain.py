@@ -8,6 +8,7 @@ from forge.changelog.connection import connect
 from forge.changelog.install import require_installed
 from forge.changelog.maintenance import Policy, maintain
 from forge.cli.session import session
+from forge.doctor.finding import count
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +22,7 @@ def keep(context: typer.Context) -> None:
     with run.database() as database:
         with connect(database.url) as connection:
             require_installed(connection)
-        run.done(f"keeping the log: {policy.retention_days} days, a round every {policy.interval:.0f} s")
+        run.done(f"keeping the log: {count(policy.retention_days, 'day')}, a round every {policy.interval:.0f} s")
         try:
             asyncio.run(maintain(database.url, policy))
         except KeyboardInterrupt:

@@ -1,15 +1,19 @@
 """`forge trim`: one round of maintenance, now: partitions ahead are made, days past retention dropped."""
 
+from datetime import UTC
 from typing import Annotated
 
 import msgspec
 import typer
 
-from forge.changelog.maintenance import Policy, Report, run_once
-from forge.changelog.partitions import attached, partition_name
+from forge.changelog import partitions
+from forge.changelog.maintenance import Policy, Report, doomed, run_once
 from forge.cli.session import Session, session
 from forge.config import days as parse_days
+from forge.doctor.finding import count
 from forge.errors import ServerError
+
+_REASONS = {"retention": "past retention", "size": "over the size limit", "begun": "half gone already"}
 
 
 def register(app: typer.Typer) -> None:
@@ -30,12 +34,13 @@ def trim(
     keep = run.config.retention_days if older_than is None else parse_days(older_than)
     if keep is None or keep < 1:
         raise typer.BadParameter(f"--older-than cannot be {older_than!r}: give whole days, such as 30d or 2w")
+    policy = Policy(retention_days=keep, size_limit=run.config.log_size_limit)
     if dry_run:
-        _foretell(run, keep)
+        _foretell(run, policy)
         return
     with run.database() as database, run.progress() as bar:
         bar.step("trimming the log", 0)
-        report = run_once(database.url, Policy(retention_days=keep, size_limit=run.config.log_size_limit))
+        report = run_once(database.url, policy)
     if report.busy and older_than is not None:
         raise ServerError(
             "another process maintains this log, by its own retention; nothing was done",
@@ -47,27 +52,30 @@ def trim(
     _tell(run, report)
 
 
-def _foretell(run: Session, keep: int) -> None:
+def _foretell(run: Session, policy: Policy) -> None:
     with run.connection() as connection:
-        row = connection.execute("SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date - %s", (keep,)).fetchone()
+        row = connection.execute("SELECT clock_timestamp()").fetchone()
         assert row is not None
-        doomed = [partition_name(day) for day in attached(connection) if day < row[0]]
+        begun = partitions.detaching(connection) + partitions.detached(connection)
+        going = dict.fromkeys(begun, "begun") | doomed(partitions.sizes(connection), row[0].astimezone(UTC), policy)
+    names = {partitions.partition_name(day): reason for day, reason in going.items()}
     if run.json:
-        run.emit({"would_drop": doomed})
-    elif doomed:
-        run.note(f"{len(doomed)} days would go: {', '.join(doomed)}")
+        run.emit({"would_drop": list(names), "reasons": names})
+    elif names:
+        listed = ", ".join(f"{name} ({_REASONS[reason]})" for name, reason in names.items())
+        run.note(f"{count(len(names), 'day')} would go: {listed}")
     else:
-        run.done(f"nothing is older than {keep} days")
+        run.done(f"nothing would go (retention: {count(policy.retention_days, 'day')})")
 
 
 def _tell(run: Session, report: Report) -> None:
     if report.busy:
         run.note("another process maintains this log; nothing was done")
         return
-    dropped = f"{len(report.dropped)} days dropped ({report.trimmed_rows} changes)"
+    dropped = f"{count(len(report.dropped), 'day')} dropped ({count(report.trimmed_rows, 'change')})"
     run.done(dropped if report.dropped or report.trimmed_rows else "nothing to drop")
     if report.made:
-        run.done(f"{len(report.made)} partitions made, up to {report.made[-1]}")
+        run.done(f"{count(len(report.made), 'partition')} made, up to {report.made[-1]}")
     if report.waiting:
         run.note(f"still in use, to be dropped next time: {', '.join(report.waiting)}")
     for problem in report.problems:

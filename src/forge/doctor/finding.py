@@ -33,7 +33,7 @@ class Case(msgspec.Struct, frozen=True):
     retention_days: int = 30
     log_size_limit: int | None = None
     patience: float = 300.0
-    """Seconds that a transaction may stay open, or maintenance may be away."""
+    """Seconds that a transaction may stay open, or maintenance may be away unmentioned."""
 
 
 def ok(check: str, what: str) -> Finding:
@@ -50,6 +50,14 @@ def warning(check: str, what: str, fix: str) -> Finding:
 
 def problem(check: str, what: str, fix: str) -> Finding:
     return Finding(check, Level.PROBLEM, what, fix)
+
+
+def count(number: int, noun: str) -> str:
+    """
+    >>> count(1, "day"), count(2, "day")
+    ('1 day', '2 days')
+    """
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def value(case: Case, query: str, *parameters: object) -> object:

@@ -1,13 +1,15 @@
 """The log's growth and upkeep: partitions ahead, old ones gone, nothing in the overflow, the cap respected."""
 
 from collections.abc import Iterator
-from datetime import date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
-from forge.changelog.partitions import AHEAD, attached, missing
+from forge.changelog.maintenance import LOCK, Policy, doomed
+from forge.changelog.partitions import AHEAD, attached, missing, sizes
 from forge.config import shown_size
-from forge.doctor.finding import Case, Finding, ok, problem, value, warning
+from forge.doctor.finding import Case, Finding, count, info, ok, problem, value, warning
 
-MAINTENANCE_LOCK = 5075401093471535107
+AWAY = timedelta(days=1)
+"""How long maintenance may be away, as it is between two runs from cron."""
 _SIZE = (
     "SELECT coalesce(sum(pg_total_relation_size(i.inhrelid)), 0)::bigint FROM pg_inherits i"
     " WHERE i.inhparent = 'forge.forge_event_log'::regclass"
@@ -50,7 +52,7 @@ def overflow(case: Case) -> Iterator[Finding]:
 
 def partitions_ahead(case: Case) -> Iterator[Finding]:
     """Are there partitions for today and the days to come?"""
-    today = _today(case)
+    today = _now(case).date()
     gaps = missing(attached(case.connection), today)
     if today in gaps or today + timedelta(days=1) in gaps:
         yield problem(
@@ -70,12 +72,12 @@ def partitions_ahead(case: Case) -> Iterator[Finding]:
 
 def retention(case: Case) -> Iterator[Finding]:
     """Partitions that should be gone, are half gone, or are there and not attached."""
-    today = _today(case)
-    old = [day for day in attached(case.connection) if day < today - timedelta(days=case.retention_days + 1)]
+    old = list(doomed(sizes(case.connection), _now(case) - AWAY, Policy(retention_days=case.retention_days)))
     if old:
         yield warning(
             "retention",
-            f"{len(old)} days of the log are older than retention_days = {case.retention_days}, the oldest {old[0]}",
+            f"{count(len(old), 'day')} of the log should be gone by retention_days = {case.retention_days},"
+            f" the oldest {old[0]}",
             "forge trim",
         )
     rows = case.connection.execute(
@@ -100,20 +102,23 @@ def retention(case: Case) -> Iterator[Finding]:
 
 def maintenance(case: Case) -> Iterator[Finding]:
     """Has anyone looked after the log lately?"""
-    held = value(case, _HELD, MAINTENANCE_LOCK)
-    last = value(case, "SELECT max(at) FROM forge.instant")
-    now = value(case, "SELECT clock_timestamp()")
-    assert isinstance(now, datetime)
-    if isinstance(last, datetime) and (now - last).total_seconds() <= case.patience:
-        yield ok("maintenance", f"maintenance ran {int((now - last).total_seconds())} s ago")
-    elif held:
+    now, last = _now(case), value(case, "SELECT max(at) FROM forge.instant")
+    away = now - last if isinstance(last, datetime) else None
+    if away is not None and away.total_seconds() <= case.patience:
+        yield ok("maintenance", f"maintenance ran {int(away.total_seconds())} s ago")
+    elif value(case, _HELD, LOCK):
         yield ok("maintenance", "maintenance is running")
+    elif away is not None and away <= AWAY:
+        yield info(
+            "maintenance",
+            f"maintenance last ran {last:%Y-%m-%d %H:%M}: as-of an instant after it has what was committed by then",
+        )
     else:
-        since = f"last ran {last:%Y-%m-%d %H:%M}" if isinstance(last, datetime) else "never ran"
+        since = "never ran" if away is None else f"last ran {last:%Y-%m-%d %H:%M}"
         yield warning("maintenance", f"maintenance {since}: no partitions ahead, no trimming, no as-of instants", _RUN)
 
 
-def _today(case: Case) -> date:
-    today = value(case, "SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date")
-    assert isinstance(today, date)
-    return today
+def _now(case: Case) -> datetime:
+    now = value(case, "SELECT clock_timestamp()")
+    assert isinstance(now, datetime)
+    return now.astimezone(UTC)
