@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,18 @@ def test_init_without_a_superuser_says_that_ddl_is_polled(forge: Forge, empty_da
             assert json.loads(forge("status", "--json", url=url).out)["ddl"] == "polled"
         finally:
             connection.execute("REASSIGN OWNED BY plain_owner TO postgres; DROP ROLE plain_owner")
+
+
+@pytest.mark.parametrize(
+    ("mode", "seen"), [("DISABLE", "polled"), ("ENABLE REPLICA", "polled"), ("ENABLE ALWAYS", "seen at once")]
+)
+def test_status_knows_whether_ddl_is_seen(
+    forge: Forge, connection: Connection, database: str, mode: str, seen: str
+) -> None:
+    connection.execute(f"ALTER EVENT TRIGGER forge_rewrite {mode}".encode())
+    assert json.loads(forge("status", "--json", url=database).out)["ddl"] == seen
+    assert json.loads(forge("init", "--json", url=database).out)["ddl"] == "event trigger"
+    assert json.loads(forge("status", "--json", url=database).out)["ddl"] == "seen at once"
 
 
 def test_enable_says_how_many_and_keeps_what_is_not_said(forge: Forge, connection: Connection, database: str) -> None:
@@ -128,6 +140,19 @@ def test_trim_drops_old_days_and_says_so_first(forge: Forge, connection: Connect
     assert "nothing to drop" in forge("trim", url=database).out
 
 
+def test_a_dry_run_foretells_what_the_size_limit_takes(forge: Forge, connection: Connection, database: str) -> None:
+    for number in (5, 4):
+        partitions.make(connection, datetime.now(UTC).date() - timedelta(days=number))
+    for limit, expected in (("1 kB", 2), ("1 GB", 0)):
+        foretold = json.loads(forge("trim", "--dry-run", "--json", url=database, FORGE_LOG_SIZE_LIMIT=limit).out)
+        told = forge("trim", "--dry-run", url=database, FORGE_LOG_SIZE_LIMIT=limit).out
+        done = json.loads(forge("trim", "--json", url=database, FORGE_LOG_SIZE_LIMIT=limit).out)
+        assert foretold["would_drop"] == done["dropped"]
+        assert len(done["dropped"]) == expected
+        assert ("2 days would go" in told, "over the size limit" in told) == (expected > 0, expected > 0)
+    assert "1 day)" in forge("trim", "--dry-run", "--older-than", "1d", url=database).out
+
+
 def test_trim_does_not_overrule_whoever_maintains(forge: Forge, connection: Connection, database: str) -> None:
     connection.execute("SELECT pg_advisory_lock(5075401093471535107)")
     assert "another process maintains" in forge("trim", url=database).out
@@ -150,7 +175,7 @@ def test_config_says_where_each_value_came_from(forge: Forge, tmp_path: Path) ->
 
 def test_every_command_has_examples(forge: Forge) -> None:
     listed = forge("--help").out
-    for command in ("init", "enable", "disable", "status", "tail", "trim", "doctor", "config", "demo"):
+    for command in ("init", "enable", "disable", "status", "tail", "trim", "maintain", "doctor", "config", "demo"):
         assert command in listed
         shown = forge(command, "--help")
         assert shown.code == 0

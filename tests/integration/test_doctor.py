@@ -63,7 +63,11 @@ def test_a_sound_set_up_has_no_problem(tracked: Connection, database: str) -> No
 
 
 def test_looking_changes_nothing(tracked: Connection, database: str) -> None:
-    state = "SELECT (SELECT count(*) FROM forge.log_identity), (SELECT count(*) FROM forge.forge_event_log)"
+    state = (
+        "SELECT (SELECT count(*) FROM forge.log_identity), (SELECT count(*) FROM forge.forge_event_log),"
+        " (SELECT string_agg(concat(oid, xmin, md5(prosrc)), ' ' ORDER BY oid) FROM pg_proc"
+        "  WHERE pronamespace = 'forge'::regnamespace)"
+    )
     before = tracked.execute(state).fetchone()
     list(examine(database))
     assert tracked.execute(state).fetchone() == before
@@ -90,6 +94,7 @@ def test_not_installed_then_half_installed(empty_database: str) -> None:
     ("trap", "check", "word", "fix"),
     [
         ("ALTER EVENT TRIGGER forge_ddl DISABLE", "event_triggers", "disabled", None),
+        ("ALTER EVENT TRIGGER forge_ddl ENABLE REPLICA", "event_triggers", "replica role only", None),
         ("DROP EVENT TRIGGER forge_rewrite", "event_triggers", "forge_rewrite", "install"),
         ("GRANT SELECT ON forge_events TO PUBLIC", "grants", "forge_events", None),
         ("ALTER TABLE orders DISABLE TRIGGER forge_update_orders", "triggers", "disabled", "enable"),
@@ -131,6 +136,48 @@ def test_an_altered_trigger(unwatched: Connection, database: str) -> None:
     unwatched.execute("DROP TRIGGER forge_notify_orders ON orders")
     unwatched.execute("SELECT forge_enable_reactivity('orders')")
     assert not found(database, "triggers")
+
+
+ALTERED = {
+    "body": "CREATE OR REPLACE FUNCTION forge.log_{0}_insert() RETURNS trigger LANGUAGE plpgsql"
+    " SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'",
+    "settings": "ALTER FUNCTION forge.log_{0}_insert() SET DateStyle = 'German'",
+    "rights": "ALTER FUNCTION forge.log_{0}_insert() SECURITY INVOKER",
+}
+
+
+@pytest.mark.parametrize("how", ALTERED)
+def test_an_altered_trigger_function(tracked: Connection, database: str, how: str) -> None:
+    tracked.execute(
+        "CREATE TABLE part (id int, f float8, j jsonb, PRIMARY KEY (id)) PARTITION BY RANGE (id);"
+        "CREATE TABLE part_all PARTITION OF part DEFAULT; SELECT forge_enable_reactivity('part', replica => true);"
+        "CREATE TABLE child (id int PRIMARY KEY, o int REFERENCES orders ON DELETE CASCADE);"
+        "SELECT forge_enable_reactivity('child', mask => ARRAY['o'])"
+    )
+    row = tracked.execute("SELECT id FROM forge.tracked_table WHERE table_name = 'orders'").fetchone()
+    assert row is not None
+    assert not found(database, "functions")
+    tracked.execute(ALTERED[how].format(row[0]).encode())
+    [finding] = found(database, "functions", f"log_{row[0]}_insert")
+    assert (finding.level, finding.fix) == (Level.PROBLEM, "forge init")
+    install(tracked)
+    assert not found(database, "functions")
+
+
+def test_a_role_that_may_not_write_functions_is_told_so(
+    server: PostgresServer, tracked: Connection, database: str
+) -> None:
+    role = f"looker_{tracked.info.dbname}"
+    tracked.execute(
+        f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA forge TO {role};"
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA forge TO {role};"
+        f"GRANT SELECT, USAGE ON ALL SEQUENCES IN SCHEMA forge TO {role}".encode()
+    )
+    try:
+        findings = list(examine(server.url(tracked.info.dbname, role)))
+        assert [f.level for f in findings if f.check == "functions"] == [Level.INFO], findings
+    finally:
+        tracked.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
 def test_all_triggers_gone(unwatched: Connection, database: str) -> None:
@@ -266,13 +313,23 @@ def test_no_partition_ahead_and_nobody_who_makes_them(tracked: Connection, datab
     assert not found(database, "maintenance")
 
 
+@pytest.mark.parametrize(("hours", "level"), [(0, Level.OK), (1, Level.INFO), (23, Level.INFO), (25, Level.WARNING)])
+def test_maintenance_from_cron_is_no_cause_to_warn(
+    tracked: Connection, database: str, hours: int, level: Level
+) -> None:
+    tracked.execute(
+        "INSERT INTO forge.instant SELECT now() - make_interval(hours => %s), pg_current_snapshot()", (hours,)
+    )
+    assert [finding.level for finding in examine(database) if finding.check == "maintenance"] == [level]
+
+
 def test_days_past_retention_and_days_left_over(tracked: Connection, database: str) -> None:
     old = datetime.now(UTC).date() - timedelta(days=40)
     partitions.make(tracked, old)
     partitions.make(tracked, old - timedelta(days=1))
     left = f"forge.{partitions.partition_name(old - timedelta(days=1))}"
     tracked.execute(f"ALTER TABLE forge.forge_event_log DETACH PARTITION {left}".encode())
-    assert found(database, "retention", "older than")
+    assert found(database, "retention", "1 day of the log should be gone")
     assert found(database, "retention", "not dropped")
     run_once(database, Policy())
     [finding] = found(database, "retention")

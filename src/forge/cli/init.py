@@ -29,10 +29,9 @@ def _init(run: Session, database: Database) -> None:
         before = installed_version(connection)
         applied = install(connection)
         after = installed_version(connection)
-        triggers = connection.execute("SELECT count(*) FROM pg_event_trigger WHERE evtname LIKE 'forge%'").fetchone()
+        seen = connection.execute("SELECT forge.sees_ddl()").fetchone() == (True,)
         days = partitions.attached(connection)
         server = connection.info.parameter_status("server_version")
-    seen = bool(triggers and triggers[0])
     if run.json:
         run.emit(
             {
@@ -55,5 +54,5 @@ def _init(run: Session, database: Database) -> None:
 
     run.done(f"the log has partitions up to {days[-1]}")
     if not seen:
-        run.note("no event trigger without a superuser: changes of a table's definition are seen within a minute")
+        run.note("no event trigger is on, which takes a superuser: new definitions of tables are seen within a minute")
     run.hint("forge enable TABLE, or forge enable --all")

@@ -46,8 +46,7 @@ _LOG = """
            EXISTS (SELECT FROM forge.forge_event_overflow),
            (SELECT at FROM forge.forge_event_log ORDER BY transaction_id DESC LIMIT 1),
            (SELECT max(at) FROM forge.instant), clock_timestamp(),
-           (SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname IN ('forge_ddl', 'forge_rewrite')
-                                                       AND evtenabled IN ('O', 'A')),
+           forge.sees_ddl(),
            (SELECT max(extract(epoch FROM clock_timestamp() - a.xact_start))::float8 FROM pg_stat_activity a
             WHERE a.datname = current_database() AND a.backend_xid IS NOT NULL)
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid LEFT JOIN pg_stat_all_tables s ON s.relid = c.oid
@@ -118,7 +117,7 @@ def observe(connection: Connection, database: Database, wakeup: str) -> Status:
     """The state of a log, as of now."""
     row = connection.execute(_LOG).fetchone()
     assert row is not None
-    size, rows, overflow, newest, instant, now, triggers, oldest = row
+    size, rows, overflow, newest, instant, now, seen, oldest = row
     locks: dict[int, bool] = dict(connection.execute(_LOCKS).fetchall())
     counts: dict[int, int] | None = None
     if rows <= COUNTED:
@@ -155,7 +154,7 @@ def observe(connection: Connection, database: Database, wakeup: str) -> Status:
         readers="awake" if 0 in locks else "asleep" if locks.get(1) else "none follows",
         wakeup=wakeup,
         maintenance=_maintenance(locks.get(2, False), instant, now),
-        ddl="seen at once" if triggers else "polled",
+        ddl="seen at once" if seen else "polled",
         tables=tables,
     )
 

@@ -38,6 +38,7 @@ WHERE_INSTALLED: Final[tuple[Check, ...]] = (
     tracking.tables,
     tracking.triggers,
     tracking.partitions,
+    tracking.functions,
     tracking.keys,
     tracking.unlogged,
     tracking.replica_role,

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from forge.doctor.finding import Case, Finding, ok, problem, setting, warning
+import psycopg
+
+from forge.doctor.finding import Case, Finding, count, info, ok, problem, setting, warning
 
 _WANTED = """
     SELECT format('%%I.%%I', k.schema_name, k.table_name), w.target::regclass::text,
@@ -38,6 +40,16 @@ _RELATIONS = """
                 ORDER BY v.id DESC LIMIT 1) AS drifted
     FROM forge.tracked_relation r JOIN forge.tracked_table k ON k.id = r.id
     WHERE k.disabled_at IS NULL ORDER BY 1
+"""
+_FUNCTIONS = """
+    SELECT r.id, r.table_oid, format('%I.%I', k.schema_name, k.table_name), v.id,
+           (SELECT json_object_agg(p.proname, concat_ws(' ', p.prosrc, p.proconfig, p.prosecdef, p.prolang))
+            FROM pg_proc p WHERE p.pronamespace = 'forge'::regnamespace
+                             AND p.proname LIKE format('log\\_%s\\_%%', r.id))
+    FROM forge.tracked_relation r JOIN forge.tracked_table k ON k.id = r.id
+    CROSS JOIN LATERAL (SELECT o.id, o.fingerprint FROM forge.table_version o WHERE o.tracked_table = k.id
+                        ORDER BY o.id DESC LIMIT 1) v
+    WHERE k.disabled_at IS NULL AND v.fingerprint = forge.fingerprint(r.table_oid) ORDER BY 3
 """
 _ROLES = """
     SELECT coalesce(r.rolname, 'every role'), coalesce(d.datname, 'every database')
@@ -86,9 +98,8 @@ def tables(case: Case) -> Iterator[Finding]:
             f"forge enable {name}",
         )
     row = case.connection.execute("SELECT count(*) FROM forge.tracked_relation").fetchone()
-    count = row[0] if row else 0
-    if count:
-        yield ok("tables", f"{count} table{'s' if count > 1 else ''} tracked")
+    if row and row[0]:
+        yield ok("tables", f"{count(row[0], 'table')} tracked")
     elif not lost:
         yield warning("tables", "no table is tracked", "forge enable TABLE, or forge enable --all")
 
@@ -140,6 +151,37 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
         yield problem(check, what, f"forge enable {table}")
     if rows and not wrong and not missing:
         yield ok(check, f"{len(rows)} triggers in place")
+
+
+def functions(case: Case) -> Iterator[Finding]:
+    """Do the triggers' functions say what Forge would write? It is let write them, and all of that is taken back.
+
+    A table whose definition changed unseen is left to `definitions`: its functions are old, not altered.
+    """
+    try:
+        with case.connection.transaction(force_rollback=True):
+            case.connection.execute("SELECT set_config('forge.refreshing', 'yes', true)")
+            before = case.connection.execute(_FUNCTIONS.encode()).fetchall()
+            for tracked, relation, _, version, _ in before:
+                case.connection.execute("SELECT forge.write_functions(%s, %s, %s)", (tracked, relation, version))
+            after = {row[0]: row[4] for row in case.connection.execute(_FUNCTIONS.encode()).fetchall()}
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
+        yield info("functions", "whether trigger functions were altered can be told only by the role that owns them")
+        return
+    altered = [
+        (table, name)
+        for tracked, _, table, _, found in before
+        for name, text in sorted(found.items())
+        if after[tracked][name] != text
+    ]
+    for table, name in altered:
+        yield problem(
+            "functions",
+            f"the function forge.{name} of {table} was altered: what it logs cannot be relied on",
+            "forge init",
+        )
+    if before and not altered:
+        yield ok("functions", f"the functions of {count(len(before), 'table')} are as Forge writes them")
 
 
 def keys(case: Case) -> Iterator[Finding]:
@@ -211,10 +253,10 @@ def failures(case: Case) -> Iterator[Finding]:
         " ORDER BY transaction_id DESC LIMIT 100000) l JOIN forge.table_version v ON v.id = l.version"
         " WHERE l.op = 'X' AND l.context ->> 'failure' IS NOT NULL GROUP BY 1 ORDER BY 1"
     ).fetchall()
-    for name, count, last in rows:
+    for name, number, last in rows:
         yield warning(
             "failures",
-            f"{count} writes to {name} could not be logged, the last at {last:%Y-%m-%d %H:%M:%S}; readers"
+            f"{number} writes to {name} could not be logged, the last at {last:%Y-%m-%d %H:%M:%S}; readers"
             " were told to read the table anew",
             "see why: SELECT table_name, context FROM forge_events WHERE operation = 'INVALIDATE'",
         )
