@@ -44,13 +44,16 @@ def test_a_history_with_faults_loses_and_doubles_nothing(history_server: Postgre
     report = run(plan, history_server)
     assert not report.discrepancies, explained(report)
     assert report.outcomes["COMMITTED"] > 50
+    assert len(report.faults) == len(plan.faults) > 0
 
 
 @pytest.mark.contract("X1")
 @pytest.mark.parametrize("history_server", [OLDEST], indirect=True)
 def test_a_history_on_the_oldest_server(history_server: PostgresServer) -> None:
-    report = run(generate(3, seconds=SECONDS, writers=4), history_server)
+    plan = generate(3, seconds=SECONDS, writers=4)
+    report = run(plan, history_server)
     assert not report.discrepancies, explained(report)
+    assert len(report.faults) == len(plan.faults) > 0
 
 
 @pytest.mark.contract("X1")
