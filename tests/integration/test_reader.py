@@ -14,6 +14,7 @@ import pytest
 from forge.change import Op
 from forge.changelog import partitions, reader
 from forge.changelog.connection import Connection, connect
+from forge.changelog.days import ALL
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.reader import Batch, Reader
@@ -466,3 +467,33 @@ async def test_closing_in_the_middle_of_a_batch_leaves_the_reader_usable(
             await reading.aclose()
         assert first.connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
         assert len(await changes(first, first.start())) >= 400
+
+
+@pytest.mark.parametrize("days", [-5, 5], ids=["the clock went on", "the clock went back"])
+async def test_a_day_that_is_not_expected_is_read_all_the_same(
+    database: str, connection: Connection, days: int
+) -> None:
+    """A poll looks only at the partitions around the day it knows of; a server with another day shows in its answer."""
+    orders(connection)
+    async with Reader.open(database) as reader:
+        cursor = await reader.now()
+        other = datetime.now(UTC).date() + timedelta(days=days)
+        reader._calendar.note(Snapshot(1, 1), other)
+        assert str(other - timedelta(days=1)) == reader._calendar.days(cursor.snapshot).since
+        add(connection, 1)
+        assert keys(await changes(reader, cursor)) == [1]
+
+
+async def test_polls_look_at_few_partitions_and_at_the_overflow(database: str, connection: Connection) -> None:
+    orders(connection)
+    async with Reader.open(database) as reader:
+        cursor = await reader.now()
+        (first,) = await batches(reader, cursor)
+        assert reader._calendar.days(first.cursor.snapshot) != ALL
+        connection.execute(
+            "CREATE OR REPLACE FUNCTION forge.log_day(at timestamptz) RETURNS date LANGUAGE sql IMMUTABLE PARALLEL SAFE"
+            " RETURN 'infinity'::date"
+        )
+        add(connection, 1)
+        assert connection.execute("SELECT count(*) FROM forge.forge_event_overflow").fetchone() == (1,)
+        assert keys(await changes(reader, first.cursor)) == [1]

@@ -24,6 +24,7 @@ from psycopg.types.string import ByteaBinaryLoader
 
 from forge.change import Change
 from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
+from forge.changelog.days import ALL, Calendar, Days
 from forge.changelog.decode import Decoder
 from forge.changelog.queries import query
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot
@@ -57,6 +58,7 @@ class Reader:
         self.identity = identity
         self._first_id = first_id
         self._decoder = Decoder(identity.uuid)
+        self._calendar = Calendar()
         self._rows = connection.cursor(binary=True)
 
     @classmethod
@@ -110,14 +112,16 @@ class Reader:
                 async for batch in rest:
                     yield batch
             return
-        bounds = {**_bounds(after.snapshot), **scope, "limit": PAGE + 1, "kilobytes": PAGE_KILOBYTES}
-        await self._rows.execute(query("poll"), bounds, prepare=True)
-        head, *found = await self._rows.fetchall()
-        snapshot, lsn, flush, trimmed = head[-5:-1]
+        days = self._calendar.days(after.snapshot)
+        head, *found = await self._poll(after, scope, days)
+        if days != ALL and not self._calendar.expects(head[-2]):
+            head, *found = await self._poll(after, scope, ALL)
+        snapshot, lsn, flush, trimmed, today = head[-6:-1]
         until = Snapshot.parse(snapshot)
+        self._calendar.note(until, today)
         self._check(after, until, trimmed)
         done = _lsn(flush) >= _lsn(lsn)
-        rows = [row[:-5] for row in found[:PAGE] if row[-1]]
+        rows = [row[:-6] for row in found[:PAGE] if row[-1]]
         if len(rows) == len(found):
             yield await self._batch(rows, Cursor(self.identity, until), lsn, done)
             return
@@ -127,6 +131,11 @@ class Reader:
         async with aclosing(rest):
             async for batch in rest:
                 yield batch
+
+    async def _poll(self, after: Cursor, scope: dict[str, Any], days: Days) -> list[tuple[Any, ...]]:
+        bounds = {**_bounds(after.snapshot), **scope, **days._asdict(), "limit": PAGE + 1, "kilobytes": PAGE_KILOBYTES}
+        await self._rows.execute(query("poll"), bounds, prepare=True)
+        return await self._rows.fetchall()
 
     async def _rest(
         self,

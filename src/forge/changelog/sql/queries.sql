@@ -24,12 +24,13 @@ FROM forge.trimmed t WHERE t.last_id >= %(first)s;
 SELECT NULL::bigint, NULL::bigint, NULL::xid8, NULL::timestamptz, NULL::integer, NULL::"char", NULL::json, NULL::json,
        NULL::text[], NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text,
        pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
-       (SELECT max(t.last_transaction::text::numeric)::text FROM forge.trimmed t WHERE t.last_id >= %(first)s), true
+       (SELECT max(t.last_transaction::text::numeric)::text FROM forge.trimmed t WHERE t.last_id >= %(first)s),
+       (clock_timestamp() AT TIME ZONE 'UTC')::date, true
 UNION ALL (
     SELECT p.id, p.place, p.transaction_id, p.at, p.version, p.op,
            CASE WHEN p.fits THEN p.before END, CASE WHEN p.fits THEN p.after END,
            p.hidden, p.user_id, p.function_name, p.trace_id, p.context, p.db_user, p.application_name,
-           NULL, NULL, NULL, NULL, p.fits
+           NULL, NULL, NULL, NULL, NULL, p.fits
     FROM (
         SELECT l.*, coalesce(sum(coalesce(octet_length(l.before::text) / 1024, 0) + coalesce(octet_length(l.after::text) / 1024, 0))
                              OVER (ORDER BY l.place, l.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < %(kilobytes)s AS fits
@@ -39,6 +40,7 @@ UNION ALL (
             FROM forge.forge_event_log l
             WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
               AND l.id >= %(first)s
+              AND (l.day BETWEEN %(since)s::text::date AND %(upto)s::text::date OR l.day = 'infinity')
               AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
                   SELECT v.id FROM forge.table_version v
                   WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))

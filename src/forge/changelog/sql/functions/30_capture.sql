@@ -88,8 +88,8 @@ $d$;
         rank_into := $d$    v_mark := ltrim(nullif(current_setting('forge.mark_%1$s_' || pg_trigger_depth(), true), ''), '-');
     IF v_mark IS NOT NULL THEN
         v_rank := split_part(v_mark, ' ', %2$s);
-        -- a writer could have set it: no time outside the transaction is believed
-        v_at := least(v_at, greatest(now(), timestamptz 'epoch' + split_part(v_mark, ' ', 4)::bigint * interval '1 microsecond'))
+        -- a writer could have set it: no time outside the statement is believed
+        v_at := least(v_at, greatest(statement_timestamp(), timestamptz 'epoch' + split_part(v_mark, ' ', 4)::bigint * interval '1 microsecond'))
                 + (%2$s - 1) * interval '1 microsecond';
         v_day := forge.log_day(v_at);
     END IF;
