@@ -218,3 +218,43 @@ def test_debug_shows_the_traceback(forge: Forge, database: str) -> None:
     assert result.code == 1
     assert "Traceback" in result.err
     assert result.err.splitlines()[-2].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["enable", "orders"],
+        ["enable", "--all"],
+        ["disable", "orders"],
+        ["status"],
+        ["tail"],
+        ["tail", "--once"],
+        ["trim"],
+        ["trim", "--dry-run"],
+        ["maintain"],
+        ["doctor"],
+    ],
+    ids=" ".join,
+)
+def test_only_init_and_demo_make_an_embedded_database(forge: Forge, tmp_path: Path, words: list[str]) -> None:
+    fix = "forge init here, cd to where it is, or set FORGE_DATABASE_URL"
+    refused(forge(*words), "there is no embedded database in ./.forge", fix)
+    refused(forge(*words, "--data", str(tmp_path / "else")), f"no embedded database in {tmp_path / 'else'}", fix)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / ".forge" / "postgres").mkdir(parents=True)
+    refused(forge(*words), "there is no embedded database in ./.forge", fix)
+    assert not list((tmp_path / ".forge" / "postgres").iterdir())
+
+
+def test_config_needs_no_database(forge: Forge, tmp_path: Path) -> None:
+    assert forge("config").code == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]], ids=str)
+def test_no_command_is_no_error_and_prints_the_help(forge: Forge, tmp_path: Path, words: list[str]) -> None:
+    asked, bare = forge("--help"), forge(*words)
+    assert (bare.code, bare.err) == (0, "")
+    assert bare.out == asked.out
+    assert "Usage: forge" in bare.out
+    assert not list(tmp_path.iterdir())

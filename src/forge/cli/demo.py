@@ -36,7 +36,7 @@ def demo(
     config = run.config
     if config.origins.get("database_url") != "--database-url":
         config = msgspec.structs.replace(config, database_url=None)
-    with database(config) as found:
+    with database(config, create=True) as found:
         feed = Feed(colour=run.colour, width=run.out.width if run.out.is_terminal else None, schema=SCHEMA)
         show = Demo(found.url, config, feed, Options(seconds=seconds, rate=rate, quiet=run.json))
         with run.progress(STEPS) as bar:

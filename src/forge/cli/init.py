@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def init(context: typer.Context) -> None:
     """Install Forge in the database, or upgrade it in place. All of it or nothing; running it twice is harmless."""
     run = session(context)
-    with run.database() as database:
+    with run.database(create=True) as database:
         _init(run, database)
 
 

@@ -26,7 +26,6 @@ app = typer.Typer(
     help="Every change of a PostgreSQL database, captured once: durable, gap-free, with who and why.",
     epilog="With no database URL, forge runs a PostgreSQL of its own in .forge/.\n\n"
     "Example: forge init; forge enable orders; forge tail",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -43,7 +42,7 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def everywhere(
     context: typer.Context,
     database_url: Annotated[
@@ -60,7 +59,10 @@ def everywhere(
         bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Flags that every command takes, before or after its name."""
+    """Flags that every command takes, before or after its name; without a command, the help."""
+    if context.invoked_subcommand is None:
+        sys.stdout.write(context.get_help() + "\n")
+        raise typer.Exit
     context.obj = Session(
         flags={"database_url": database_url, "data": data},
         config_file=config_file,

@@ -76,9 +76,9 @@ class Session:
             self._flags["database_url"] = url
 
     @contextmanager
-    def database(self) -> Iterator[Database]:
-        """The database to work on, and the server's errors as Forge's."""
-        with database(self.config) as found, typed_errors(found.url):
+    def database(self, *, create: bool = False) -> Iterator[Database]:
+        """The database to work on, and the server's errors as Forge's. An embedded one is made only with `create`."""
+        with database(self.config, create=create) as found, typed_errors(found.url):
             yield found
 
     @contextmanager
