@@ -34,7 +34,7 @@ def long_transactions(case: Case) -> Iterator[Finding]:
             f"let it commit, or SELECT pg_terminate_backend({pid}); idle_in_transaction_session_timeout prevents it",
         )
     if not rows:
-        yield ok("long_transactions", f"no transaction is older than {timedelta(seconds=int(case.patience))}")
+        yield ok("long_transactions", f"no transaction is older than {case.patience / 60:g} minutes")
 
 
 def prepared_transactions(case: Case) -> Iterator[Finding]:
