@@ -7,7 +7,7 @@ fix; every other error comes out as it is.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg import conninfo
@@ -34,6 +34,14 @@ _ALIVE: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
+# What a role or a database sets for its applications is not meant for Forge.
+_SETTINGS: Final = (
+    "SELECT set_config(s.name, w.value, false) FROM (VALUES ('DateStyle', 'ISO, MDY'), ('TimeZone', 'UTC'),"
+    " ('IntervalStyle', 'postgres'), ('default_transaction_isolation', 'read committed'),"
+    " ('default_transaction_read_only', 'off'), ('standard_conforming_strings', 'on'), ('statement_timeout', '0'),"
+    " ('idle_session_timeout', '0'), ('transaction_timeout', '0')) w (name, value)"
+    " JOIN pg_settings s ON lower(s.name) = lower(w.name)"
+)
 _RAISED: dict[str, type[ForgeError]] = {
     "FG0": ServerError,
     "FG1": TrackingError,
@@ -52,7 +60,7 @@ def parameters(url: str, **more: Any) -> dict[str, Any]:
             f"the database URL is malformed: {message}",
             fix="write it as postgresql://user@host:5432/database",
         ) from None
-    return {**_ALIVE, "application_name": "forge", **given, **more}
+    return {**_ALIVE, "application_name": "forge", **given, **more, "client_encoding": "UTF8"}
 
 
 @contextmanager
@@ -101,10 +109,14 @@ def _reach_fix(line: str, url: str) -> str:
 def connect(url: str, **more: Any) -> Connection:
     """A synchronous connection in autocommit mode."""
     with typed_errors(url):
-        return psycopg.Connection.connect(**parameters(url, **more), autocommit=True)
+        connection = psycopg.Connection.connect(**parameters(url, **more), autocommit=True)
+        connection.execute(_SETTINGS)
+        return connection
 
 
 async def connect_async(url: str, **more: Any) -> AsyncConnection:
     """An asynchronous connection in autocommit mode."""
     with typed_errors(url):
-        return await psycopg.AsyncConnection.connect(**parameters(url, **more), autocommit=True)
+        connection = await psycopg.AsyncConnection.connect(**parameters(url, **more), autocommit=True)
+        await connection.execute(_SETTINGS)
+        return connection

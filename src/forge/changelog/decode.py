@@ -96,4 +96,15 @@ class Decoder:
 def _context(
     user: str | None, function: str | None, trace: str | None, more: bytes | None, db_user: str | None, app: str | None
 ) -> Context:
-    return Context(user, function, trace, msgspec.json.decode(more) if more is not None else {}, db_user, app)
+    return Context(user, function, trace, _more(more) if more is not None else {}, db_user, app)
+
+
+def _more(raw: bytes) -> dict[str, Any]:
+    """What a writer said of itself must never stop a reader: what is no object comes as its text."""
+    try:
+        return _OBJECT.decode(raw)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return {"$raw": raw.decode(errors="replace")}
+
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])

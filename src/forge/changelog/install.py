@@ -16,6 +16,7 @@ import msgspec
 
 from forge.changelog import partitions
 from forge.changelog.connection import Connection, typed_errors
+from forge.changelog.queries import query
 from forge.errors import NotInstalled, SchemaTooNew, ServerError
 
 MINIMUM_SERVER: Final = 140000
@@ -109,6 +110,8 @@ def install(connection: Connection, steps: Sequence[Migration] | None = None) ->
             )
         for text in functions():
             connection.execute(text.encode())
+        if version == 0:
+            connection.execute(query("close_view").encode())
         connection.execute("SELECT forge.current_identity()")
         partitions.make_first(connection, datetime.now(UTC).date())
         connection.execute("SELECT set_config('forge.refreshing', '', true)")
@@ -123,6 +126,8 @@ def check_server(connection: Connection) -> None:
             f"PostgreSQL {connection.info.server_version // 10000} is too old",
             fix="use PostgreSQL 14 or newer",
         )
+    if connection.execute("SELECT current_setting('server_encoding')").fetchone() == ("SQL_ASCII",):
+        raise ServerError("a database with the encoding SQL_ASCII has no text", fix="use a database with UTF8")
     if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
         raise ServerError("this server is a standby; the log lives on a primary only", fix="connect to the primary")
 

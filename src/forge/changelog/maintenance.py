@@ -328,8 +328,8 @@ class Keeper:
         # Only now, in a snapshot that sees what those writers wrote.
         last = self._connection.execute(
             sql.SQL(
-                "SELECT l.id, l.transaction_id::text FROM {} l WHERE l.id >= (SELECT first_id FROM forge.log_identity"
-                " ORDER BY id DESC LIMIT 1) ORDER BY l.transaction_id DESC LIMIT 1"
+                "SELECT (SELECT max(o.id) FROM {0} o), l.transaction_id::text FROM {0} l WHERE l.id >= (SELECT first_id"
+                " FROM forge.log_identity ORDER BY id DESC LIMIT 1) ORDER BY l.transaction_id DESC LIMIT 1"
             ).format(sql.Identifier("forge", name))
         ).fetchone() or (None, None)
         same = self._value(
@@ -433,12 +433,12 @@ _TRIM_OVERFLOW: Final = """
         DELETE FROM forge.forge_event_overflow o USING oldest
         WHERE o.ctid = oldest.place AND oldest.at < %(before)s RETURNING o.id, o.transaction_id
     ), last AS (
-        SELECT id, transaction_id FROM gone
+        SELECT (SELECT max(id) FROM gone) AS id, transaction_id FROM gone
         WHERE id >= (SELECT first_id FROM forge.log_identity ORDER BY id DESC LIMIT 1)
         ORDER BY transaction_id DESC LIMIT 1
     ), recorded AS (
         UPDATE forge.trimmed t SET rows = t.rows + (SELECT count(*) FROM gone), trimmed_at = clock_timestamp(),
-            last_id = coalesce((SELECT id FROM last), t.last_id),
+            last_id = greatest((SELECT id FROM last), t.last_id),
             last_transaction = coalesce((SELECT transaction_id FROM last), t.last_transaction)
         WHERE t.id = %(record)s
     )

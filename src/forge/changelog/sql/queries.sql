@@ -87,3 +87,15 @@ SELECT EXISTS (
     SELECT FROM pg_locks l
     WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.relation = 'forge.forge_event_log'::regclass
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()));
+
+-- close_view: Default privileges may have opened the view of the log: at first nobody but its owner reads it.
+DO $body$
+DECLARE
+    reader name;
+BEGIN
+    FOR reader IN SELECT r.rolname FROM pg_class c, aclexplode(c.relacl) a JOIN pg_roles r ON r.oid = a.grantee
+                  WHERE c.oid = 'public.forge_events'::regclass AND a.grantee <> c.relowner LOOP
+        EXECUTE format('REVOKE ALL ON public.forge_events FROM %I', reader);
+    END LOOP;
+END
+$body$;

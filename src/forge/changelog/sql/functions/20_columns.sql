@@ -12,7 +12,8 @@ $body$;
 -- How each column of a table is written into the log.
 --   kind    how a reader decodes it (see forge.values)
 --   native  row_to_json alone prints it exactly
---   value   an expression for it, %1$s standing for the column
+--   value   an expression for it, %1$s standing for the column; what is no type of PostgreSQL's own is printed by its output
+--           function only, because a cast of a user's making would run with Forge's rights
 --   differs an expression that tells whether two rows differ in it, %1$s and %2$s standing for the columns
 --   pins    session settings that its printing depends on
 CREATE OR REPLACE FUNCTION forge.table_columns(relation oid, excluded text[], masked text[])
@@ -36,7 +37,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
             WHEN hidden THEN 'hidden'
             WHEN masked THEN 'masked'
             WHEN is_array THEN CASE
-                WHEN NOT (element_builtin OR element_kind = 'e') OR element IN ('json', 'jsonb', 'record') OR element_kind IN ('c', 'r', 'm')
+                WHEN NOT element_builtin OR element IN ('json', 'jsonb', 'record') OR element_kind IN ('c', 'r', 'm')
                     THEN 'literal'
                 WHEN element IN ('float4', 'float8') THEN 'float[]'
                 WHEN element IN ('numeric', 'bytea') THEN element || '[]'
@@ -44,7 +45,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
             WHEN typname IN ('float4', 'float8') AND builtin THEN 'float'
             WHEN typname IN ('numeric', 'bytea', 'jsonb') AND builtin THEN typname::text
             WHEN typname = 'json' AND builtin THEN 'json'
-            WHEN builtin AND typtype = 'b' OR typtype = 'e' THEN 'plain'
+            WHEN builtin AND typtype = 'b' THEN 'plain'
             ELSE 'literal' END AS form,
             CASE
             WHEN typname IN ('bool', 'int2', 'int4', 'int8', 'oid', 'text', 'varchar', 'bpchar', 'name', 'char', 'uuid', 'numeric',
@@ -70,10 +71,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
             WHEN 'literal' THEN $e$CASE WHEN num_nulls(%1$s) = 0 THEN format('%%s', %1$s) END$e$
             WHEN 'plain' THEN '%1$s' WHEN 'numeric' THEN '%1$s' WHEN 'bytea' THEN '%1$s'
             ELSE 'CASE WHEN ' || (SELECT string_agg(format('coalesce(array_lower(%%1$s, %s), 1) = 1', d), ' AND ') FROM generate_series(1, 6) d)
-                 || ' THEN to_json(%1$s) ELSE to_json(%1$s::text) END'
+                 || ' THEN to_json(%1$s) ELSE to_json(format(''%%s'', %1$s)) END'
         END,
         CASE WHEN builtin AND deterministic AND typname IN ('bool', 'int2', 'int4', 'int8', 'oid', 'text', 'varchar', 'uuid', 'date',
-                 'timestamp', 'timestamptz', 'time', 'bytea') OR typtype = 'e'
+                 'timestamp', 'timestamptz', 'time', 'bytea')
              THEN '%1$s IS DISTINCT FROM %2$s' ELSE 'record_image_ne(ROW(%1$s), ROW(%2$s))' END,
         CASE WHEN hidden OR masked THEN '{}' ELSE pins END
     FROM formed ORDER BY attnum

@@ -4,11 +4,14 @@
 CREATE OR REPLACE FUNCTION forge.row_id_expression(relation oid, "row" text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH part AS (
-        SELECT k.n, CASE WHEN b.typname IN ('bool', 'int2', 'int4', 'int8', 'text', 'varchar', 'uuid', 'numeric', 'bpchar')
+        SELECT k.n, CASE WHEN b.typnamespace <> 'pg_catalog'::regnamespace OR e.typnamespace <> 'pg_catalog'::regnamespace
+                         THEN format('format(''%%s'', %s.%I)', "row", k.name)
+                         WHEN b.typname IN ('bool', 'int2', 'int4', 'int8', 'text', 'varchar', 'uuid', 'numeric', 'bpchar')
                          THEN format('%s.%I::text', "row", k.name) ELSE format('(to_json(%s.%I) #>> ''{}'')', "row", k.name) END AS word
         FROM unnest(forge.key_columns(relation)) WITH ORDINALITY k (name, n)
         JOIN pg_attribute a ON a.attrelid = relation AND a.attname = k.name
         JOIN pg_type b ON b.oid = forge.base_type(a.atttypid)
+        LEFT JOIN pg_type e ON b.typcategory = 'A' AND e.oid = forge.base_type(b.typelem)
     )
     SELECT CASE count(*) WHEN 0 THEN 'NULL' WHEN 1 THEN min(word)
            ELSE 'json_build_array(' || string_agg(word, ', ' ORDER BY n) || ')::text' END

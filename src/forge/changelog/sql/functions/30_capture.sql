@@ -86,10 +86,10 @@ $d$;
 $d$;
     IF ordered THEN
         rank_into := $d$    v_mark := ltrim(nullif(current_setting('forge.mark_%1$s_' || pg_trigger_depth(), true), ''), '-');
-    IF v_mark IS NOT NULL THEN
+    -- a writer could have set it, but cannot seal it
+    IF forge.sealed(v_mark, v_transaction) THEN
         v_rank := split_part(v_mark, ' ', %2$s);
-        -- a writer could have set it: no time outside the statement is believed
-        v_at := least(v_at, greatest(statement_timestamp(), timestamptz 'epoch' + split_part(v_mark, ' ', 4)::bigint * interval '1 microsecond'))
+        v_at := timestamptz 'epoch' + split_part(v_mark, ' ', 4)::bigint * interval '1 microsecond'
                 + (%2$s - 1) * interval '1 microsecond';
         v_day := forge.log_day(v_at);
     END IF;
@@ -253,15 +253,15 @@ $d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partiti
     -- inheriting child or parent is always logged row by row, because TRUNCATE ONLY looks the same from here.
     PERFORM forge.write_function(tracked, 'truncate', pins, declared || begins || format($d$
     IF TG_WHEN = 'BEFORE' THEN
-        PERFORM set_config('forge.truncating_%1$s', forge.truncating(v_transaction), true);
+        PERFORM set_config('forge.truncating_%1$s', forge.seal('truncating', v_transaction), true);
         RETURN NULL;
     END IF;
     PERFORM set_config('forge.truncating_%1$s', '', true);
     %2$s;
 %3$s%4$s$d$, tracked, format('%s SELECT %s''T'', NULL, NULL, NULL, NULL, %s', log, head, tail), wake, ends) || 'END');
 
-    PERFORM forge.write_function(tracked, 'empty', pins, declared || begins || format($d$
-    IF current_setting('forge.truncating_%1$s', true) = forge.truncating(v_transaction) THEN
+    PERFORM forge.write_function(tracked, 'empty', pins || ' SET row_security = off', declared || begins || format($d$
+    IF current_setting('forge.truncating_%1$s', true) = forge.seal('truncating', v_transaction) THEN
         RETURN NULL;
     END IF;
     -- an old snapshot does not show the rows that go
@@ -287,21 +287,32 @@ $d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partiti
     PERFORM forge.write_function(tracked, 'mark', '', format($d$
 DECLARE
     v_name text := 'forge.mark_%s_' || pg_trigger_depth();
+    v_mark text;
 BEGIN
     IF coalesce(current_setting(v_name, true), '') !~ '^[0-9]' THEN
-        PERFORM set_config(v_name, concat_ws(' ', nextval('forge.event_id'), nextval('forge.event_id'), nextval('forge.event_id'),
-                                             (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), true);
+        v_mark := concat_ws(' ', nextval('forge.event_id'), nextval('forge.event_id'), nextval('forge.event_id'),
+                            (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+        PERFORM set_config(v_name, concat_ws(' ', v_mark, forge.seal(v_mark, pg_current_xact_id())), true);
     END IF;
     RETURN NULL;
 END$d$, tracked));
 END
 $body$;
 
--- What only Forge's own functions can know within a transaction: see log_<id>_truncate.
-CREATE OR REPLACE FUNCTION forge.truncating(transaction xid8) RETURNS text
+-- What only Forge's own functions can make of a text within a transaction: settings that a writer could set carry it.
+CREATE OR REPLACE FUNCTION forge.seal(value text, transaction xid8) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
-    SELECT encode(sha256(convert_to(concat(i.uuid, ' ', transaction), 'UTF8')), 'hex') FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1
+    SELECT encode(sha256(convert_to(concat_ws(' ', i.secret, transaction, value), 'UTF8')), 'hex')
+    FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1
 $body$;
+REVOKE ALL ON FUNCTION forge.seal(text, xid8) FROM PUBLIC;
+
+-- Whether the last word of a text is the seal of what stands before it.
+CREATE OR REPLACE FUNCTION forge.sealed(value text, transaction xid8) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT value IS NOT NULL AND split_part(value, ' ', 5) = forge.seal(left(value, -65), transaction)
+$body$;
+REVOKE ALL ON FUNCTION forge.sealed(text, xid8) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION forge.write_function(tracked integer, name text, pins text, body text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
@@ -319,13 +330,17 @@ BEGIN
 END
 $body$;
 
--- What a writer set as forge.context, as JSON; or an error that says so.
+-- What a writer set as forge.context, as JSON; or an error that says so. Only an object that jsonb can hold is one.
 CREATE OR REPLACE FUNCTION forge.parsed_context(value text) RETURNS json
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
-    RETURN value::json;
-EXCEPTION WHEN invalid_text_representation THEN
-    RAISE EXCEPTION USING ERRCODE = 'FG201', MESSAGE = 'the setting forge.context is not JSON', HINT = 'set it by SELECT forge_context(…)';
+    IF octet_length(value) <= 8192 AND jsonb_typeof(value::jsonb) = 'object' THEN
+        RETURN value::json;
+    END IF;
+    RAISE invalid_text_representation;
+EXCEPTION WHEN data_exception OR statement_too_complex OR program_limit_exceeded THEN
+    RAISE EXCEPTION USING ERRCODE = 'FG201', MESSAGE = 'the setting forge.context is not a JSON object of 8 kB at the most',
+        HINT = 'set it by SELECT forge_context(…)';
 END
 $body$;
 

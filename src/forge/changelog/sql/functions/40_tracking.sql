@@ -74,7 +74,9 @@ $body$;
 CREATE OR REPLACE FUNCTION forge.wanted_triggers(tracked integer, relation oid)
 RETURNS TABLE (target oid, name text, function text, definition text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
-    WITH setup AS (SELECT t.*, c.relname FROM forge.tracked_table t, pg_class c WHERE t.id = tracked AND c.oid = $2),
+    WITH setup AS MATERIALIZED (
+        SELECT t.*, c.relname, c.relkind, forge.has_other_triggers($2) AS ordered, forge.has_children($2) AS inherited
+        FROM forge.tracked_table t, pg_class c WHERE t.id = tracked AND c.oid = $2),
     kind (prefix, function, timing) AS (VALUES
         ('forge_begin_', 'begin', 'BEFORE INSERT ON %s FOR EACH STATEMENT'),
         ('forge_notify_', 'insert', 'AFTER INSERT ON %s REFERENCING NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
@@ -90,11 +92,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
                   format(kind.timing, r.oid::regclass), tracked, kind.function)
     FROM setup, kind, forge.relations_of($2) r (oid)
     WHERE CASE kind.function
-        WHEN 'begin' THEN r.oid = $2 AND (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = $2)
-        WHEN 'mark' THEN forge.has_other_triggers($2)
+        WHEN 'begin' THEN r.oid = $2 AND setup.relkind = 'p'
+        WHEN 'mark' THEN setup.ordered
         WHEN 'row' THEN setup.replica
-        WHEN 'truncate' THEN r.oid = $2 AND NOT forge.has_children($2)
-        WHEN 'empty' THEN r.oid <> $2 OR forge.has_children($2)
+        WHEN 'truncate' THEN r.oid = $2 AND NOT setup.inherited
+        WHEN 'empty' THEN r.oid <> $2 OR setup.inherited
         ELSE true END
 $body$;
 
@@ -102,14 +104,14 @@ $body$;
 CREATE OR REPLACE FUNCTION forge.drop_triggers(tracked integer, relation oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
-    item record;
+    item   record;
+    wanted text[] := ARRAY(SELECT concat_ws(' ', w.target, w.function, w.name) FROM forge.wanted_triggers(tracked, relation) w);
 BEGIN
     FOR item IN
         SELECT t.tgname, t.tgrelid FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-        WHERE p.pronamespace = 'forge'::regnamespace AND p.proname LIKE format('log\_%s\_%%', tracked)
+        WHERE p.pronamespace = 'forge'::regnamespace AND starts_with(p.proname, format('log_%s_', tracked))
           AND NOT t.tgisinternal AND t.tgparentid = 0
-          AND NOT EXISTS (SELECT FROM forge.wanted_triggers(tracked, relation) w
-                          WHERE w.target = t.tgrelid AND w.name = t.tgname AND w.function = p.proname)
+          AND concat_ws(' ', t.tgrelid, p.proname, t.tgname) <> ALL (wanted)
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.tgrelid::regclass);
     END LOOP;
@@ -129,12 +131,17 @@ BEGIN
         SELECT w.*, t.replica FROM forge.wanted_triggers(tracked, relation) w, forge.tracked_table t WHERE t.id = tracked
         ORDER BY w.target <> relation, w.target
     LOOP
+        IF EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = item.target AND t.tgname = item.name
+                   AND (p.pronamespace <> 'forge'::regnamespace OR p.proname <> item.function)) THEN
+            RAISE EXCEPTION USING ERRCODE = 'FG102', MESSAGE = format('%s has a trigger %I of its own', item.target::regclass, item.name),
+                HINT = format('ALTER TRIGGER %I ON %s RENAME TO …', item.name, item.target::regclass);
+        END IF;
         -- a row trigger on a partitioned table comes to its partitions by itself
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = item.target AND t.tgname = item.name) THEN
             EXECUTE item.definition;
         END IF;
         -- under session_replication_role = replica, and in logical-replication apply, only row triggers see every row
-        firing := CASE WHEN item.function LIKE '%\_row' THEN 'REPLICA'
+        firing := CASE WHEN item.function ~ '_row$' THEN 'REPLICA'
                        WHEN item.replica AND item.function ~ '_(truncate|empty)$' THEN 'ALWAYS' END;
         IF firing IS NOT NULL AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = item.target AND t.tgname = item.name AND t.tgenabled = 'O') THEN
             EXECUTE format('ALTER TABLE %s ENABLE %s TRIGGER %I', item.target::regclass, firing, item.name);
@@ -182,14 +189,14 @@ BEGIN
     PERFORM set_config('forge.refreshing', 'yes', true);
     -- a renamed column stays excluded or masked, and so does a dropped one that comes back
     UPDATE forge.tracked_table t SET
-        excluded = (SELECT coalesce(array_agg(coalesce(forge.name_now(newest, found, x), x)), '{}') FROM unnest(t.excluded) x),
-        masked = (SELECT coalesce(array_agg(coalesce(forge.name_now(newest, found, x), x)), '{}') FROM unnest(t.masked) x)
+        excluded = (SELECT coalesce(array_agg(DISTINCT n), '{}') FROM unnest(t.excluded) x, forge.names_now(newest, found, x) n),
+        masked = (SELECT coalesce(array_agg(DISTINCT n), '{}') FROM unnest(t.masked) x, forge.names_now(newest, found, x) n)
     WHERE t.id = tracked AND newest.id IS NOT NULL AND NOT forced
     RETURNING * INTO setup;
     SELECT c.relname, n.nspname INTO class FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = found;
     UPDATE forge.tracked_table SET schema_name = class.nspname, table_name = class.relname WHERE id = tracked RETURNING * INTO setup;
-    INSERT INTO forge.table_version (tracked_table, schema_name, table_name, columns, key_columns, fingerprint)
-    SELECT tracked, class.nspname, class.relname,
+    INSERT INTO forge.table_version (tracked_table, relation, schema_name, table_name, columns, key_columns, fingerprint)
+    SELECT tracked, found, class.nspname, class.relname,
            (SELECT jsonb_agg(jsonb_build_object('name', c.name, 'type', c.type, 'kind', c.kind, 'attnum', a.attnum) ORDER BY c.position)
             FROM forge.table_columns(found, setup.excluded, setup.masked) c
             JOIN pg_attribute a ON a.attrelid = found AND a.attname = c.name),
@@ -209,16 +216,16 @@ END
 $body$;
 
 -- Whether a table can have other rows after a change of definition. New partitions bring none when they are empty: their
--- triggers are there by now, so no writer is in between.
+-- triggers are there by now, so no writer is in between; unless the definition is only polled.
 CREATE OR REPLACE FUNCTION forge.may_change_rows(older text, newer text, added oid[]) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $body$
 DECLARE
     was   text[] := string_to_array(older, '.');
     now   text[] := string_to_array(newer, '.');
     item  oid;
     found boolean;
 BEGIN
-    IF was[1] <> now[1] OR was[2]::bigint + cardinality(added) <> now[2]::bigint THEN
+    IF was[1] <> now[1] OR was[2]::bigint + cardinality(added) <> now[2]::bigint OR cardinality(added) > 0 AND NOT forge.sees_ddl() THEN
         RETURN true;
     END IF;
     FOREACH item IN ARRAY added LOOP
@@ -231,14 +238,18 @@ BEGIN
 END
 $body$;
 
--- What a column of an older version is called now; NULL when it is gone.
-CREATE OR REPLACE FUNCTION forge.name_now(older forge.table_version, relation oid, name text) RETURNS text
+-- What a column of an older version is called now: by its number if the table is still the same relation (a restored one is
+-- not, and numbers its columns anew), and in any case whatever has its name or may get it again.
+CREATE OR REPLACE FUNCTION forge.names_now(older forge.table_version, relation oid, name text) RETURNS SETOF text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
-    SELECT coalesce(
-        (SELECT a.attname::text FROM jsonb_array_elements(older.columns) c
-         JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = (c ->> 'attnum')::int AND NOT a.attisdropped
-         WHERE c ->> 'name' = $3),
-        (SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = $3 AND NOT a.attisdropped))
+    WITH renamed AS (
+        SELECT a.attname::text AS name FROM jsonb_array_elements(older.columns) c
+        JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = (c ->> 'attnum')::int AND NOT a.attisdropped
+        WHERE c ->> 'name' = $3 AND older.relation = $2)
+    SELECT renamed.name FROM renamed
+    UNION SELECT $3 WHERE NOT EXISTS (SELECT FROM renamed)
+        OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = $2 AND a.attname = $3 AND NOT a.attisdropped
+                   AND NOT EXISTS (SELECT FROM jsonb_array_elements(older.columns) c WHERE (c ->> 'attnum')::int = a.attnum AND older.relation = $2))
 $body$;
 
 -- Every tracked table, brought up to its definition. Returns how many had changed.
@@ -343,7 +354,7 @@ BEGIN
     PERFORM set_config('forge.refreshing', 'yes', true);
     PERFORM forge.drop_triggers(tracked, NULL);
     FOR item IN SELECT p.oid::regprocedure AS signature FROM pg_proc p
-        WHERE p.pronamespace = 'forge'::regnamespace AND p.proname LIKE format('log\_%s\_%%', tracked)
+        WHERE p.pronamespace = 'forge'::regnamespace AND starts_with(p.proname, format('log_%s_', tracked))
     LOOP
         EXECUTE format('DROP FUNCTION %s', item.signature);
     END LOOP;

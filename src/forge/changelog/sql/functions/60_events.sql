@@ -32,7 +32,13 @@ REVOKE ALL ON public.forge_events FROM PUBLIC;
 
 -- Says who writes and why, until the end of the transaction; what is NULL is unset.
 CREATE OR REPLACE FUNCTION public.forge_context(user_id text DEFAULT NULL, function_name text DEFAULT NULL, trace_id text DEFAULT NULL, more jsonb DEFAULT NULL)
-RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $body$
-    SELECT set_config('forge.user_id', coalesce(user_id, ''), true), set_config('forge.function_name', coalesce(function_name, ''), true),
-           set_config('forge.trace_id', coalesce(trace_id, ''), true), set_config('forge.context', coalesce(more::text, ''), true);
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    IF jsonb_typeof(more) <> 'object' OR octet_length(more::text) > 8192 THEN
+        RAISE EXCEPTION USING ERRCODE = 'FG201', MESSAGE = 'more is not a JSON object of 8 kB at the most',
+            HINT = 'keep the data in a table and pass its key';
+    END IF;
+    PERFORM set_config('forge.user_id', coalesce(user_id, ''), true), set_config('forge.function_name', coalesce(function_name, ''), true),
+            set_config('forge.trace_id', coalesce(trace_id, ''), true), set_config('forge.context', coalesce(more::text, ''), true);
+END
 $body$;

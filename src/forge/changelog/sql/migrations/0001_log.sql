@@ -17,6 +17,7 @@ CREATE TABLE forge.log_identity (
     timeline          integer NOT NULL,
     database          oid NOT NULL,
     log               oid NOT NULL,
+    secret            text NOT NULL DEFAULT gen_random_uuid()::text,
     first_id          bigint NOT NULL,
     recorded_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
@@ -39,6 +40,7 @@ CREATE UNIQUE INDEX tracked_table_name ON forge.tracked_table (schema_name, tabl
 CREATE TABLE forge.table_version (
     id            integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tracked_table integer NOT NULL REFERENCES forge.tracked_table,
+    relation      oid NOT NULL,
     schema_name   text NOT NULL,
     table_name    text NOT NULL,
     columns       jsonb NOT NULL,
@@ -77,6 +79,7 @@ CREATE INDEX forge_event_log_row ON forge.forge_event_log (row_id);
 -- Where a change goes on a day that has no partition: the day is then 'infinity', the time is true.
 CREATE TABLE forge.forge_event_overflow PARTITION OF forge.forge_event_log
     FOR VALUES FROM ('infinity') TO (MAXVALUE);
+ALTER TABLE forge.forge_event_overflow REPLICA IDENTITY FULL;
 
 -- What is gone: every log row of these transactions up to last_transaction may be missing.
 CREATE TABLE forge.trimmed (
