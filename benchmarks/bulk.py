@@ -23,7 +23,7 @@ TABLES = {
 
 def run(bench: Bench) -> list[Figure]:
     """Rounds of: empty the table, insert, update."""
-    rounds, peer_rounds = (3, 1) if bench.quick else (7, 3)
+    rounds, peer_rounds = (2, 1) if bench.quick else (5, 2)
     seconds: dict[tuple[str, str, str], list[float]] = {}
     with bench.database() as url, connect(url) as connection:
         for variant, suffix in SUFFIX.items():
