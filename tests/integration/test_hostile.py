@@ -29,7 +29,8 @@ def test_no_cast_of_a_users_making_runs_with_forges_rights(
     enable(connection, "t")
     connection.execute(
         f"CREATE FUNCTION pwn({source}) RETURNS {target} LANGUAGE plpgsql AS"
-        f" $$ BEGIN RAISE EXCEPTION 'ran as %', current_user; END $$; CREATE CAST ({source} AS {target}) WITH FUNCTION pwn({source})"
+        " $$ BEGIN RAISE EXCEPTION 'ran as %', current_user; END $$;"
+        f"CREATE CAST ({source} AS {target}) WITH FUNCTION pwn({source})"
     )
     connection.execute(f"INSERT INTO t VALUES ({value}, {value})")
     connection.execute("UPDATE t SET v = v")
@@ -104,7 +105,8 @@ def test_columns_that_a_restore_numbers_anew_stay_excluded(connection: Connectio
     connection.execute("UPDATE forge.table_version SET relation = 1, fingerprint = 'restored'")
     connection.execute(
         "UPDATE forge.table_version SET columns ="
-        " (SELECT jsonb_agg(c || jsonb_build_object('attnum', (c ->> 'attnum')::int + 1)) FROM jsonb_array_elements(columns) c)"
+        " (SELECT jsonb_agg(c || jsonb_build_object('attnum', (c ->> 'attnum')::int + 1))"
+        " FROM jsonb_array_elements(columns) c)"
     )
     connection.execute("SELECT forge.refresh_all()")
     connection.execute("INSERT INTO t VALUES (1, 'ann', 'hidden', 'shown')")
