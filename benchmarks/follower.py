@@ -74,32 +74,40 @@ async def _notifications(url: str) -> AsyncIterator[list[str]]:
 
 
 async def _main(url: str, mode: str) -> None:
-    expected: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().add_reader(sys.stdin, lambda: expected.set_result(int(sys.stdin.readline())))
+    loop = asyncio.get_running_loop()
+    expected: asyncio.Future[Any] = loop.create_future()
+
+    def told() -> None:
+        loop.remove_reader(sys.stdin)
+        expected.set_result(int(sys.stdin.readline()))
+
+    loop.add_reader(sys.stdin, told)
     seen: set[str] = set()
     arriving: Any = _notifications(url) if mode == "listen" else _changes(url, cast(Wakeup, mode))
     async with aclosing(arriving):
-        taking = asyncio.ensure_future(_take(arriving, seen, expected))
-        wanted = await expected
-        asyncio.get_running_loop().remove_reader(sys.stdin)
+        await anext(arriving)
+        print("ready", flush=True)
+        taking: asyncio.Future[Any] = asyncio.ensure_future(_take(arriving, seen, expected))
+        await asyncio.wait({taking, expected}, return_when=asyncio.FIRST_COMPLETED)
         async with asyncio.timeout(60):
-            while len(seen) < wanted:
-                await asyncio.sleep(0.02)
-                if taking.done():
-                    break
-        taking.cancel()
-        await asyncio.gather(taking, return_exceptions=True)
+            await taking
     print(len(seen), flush=True)
 
 
-async def _take(arriving: AsyncIterator[list[str]], seen: set[str], expected: "asyncio.Future[int]") -> None:
-    await anext(arriving)
-    print("ready", flush=True)
-    async for ids in arriving:
-        before = len(seen)
-        seen.update(ids)
-        if len(seen) != before + len(ids):
-            raise RuntimeError("a change came twice")
+async def _take(arriving: AsyncIterator[list[str]], seen: set[str], expected: "asyncio.Future[Any]") -> None:
+    """Take in changes until there are as many as expected, once that is known."""
+    turn: asyncio.Future[Any] = asyncio.ensure_future(anext(arriving))
+    while not (expected.done() and len(seen) >= expected.result()):
+        await asyncio.wait({turn, expected} if not expected.done() else {turn}, return_when=asyncio.FIRST_COMPLETED)
+        if turn.done():
+            ids = turn.result()
+            before = len(seen)
+            seen.update(ids)
+            if len(seen) != before + len(ids):
+                raise RuntimeError("a change came twice")
+            turn = asyncio.ensure_future(anext(arriving))
+    turn.cancel()
+    await asyncio.gather(turn, return_exceptions=True)
 
 
 if __name__ == "__main__":
