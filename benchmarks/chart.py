@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-_WIDTH, _LABELS, _ROW, _TOP = 760, 290, 26, 44
+_WIDTH, _LABELS, _ROW, _TOP = 820, 340, 26, 44
 _STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.title{font-weight:600}.ours{fill:#2f81f7}.other{fill:#8c959f}"
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.other{fill:#6e7681}}"
