@@ -147,7 +147,7 @@ def test_a_lost_table_of_the_installation_and_the_fix_that_is_named(
     assert "INSERT" in forge("tail", "--once", "--format", "json", url=database).out
 
 
-@pytest.mark.parametrize("lost", ["VIEW forge_events", "FUNCTION forge.log_day", "FUNCTION forge.truncating"])
+@pytest.mark.parametrize("lost", ["VIEW forge_events", "FUNCTION forge.log_day", "FUNCTION forge.seal"])
 def test_a_lost_function_is_made_anew_by_init(forge: Forge, connection: Connection, database: str, lost: str) -> None:
     connection.execute(f"DROP {lost} CASCADE".encode())
     for command, fixed in ((["doctor"], False), (["init"], True), (["doctor"], True)):

@@ -306,7 +306,7 @@ def test_a_malformed_context_is_a_failure_like_any_other(connection: Connection)
     enable(connection, "t")
     enable(connection, "u", on_failure="invalidate")
     connection.execute("SET forge.context = '{oops'")
-    with pytest.raises(ContextError, match="not JSON"), typed_errors():
+    with pytest.raises(ContextError, match="not a JSON object"), typed_errors():
         connection.execute("INSERT INTO t VALUES (1)")
     connection.execute("INSERT INTO u VALUES (1)")
     assert [(row.op, row.table) for row in everything(connection)] == [("S", "t"), ("S", "u"), ("X", "u")]

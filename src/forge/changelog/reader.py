@@ -31,7 +31,7 @@ from forge.cursor import Cursor, LogIdentity, Position, Snapshot
 from forge.errors import CursorExpired, CursorForeign, NotInstalled
 from forge.values import Column
 
-PAGE: Final = 2_000
+PAGE: Final = 1_000
 PAGE_KILOBYTES: Final = 8 * 1024
 START: Final = Snapshot(1, 1)
 """The snapshot in which nothing had been written yet."""

@@ -54,7 +54,7 @@ Protocol = Generator[Step, int | bool | None, None]
 class Load:
     """Tells whether changes come so fast that polling beats being notified: several wake-ups close together."""
 
-    def __init__(self, clock: Callable[[], float], *, gap: float = 0.010, times: int = 4) -> None:
+    def __init__(self, clock: Callable[[], float], *, gap: float = 0.030, times: int = 4) -> None:
         self._clock, self._gap, self._times = clock, gap, times
         self._last = float("-inf")
         self._close = 0
