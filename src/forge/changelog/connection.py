@@ -64,18 +64,18 @@ def parameters(url: str, **more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def typed_errors(url: str = "") -> Iterator[None]:
+def typed_errors() -> Iterator[None]:
     """Turn the server's errors into Forge's within this block."""
     try:
         yield
     except psycopg.Error as error:
-        typed = translate(error, url)
+        typed = translate(error)
         if typed is None:
             raise
         raise typed from error
 
 
-def translate(error: psycopg.Error, url: str = "") -> ForgeError | None:
+def translate(error: psycopg.Error) -> ForgeError | None:
     """The Forge error that a server's error stands for, or None when it stands for itself."""
     state = error.sqlstate or ""
     message = (error.diag.message_primary or str(error)).strip().splitlines()
@@ -89,7 +89,7 @@ def translate(error: psycopg.Error, url: str = "") -> ForgeError | None:
     if state in ("3F000", "42P01", "42883") and "forge" in line:
         return NotInstalled("Forge is not installed in this database, or only in part", fix="forge init")
     if isinstance(error, psycopg.OperationalError) and not state:
-        return ServerError(f"cannot reach the database: {_reason(message)}", fix=_reach_fix(line, url))
+        return ServerError(f"cannot reach the database: {_reason(message)}", fix=_reach_fix(line))
     if state in ("28000", "28P01", "3D000"):
         return ServerError(f"cannot reach the database: {line}", fix="check the user, password and database in the URL")
     return None
@@ -100,7 +100,7 @@ def _reason(lines: list[str]) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _reach_fix(line: str, url: str) -> str:
+def _reach_fix(line: str) -> str:
     if "does not exist" in line or "authentication" in line:
         return "check the user, password and database in the URL"
     return "start the server, or correct FORGE_DATABASE_URL"
@@ -108,7 +108,7 @@ def _reach_fix(line: str, url: str) -> str:
 
 def connect(url: str, **more: Any) -> Connection:
     """A synchronous connection in autocommit mode."""
-    with typed_errors(url):
+    with typed_errors():
         connection = psycopg.Connection.connect(**parameters(url, **more), autocommit=True)
         connection.execute(_SETTINGS)
         return connection
@@ -116,7 +116,7 @@ def connect(url: str, **more: Any) -> Connection:
 
 async def connect_async(url: str, **more: Any) -> AsyncConnection:
     """An asynchronous connection in autocommit mode."""
-    with typed_errors(url):
+    with typed_errors():
         connection = await psycopg.AsyncConnection.connect(**parameters(url, **more), autocommit=True)
         await connection.execute(_SETTINGS)
         return connection

@@ -110,7 +110,7 @@ def _first_kept(now: datetime, policy: Policy) -> date:
 
 def run_once(url: str, policy: Policy = Policy()) -> Report:  # noqa: B008
     """One round; `busy` when another node is the one that maintains, and then nothing is done."""
-    with typed_errors(url), Keeper.open(url, policy) as keeper:
+    with typed_errors(), Keeper.open(url, policy) as keeper:
         return keeper.round() if keeper.elected() else Report(busy=True)
 
 
@@ -189,7 +189,7 @@ class Keeper:
         connection = connect(url, application_name="forge maintenance")
         silence = max(10.0, 5 * min(policy.instants, policy.interval))
         try:
-            with typed_errors(url):
+            with typed_errors():
                 require_installed(connection)
                 for name, value in (
                     ("lock_timeout", _LOCK_TIMEOUT),

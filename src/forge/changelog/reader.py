@@ -147,17 +147,18 @@ class Reader:
         lsn: str | None,
         flushed: bool,
     ) -> AsyncGenerator[Batch]:
-        head = await (await self.connection.execute(query("head"), scope)).fetchone()
-        assert head is not None
-        self._check(after, Snapshot.parse(head[0]), head[3], head[4])
-        if lsn is None:
-            lsn, flushed = head[1], _lsn(head[2]) >= _lsn(head[1])
         bounds = {**_bounds(after.snapshot), **scope, "until": str(until), "place": last.rank, "id": last.id}
         widest = await (await self.connection.execute(query("widest"), bounds)).fetchone()
         assert widest is not None
         page = max(1, min(PAGE, PAGE_KILOBYTES // (widest[0] + 1)))
         await psycopg.AsyncClientCursor(self.connection).execute(query("rest"), bounds)
         try:
+            # asked after the rows are kept: whatever they lack was recorded as trimmed by then
+            head = await (await self.connection.execute(query("head"), scope)).fetchone()
+            assert head is not None
+            self._check(after, Snapshot.parse(head[0]), head[3], head[4])
+            if lsn is None:
+                lsn, flushed = head[1], _lsn(head[2]) >= _lsn(head[1])
             while len(rows := await self._fetch(page)) == page:
                 last = Position(rows[-1][1], rows[-1][0])
                 inside = Cursor(self.identity, after.snapshot, until, last)

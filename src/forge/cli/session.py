@@ -78,7 +78,7 @@ class Session:
     @contextmanager
     def database(self, *, create: bool = False) -> Iterator[Database]:
         """The database to work on, and the server's errors as Forge's. An embedded one is made only with `create`."""
-        with database(self.config, create=create) as found, typed_errors(found.url):
+        with database(self.config, create=create) as found, typed_errors():
             yield found
 
     @contextmanager

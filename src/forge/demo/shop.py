@@ -21,7 +21,7 @@ _MASKED: Final = {"payments": ["card"]}
 def prepare(url: str, say: Callable[[str], None]) -> str:
     """Install Forge, make the shop if it is not there, track its tables. Returns the server's version."""
     say("connecting")
-    with connect(url) as connection, typed_errors(url):
+    with connect(url) as connection, typed_errors():
         say("installing Forge")
         install(connection)
         say("opening the shop")

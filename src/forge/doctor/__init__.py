@@ -89,7 +89,7 @@ def _findings(check: Check, case: Case) -> list[Finding]:
     try:
         return list(check(case))
     except psycopg.Error as error:
-        typed = translate(error, case.url)
+        typed = translate(error)
         line = str(typed or error).strip().splitlines()[0]
         return [warning(name, f"could not be checked: {line}", "run forge doctor as a superuser")]
     except ForgeError as error:
