@@ -4,16 +4,19 @@
 
 In comes a Change and the time it was seen, out goes text. What always holds: one change is one line, whatever
 its values contain (control characters are shown escaped, so no value can steer the terminal), and without
-colour there is not one escape sequence in it. Long values are cut; with a width, lines are cut to it too.
+colour there is not one escape sequence in it. With a width, no line is longer: values are shortened first, then
+the list of columns, then the trace and the function behind the user's name. Below 100 columns there is less space
+between the parts and no fraction of a second. Columns only ever grow, up to limits that the width sets.
 """
 
 import json
 import re
+import sys
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from forge.change import JSON_NULL, UNAVAILABLE, Change, Op, text
 
@@ -34,11 +37,41 @@ _TABLES: Final = ("36", "34", "35", "96", "94", "95")
 _DIM: Final = "2"
 _BOLD: Final = "1"
 _OPERATION_WIDTH: Final = 6
-_KEY_WIDTH: Final = 6
-_KEY_LIMIT: Final = 12
+_LATENCY_WIDTH: Final = 7
+_LEAST_DETAILS: Final = 10
 _DETAILS_WIDTH: Final = 44
 _VALUE_LIMIT: Final = 40
-_WHO_WIDTH: Final = 26
+_SHORTER_VALUES: Final = (24, 16, 12, 8)
+_NO_LIMIT: Final = sys.maxsize
+
+
+class _Layout(NamedTuple):
+    """How lines of one width are set: digits of the time, space between parts, and the widest that each may be."""
+
+    time: int
+    gap: int
+    table: int
+    key: int
+    who: int
+
+    @classmethod
+    def of(cls, width: int | None) -> Self:
+        if width is None:
+            return cls(time=12, gap=2, table=_NO_LIMIT, key=_NO_LIMIT, who=_NO_LIMIT)
+        if width < 100:
+            return cls(time=8, gap=1, table=11, key=8, who=16)
+        return cls(time=12, gap=2, table=min(width // 6, 30), key=12, who=min(width // 5, 26))
+
+
+class _Column:
+    """A column as wide as what was seen in it so far, between its bounds; what is beyond them stands out."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self._width, self._most = min(least, most), most
+
+    def padded(self, words: str) -> str:
+        self._width = max(self._width, min(len(words), self._most))
+        return words.ljust(self._width)
 
 
 class Feed:
@@ -49,32 +82,51 @@ class Feed:
         self._colour = colour
         self._width = width
         self._schema = schema
-        self._table_width = 11
-        self._key_width = _KEY_WIDTH
+        self._layout = layout = _Layout.of(width)
+        self._table = _Column(11, min(layout.table, 30))
+        self._key = _Column(6, min(layout.key, 36))
+        self._who = _Column(14 if width else 26, min(layout.who, 26))
         self._tables: dict[str, str] = {}
 
     def line(self, change: Change, seen: datetime) -> str:
         """One change, seen at that instant; no line break at its end."""
-        table = shown(change.table if change.schema == self._schema else f"{change.schema}.{change.table}")
-        key = key_text(change)
-        if self._width is not None:
-            table, key = cut(table, 30), cut(key, _KEY_LIMIT)
-        self._table_width = max(self._table_width, min(len(table), 30))
-        self._key_width = max(self._key_width, min(len(key), _KEY_LIMIT))
-        parts = [
-            (f"{change.at.astimezone():%H:%M:%S.%f}"[:-3], _DIM),
-            (table.ljust(self._table_width), self._table_colour(table)),
-            (f"{change.op.name:<{_OPERATION_WIDTH}} {key.ljust(self._key_width)}", _STYLES[change.op]),
+        layout = self._layout
+        name = shown(change.table if change.schema == self._schema else f"{change.schema}.{change.table}")
+        key = self._key.padded(cut(key_text(change), layout.key))
+        head = [
+            (f"{change.at.astimezone():%H:%M:%S.%f}"[: layout.time], _DIM),
+            (self._table.padded(cut(name, layout.table)), self._table_colour(name)),
+            (f"{change.op.name:<{_OPERATION_WIDTH}} {key}", _STYLES[change.op]),
         ]
-        tail = [(who(change).ljust(_WHO_WIDTH), _DIM), (latency(seen - change.at).rjust(8), _BOLD)]
-        what = details(change).ljust(_DETAILS_WIDTH)
-        if self._width is not None:
-            room = self._width - sum(len(part) + 2 for part, _ in parts + tail)
-            if room < 16:
-                tail, room = [], self._width - sum(len(part) + 2 for part, _ in parts)
-            what = cut(what.rstrip(), max(room, 0)).ljust(max(room, 0))
-        line = "  ".join(self._styled(*part) for part in [*parts, (what, ""), *tail] if part[0])
-        return line.rstrip()
+        tail = [
+            (" " * (2 - layout.gap) + self._who.padded(who(change, layout.who)), _DIM),
+            (latency(seen - change.at).rjust(_LATENCY_WIDTH), _BOLD),
+        ]
+        if self._width is None:
+            parts = [*head, (details(change).ljust(_DETAILS_WIDTH), ""), *tail]
+        else:
+            room = self._room(head, tail)
+            while room < _LEAST_DETAILS and tail:
+                tail.pop()
+                room = self._room(head, tail)
+            parts = [*head, (details(change, room).ljust(room), ""), *tail]
+        return self._joined(parts)
+
+    def _room(self, head: list[tuple[str, str]], tail: list[tuple[str, str]]) -> int:
+        """How wide the details may be beside everything else."""
+        assert self._width is not None
+        return max(self._width - sum(len(part) + self._layout.gap for part, _ in (*head, *tail)), 0)
+
+    def _joined(self, parts: list[tuple[str, str]]) -> str:
+        pieces, room = [], self._width or _NO_LIMIT
+        last = max(place for place, (part, _) in enumerate(parts) if part.strip())
+        for place, (part, style) in enumerate(parts[: last + 1]):
+            part = cut(part.rstrip() if place == last else part, room)
+            room -= len(part) + self._layout.gap
+            pieces.append(self._styled(part, style))
+            if room <= 0:
+                break
+        return (" " * self._layout.gap).join(pieces)
 
     def _table_colour(self, table: str) -> str:
         return self._tables.setdefault(table, _TABLES[len(self._tables) % len(_TABLES)])
@@ -88,37 +140,55 @@ def key_text(change: Change) -> str:
     return shown(",".join(map(text, change.key.values()))) if change.key else "*"
 
 
-def details(change: Change) -> str:
-    """What changed: old → new for an update, the row for an insert or a delete."""
+def details(change: Change, width: int | None = None) -> str:
+    """What changed: old → new for an update, the row for an insert or a delete; no wider than that."""
+    if change.op is not Op.UPDATE and change.after is None and change.before is None:
+        more = shown(json.dumps(dict(change.context.more), default=str)) if change.context.more else ""
+        return more if width is None else cut(more, width)
+    columns = [(shown(name), values) for name, values in _columns(change)]
+    if not columns and change.op is Op.UPDATE:
+        columns = [("(no column differs)", ())]
+    line = _listed(columns, _VALUE_LIMIT)
+    if width is None:
+        return line
+    for limit in _SHORTER_VALUES:
+        if len(line) <= width:
+            break
+        line = _listed(columns, limit)
+    return cut(line, width)
+
+
+def _columns(change: Change) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The columns to speak of, each with its values as texts: one, or the old and the new."""
     if change.op is Op.UPDATE:
-        return ", ".join(_differences(change)) or "(no column differs)"
-    row = change.after if change.after is not None else change.before
+        before, after = change.before or {}, change.after or {}
+        for name in change.changed:
+            if name in change.hidden:
+                yield name, (HIDDEN,)
+            else:
+                yield name, tuple(value_text(row.get(name, UNAVAILABLE)) for row in (before, after))
+        return
     keys = change.key or {}
-    if row is not None:
-        return ", ".join(
-            f"{shown(name)}: {value_text(value)}"
-            for name, value in row.items()
-            if name not in keys and value is not None and value is not UNAVAILABLE
-        )
-    return shown(json.dumps(dict(change.context.more), default=str)) if change.context.more else ""
+    for name, value in (change.after or change.before or {}).items():
+        if name not in keys and value is not None and value is not UNAVAILABLE:
+            yield name, (value_text(value),)
 
 
-def _differences(change: Change) -> Iterator[str]:
-    before, after = change.before or {}, change.after or {}
-    for name in change.changed:
-        if name in change.hidden:
-            yield f"{shown(name)}: {HIDDEN}"
-        else:
-            old, new = before.get(name, UNAVAILABLE), after.get(name, UNAVAILABLE)
-            yield f"{shown(name)}: {value_text(old)} → {value_text(new)}"
+def _listed(columns: Iterable[tuple[str, tuple[str, ...]]], limit: int) -> str:
+    return ", ".join(
+        f"{name}: {' → '.join(cut(value, limit) for value in values)}" if values else name for name, values in columns
+    )
 
 
-def who(change: Change) -> str:
-    """Who did it, in which function, in which trace, as far as known."""
+def who(change: Change, width: int | None = None) -> str:
+    """Who did it, in which function, in which trace, as far as known and as far as it fits; the first always."""
     context = change.context
     named = (context.user_id, context.function_name, short(context.trace_id))
-    known = [shown(word) for word in named if word]
-    return " · ".join(known) if known else shown(context.session_user or "")
+    known = [shown(word) for word in named if word] or [shown(context.session_user or "")]
+    while width is not None and len(known) > 1 and len(" · ".join(known)) > width:
+        known.pop()
+    words = " · ".join(known)
+    return words if width is None else cut(words, width)
 
 
 def short(trace_id: str | None) -> str | None:
@@ -150,12 +220,12 @@ def value_text(value: Any) -> str:
 
 def latency(elapsed: timedelta) -> str:
     """
-    >>> latency(timedelta(microseconds=2130)), latency(timedelta(seconds=12.3)), latency(timedelta(days=3))
-    ('2.1 ms', '12.3 s', '3 d')
+    >>> [latency(timedelta(seconds=seconds)) for seconds in (0.00213, 0.4567, 12.3, 3 * 86_400)]
+    ['2.1 ms', '457 ms', '12.3 s', '3 d']
     """
     seconds = max(elapsed.total_seconds(), 0)
     if seconds < 1:
-        return f"{seconds * 1000:.1f} ms"
+        return f"{seconds * 1000:.{1 if seconds < 0.1 else 0}f} ms"
     if seconds < 120:
         return f"{seconds:.1f} s"
     if seconds < 7200:

@@ -3,12 +3,14 @@
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.change import UNAVAILABLE, Change, Context, Op, Source
-from forge.feed import Feed, details, value_text
+from forge.feed import Feed, details, value_text, who
 
 AT = datetime(2026, 11, 15, 12, 1, 7, 114000, tzinfo=UTC)
 
@@ -65,4 +67,50 @@ def test_no_value_steers_the_terminal_and_no_line_is_too_long(words: str, width:
     for line in (Feed(width=width).line(made, AT), Feed().line(made, AT)):
         assert all(character.isprintable() or character == "\u3000" or not character.isascii() for character in line)
         assert len(line.splitlines()) == 1
-    assert len(Feed(width=width).line(made, AT)) <= max(width, 60)
+    assert len(Feed(width=width).line(made, AT)) <= width
+
+
+def test_eighty_columns_hold_what_who_and_how_late() -> None:
+    line = Feed(width=80).line(change(), AT + timedelta(milliseconds=2.1))
+    assert len(line) <= 80
+    for part in ("orders", "UPDATE 4711", "status: placed → paid", "ada · checkout", "2.1 ms"):
+        assert part in line
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_long_values_and_uuids_push_nobody_off_the_line(width: int) -> None:
+    feed = Feed(width=width)
+    for number in range(4):
+        uuid, long = str(UUID(int=number + 2**120)), {"note": "x" * 500, "more": "y" * 500}
+        busy = change(Op.INSERT, key={"id": uuid}, before=None, after=long)
+        line = feed.line(busy, AT + timedelta(milliseconds=123))
+        assert len(line) <= width
+        assert uuid[:7] in line
+        assert "note: xxxxx" in line
+        assert "ada · checkout" in line
+        assert line.endswith("123 ms")
+
+
+def test_values_are_shortened_before_columns_are_left_out() -> None:
+    both = change(before={"a": "x" * 60, "b": "y" * 60}, after={"a": "X" * 60, "b": "Y" * 60})
+    assert details(both, 60) == "a: xxxxxxx… → XXXXXXX…, b: yyyyyyy… → YYYYYYY…"
+
+
+def test_of_who_the_trace_goes_first_and_the_user_stays() -> None:
+    assert [who(change(), width) for width in (26, 16, 8, 2)] == [
+        "ada · checkout · 3f2a…",
+        "ada · checkout",
+        "ada",
+        "a…",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120, None])
+def test_columns_stay_where_they_are_among_mixed_keys(width: int | None) -> None:
+    feed = Feed(width=width)
+    keys = [1, str(UUID(int=2**127)), 22, str(UUID(int=2**126)), 333_333]
+    lines = [feed.line(change(key={"id": key}), AT) for key in keys]
+    settled = lines[1:]
+    for part in ("UPDATE", "status", "ada", "0.0 ms"):
+        assert len({line.index(part) for line in settled}) == 1, part
+    assert (str(keys[1]) in lines[1]) is (width is None)
