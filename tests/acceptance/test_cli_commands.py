@@ -182,6 +182,32 @@ def test_every_command_has_examples(forge: Forge) -> None:
         assert f"forge {command}" in shown.out.split("Example", 1)[1]
 
 
+def test_every_commands_help_lists_the_flags_that_every_command_takes(forge: Forge) -> None:
+    assert "before or after a command" in forge("--help").out
+    for command in ("init", "enable", "disable", "status", "tail", "trim", "maintain", "doctor", "config", "demo"):
+        before, panel, after = forge(command, "--help").out.partition("Options of every command")
+        assert panel
+        for flag in ("--database-url", "-d", "--config", "--data", "--json", "--no-color", "--debug"):
+            assert flag in after
+        assert "--version" not in before + after
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-d", "postgresql://db/x", "--json", "config"],
+        ["config", "-d", "postgresql://db/x", "--json"],
+        ["config", "--json", "-dpostgresql://db/x"],
+        ["--json", "config", "--database-url=postgresql://db/x", "--no-color", "--debug"],
+    ],
+    ids=" ".join,
+)
+def test_those_flags_stand_before_or_after_the_command(forge: Forge, words: list[str]) -> None:
+    result = forge(*words)
+    assert (result.code, result.err) == (0, "")
+    assert json.loads(result.out)["database_url"] == {"value": "postgresql://db/x", "origin": "--database-url"}
+
+
 def test_the_version(process: Forge) -> None:
     result = process("--version")
     assert result.code == 0

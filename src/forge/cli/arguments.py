@@ -1,7 +1,12 @@
-"""Flags that mean the same everywhere may stand anywhere on the command line."""
+"""Flags that mean the same everywhere may stand anywhere on the command line, and every command's help lists them."""
 
+import copy
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
+
+from typer.core import TyperCommand, TyperOption
+
+PANEL: Final = "Options of every command"
 
 SWITCHES: Final = ("--json", "--no-color", "--debug")
 VALUED: Final = ("--database-url", "-d", "--config", "--data")
@@ -20,10 +25,26 @@ def hoist(arguments: Sequence[str]) -> list[str]:
     for word in words:
         if word == "--":
             rest += [word, *words]
-        elif word in SWITCHES or word.startswith(_JOINED):
+        elif word in SWITCHES or word.startswith(_JOINED) or (word.startswith("-d") and word != "-d"):
             front.append(word)
         elif word in VALUED:
             front += [word, *(value for value in [next(words, None)] if value is not None)]
         else:
             rest.append(word)
     return front + rest
+
+
+class Command(TyperCommand):
+    """A command whose help has a panel with the global flags. `hoist` has moved them away before it is parsed."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        own = super().get_params(ctx)
+        parent = ctx.parent.command.params if ctx.parent else []
+        return [*own, *(_listed(param) for param in parent if set(param.opts) & {*SWITCHES, *VALUED})]
+
+
+def _listed(param: TyperOption) -> TyperOption:
+    shown = copy.copy(param)
+    shown.expose_value = False
+    shown.rich_help_panel = PANEL
+    return shown

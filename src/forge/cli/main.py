@@ -14,7 +14,7 @@ import typer
 
 from forge.changelog.connection import translate
 from forge.cli import config, demo, disable, doctor, enable, init, maintain, status, tail, trim
-from forge.cli.arguments import hoist
+from forge.cli.arguments import Command, hoist
 from forge.cli.session import Session, forget_output
 from forge.errors import ForgeError
 from forge.feed import shown
@@ -24,7 +24,8 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="forge",
     help="Every change of a PostgreSQL database, captured once: durable, gap-free, with who and why.",
-    epilog="With no database URL, forge runs a PostgreSQL of its own in .forge/.\n\n"
+    epilog="These options may stand before or after a command.\n\n"
+    "With no database URL, forge runs a PostgreSQL of its own in .forge/.\n\n"
     "Example: forge init; forge enable orders; forge tail",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -33,6 +34,8 @@ app = typer.Typer(
 )
 for command in (init, enable, disable, status, tail, trim, maintain, doctor, config, demo):
     command.register(app)
+for registered in app.registered_commands:
+    registered.cls = Command
 
 
 def show_version(wanted: bool) -> None:
