@@ -51,15 +51,15 @@ def test_init_without_a_superuser_says_that_ddl_is_polled(forge: Forge, empty_da
 
 
 @pytest.mark.parametrize(
-    ("mode", "seen"), [("DISABLE", "polled"), ("ENABLE REPLICA", "polled"), ("ENABLE ALWAYS", "seen at once")]
+    ("mode", "seen"), [("DISABLE", "polled"), ("ENABLE REPLICA", "polled"), ("ENABLE ALWAYS", "event_trigger")]
 )
 def test_status_knows_whether_ddl_is_seen(
     forge: Forge, connection: Connection, database: str, mode: str, seen: str
 ) -> None:
     connection.execute(f"ALTER EVENT TRIGGER forge_rewrite {mode}".encode())
     assert json.loads(forge("status", "--json", url=database).out)["ddl"] == seen
-    assert json.loads(forge("init", "--json", url=database).out)["ddl"] == "event trigger"
-    assert json.loads(forge("status", "--json", url=database).out)["ddl"] == "seen at once"
+    assert json.loads(forge("init", "--json", url=database).out)["ddl"] == "event_trigger"
+    assert json.loads(forge("status", "--json", url=database).out)["ddl"] == "event_trigger"
 
 
 def test_enable_says_how_many_and_keeps_what_is_not_said(forge: Forge, connection: Connection, database: str) -> None:
@@ -122,10 +122,42 @@ def test_status_counts_what_happened(forge: Forge, connection: Connection, datab
     assert table["changes_per_second"] == found["changes_per_second"] == 2.0
     assert found["log_bytes"] > 0
     assert found["partitions"] == 8
-    assert (found["overflow"], found["lag_seconds"], found["ddl"]) == (False, 0.0, "seen at once")
+    assert (found["overflow"], found["lag_seconds"], found["ddl"]) == (False, 0.0, "event_trigger")
     text = forge("status", url=database).out
     for part in ("orders", "2.0", "120", "mask secret", "seen at once"):
         assert part in text
+
+
+STATUS_TIMES = ("at", "newest_change", "maintenance_last_ran", "first_day", "last_day")
+STATUS_WORDS = {
+    "readers": {"awake", "asleep", "none"},
+    "wakeup": {"auto", "notify", "poll"},
+    "ddl": {"event_trigger", "polled"},
+}
+
+
+def test_status_for_programs_holds_numbers_times_and_words_of_a_set(
+    forge: Forge, connection: Connection, database: str
+) -> None:
+    fresh = json.loads(forge("status", "--json", url=database).out)
+    assert (fresh["newest_change"], fresh["maintenance_last_ran"], fresh["log_size_limit"]) == (None, None, None)
+    forge("enable", "orders", url=database)
+    forge("trim", url=database)
+    connection.execute("INSERT INTO orders VALUES (1)")
+    found = json.loads(forge("status", "--json", url=database, FORGE_LOG_SIZE_LIMIT="1GB").out)
+    assert found.keys() == fresh.keys()
+    for name in STATUS_TIMES:
+        datetime.fromisoformat(found[name])
+    assert all(found[name].endswith("Z") for name in STATUS_TIMES[:3])
+    assert found["tables"][0]["newest_change"].endswith("Z")
+    for name, words in STATUS_WORDS.items():
+        assert found[name] in words
+    assert (found["maintenance_running"], found["readers"], found["log_size_limit"]) == (False, "none", 1024**3)
+    assert found["server_version_num"] // 10000 == int(found["server_version"].split(".")[0])
+    assert not [name for name, value in found.items() if isinstance(value, str) and (" " in value or value == "")]
+    connection.execute("SELECT pg_advisory_lock(5075401093471535107)")
+    assert json.loads(forge("status", "--json", url=database).out)["maintenance_running"] is True
+    assert "running" in forge("status", url=database).out
 
 
 def test_trim_drops_old_days_and_says_so_first(forge: Forge, connection: Connection, database: str) -> None:

@@ -39,7 +39,7 @@ def _init(run: Session, database: Database) -> None:
                 "embedded": database.embedded,
                 "version": after,
                 "applied": [step.name for step in applied],
-                "ddl": "event trigger" if seen else "polled",
+                "ddl": "event_trigger" if seen else "polled",
                 "partitions": {"first": days[0], "last": days[-1]},
             }
         )

@@ -1,11 +1,12 @@
 """`forge status`: what is tracked, how much is going on, and how large the log is.
 
 Rates are of the last minute, read from the newest rows by index, so that a log of any size answers at once. Changes
-are counted exactly in a small log and otherwise not at all.
+are counted exactly in a small log and otherwise not at all. `--json` prints a `Status` with nothing to be parsed:
+numbers, ISO 8601 times in UTC, and words of the stated sets; the sentences are made for people only.
 """
 
-from datetime import date, datetime, timedelta
-from typing import Any
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Literal
 
 import msgspec
 import typer
@@ -15,7 +16,7 @@ from forge.changelog.connection import Connection
 from forge.changelog.install import installed_version
 from forge.changelog.partitions import attached
 from forge.cli.session import Session, session
-from forge.config import hide, shown_size
+from forge.config import Config, Wakeup, hide, shown_size
 from forge.database import Database
 from forge.feed import ABSENT, latency, shown
 
@@ -75,15 +76,18 @@ class TableStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """All of it. `lag_seconds` is the age of the oldest write that is not committed yet: no reader can be behind
-    for longer than that by waiting."""
+    """All of it, as of `at`. `lag_seconds` is the age of the oldest write that is not committed yet: no reader can be
+    behind for longer than that by waiting."""
 
+    at: datetime
     database: str
     embedded: bool
-    server: str
+    server_version: str
+    server_version_num: int
     schema_version: int
     changes_per_second: float
     log_bytes: int
+    log_size_limit: int | None
     log_rows_estimated: int
     partitions: int
     first_day: date | None
@@ -91,10 +95,11 @@ class Status(msgspec.Struct, frozen=True):
     overflow: bool
     newest_change: datetime | None
     lag_seconds: float
-    readers: str
-    wakeup: str
-    maintenance: str
-    ddl: str
+    readers: Literal["awake", "asleep", "none"]
+    wakeup: Wakeup
+    maintenance_running: bool
+    maintenance_last_ran: datetime | None
+    ddl: Literal["event_trigger", "polled"]
     tables: list[TableStatus]
 
 
@@ -106,14 +111,14 @@ def status(context: typer.Context) -> None:
     """Show the tracked tables, changes per second, the log's size and partitions."""
     run = session(context)
     with run.database() as database, run.connection() as connection:
-        found = observe(connection, database, run.config.wakeup)
+        found = observe(connection, database, run.config)
     if run.json:
         run.emit(found)
     else:
         _print(run, found)
 
 
-def observe(connection: Connection, database: Database, wakeup: str) -> Status:
+def observe(connection: Connection, database: Database, config: Config) -> Status:
     """The state of a log, as of now."""
     row = connection.execute(_LOG).fetchone()
     assert row is not None
@@ -128,7 +133,7 @@ def observe(connection: Connection, database: Database, wakeup: str) -> Status:
             f"{schema}.{table}",
             rate,
             None if counts is None else counts.get(number, 0),
-            last,
+            _utc(last),
             excluded,
             masked,
             replica,
@@ -138,52 +143,54 @@ def observe(connection: Connection, database: Database, wakeup: str) -> Status:
         ).fetchall()
     ]
     return Status(
+        at=now.astimezone(UTC),
         database=hide(database.url),
         embedded=database.embedded,
-        server=connection.info.parameter_status("server_version") or "",
+        server_version=(connection.info.parameter_status("server_version") or "").split(" ")[0],
+        server_version_num=connection.info.server_version,
         schema_version=installed_version(connection),
         changes_per_second=sum(table.changes_per_second for table in tables),
         log_bytes=size,
+        log_size_limit=config.log_size_limit,
         log_rows_estimated=rows,
         partitions=len(days),
         first_day=days[0] if days else None,
         last_day=days[-1] if days else None,
         overflow=overflow,
-        newest_change=newest,
+        newest_change=_utc(newest),
         lag_seconds=oldest or 0.0,
-        readers="awake" if 0 in locks else "asleep" if locks.get(1) else "none follows",
-        wakeup=wakeup,
-        maintenance=_maintenance(locks.get(2, False), instant, now),
-        ddl="seen at once" if seen else "polled",
+        readers="awake" if 0 in locks else "asleep" if locks.get(1) else "none",
+        wakeup=config.wakeup,
+        maintenance_running=locks.get(2, False),
+        maintenance_last_ran=_utc(instant),
+        ddl="event_trigger" if seen else "polled",
         tables=tables,
     )
 
 
-def _maintenance(running: bool, instant: datetime | None, now: datetime) -> str:
-    if running:
-        return "running"
-    return "never ran" if instant is None else f"last ran {latency(now - instant)} ago"
+def _utc(at: datetime | None) -> datetime | None:
+    return None if at is None else at.astimezone(UTC)
 
 
 def _print(run: Session, found: Status) -> None:
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
-    limit = run.config.log_size_limit
+    limit = found.log_size_limit
     where = "embedded" if found.embedded else found.database
     for name, value in (
-        ("database", f"PostgreSQL {found.server}, {where}"),
+        ("database", f"PostgreSQL {found.server_version}, {where}"),
         ("rate", f"{found.changes_per_second:.1f} changes/s in the last minute"),
-        ("newest change", _ago(found.newest_change)),
+        ("newest change", _ago(found, found.newest_change)),
         ("lag", f"the oldest open write began {latency(timedelta(seconds=found.lag_seconds))} ago"
          if found.lag_seconds else "none: no write is open"),
         ("log", f"{shown_size(found.log_bytes)}{f' of {shown_size(limit)}' if limit else ''},"
          f" about {found.log_rows_estimated} changes"),
         ("partitions", f"{found.partitions} ({found.first_day} to {found.last_day})"
          + (", and changes in the overflow" if found.overflow else "")),
-        ("readers", f"{found.readers} (wake-up {found.wakeup})"),
-        ("maintenance", found.maintenance),
-        ("DDL", found.ddl),
+        ("readers", f"{'none follows' if found.readers == 'none' else found.readers} (wake-up {found.wakeup})"),
+        ("maintenance", _maintenance(found)),
+        ("DDL", "seen at once" if found.ddl == "event_trigger" else "polled"),
     ):  # fmt: skip
         facts.add_row(name, shown(value))
     run.show(facts)
@@ -197,21 +204,28 @@ def _print(run: Session, found: Status) -> None:
         table.add_column(heading, justify="right")
     table.add_column("settings")
     for item in found.tables:
-        table.add_row(*_cells(item))
+        table.add_row(*_cells(found, item))
     run.show("")
     run.show(table)
 
 
-def _cells(item: TableStatus) -> list[str]:
+def _maintenance(found: Status) -> str:
+    if found.maintenance_running:
+        return "running"
+    last = found.maintenance_last_ran
+    return "never ran" if last is None else f"last ran {_ago(found, last)}"
+
+
+def _cells(found: Status, item: TableStatus) -> list[str]:
     settings: list[Any] = [f"exclude {name}" for name in item.excluded] + [f"mask {name}" for name in item.masked]
     return [
         shown(item.table.removeprefix("public.")),
         f"{item.changes_per_second:.1f}",
         ABSENT if item.changes is None else f"{item.changes:,}",
-        _ago(item.newest_change),
+        _ago(found, item.newest_change),
         shown(", ".join(settings + (["replica"] if item.replica else []))),
     ]
 
 
-def _ago(at: datetime | None) -> str:
-    return ABSENT if at is None else f"{latency(datetime.now(at.tzinfo) - at)} ago"
+def _ago(found: Status, at: datetime | None) -> str:
+    return ABSENT if at is None else f"{latency(found.at - at)} ago"
