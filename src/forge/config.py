@@ -23,6 +23,7 @@ from forge.errors import ConfigError
 
 FILE: Final = Path("forge.toml")
 PREFIX: Final = "FORGE_"
+ARGUMENT: Final = "the argument URL"
 
 Wakeup = Literal["auto", "notify", "poll"]
 
@@ -47,11 +48,12 @@ def load(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
+    url: str | None = None,
 ) -> Config:
     """The configuration in force; raise ConfigError for anything unknown or malformed.
 
-    Flags that are None were not given. A `file` that is named must exist; otherwise `forge.toml` in the
-    working directory is read if it is there.
+    Flags that are None were not given. A `url` is a command's argument, and wins over its flag. A `file` that is named
+    must exist; otherwise `forge.toml` in the working directory is read if it is there.
 
     >>> load({"wakeup": "poll"}, {"FORGE_WAKEUP": "notify", "FORGE_RETENTION_DAYS": "7"}).origins
     {'retention_days': 'FORGE_RETENTION_DAYS', 'wakeup': '--wakeup'}
@@ -62,11 +64,25 @@ def load(
         *_from_environment(environ or {}),
         *_from_file(file),
         *_from_flags(flags or {}),
+        *([] if url is None else [("database_url", url, ARGUMENT)]),
     ):
         values[name] = _PARSERS[name](value, origin)
         origins[name] = origin
     ordered = {name: origins[name] for name in SETTINGS if name in origins}
     return Config(**values, origins=ordered)
+
+
+def url_source(config: Config) -> str | None:
+    """Where the database URL in force is written, as a person would look for it; None for the embedded server.
+
+    >>> url_source(load({}, {"FORGE_DATABASE_URL": "postgresql://db"})), url_source(Config())
+    ('FORGE_DATABASE_URL', None)
+    """
+    if config.database_url is None:
+        return None
+    origin = config.origins.get("database_url", "the database URL")
+    named = origin.startswith(("--", PREFIX, "the "))
+    return origin if named else f"database_url in {origin}"
 
 
 def described(config: Config) -> list[tuple[str, Any, str]]:

@@ -1,14 +1,22 @@
-"""The database that a configuration means: the one it names, or the embedded server while in use."""
+"""The database that a configuration means: the one it names, or the embedded server while in use.
+
+An error of a connection to it names in its fix where the URL in force is written: a flag, a variable, a file.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
+import psycopg
 
-from forge.config import Config
-from forge.errors import ServerError
+from forge.changelog.connection import typed_errors
+from forge.config import Config, url_source
+from forge.errors import ConfigError, ForgeError, ServerError
 from forge.postgres import embedded
+
+_REFUSED: Final = ("28000", "28P01", "3D000")
 
 
 class Database(msgspec.Struct, frozen=True):
@@ -20,10 +28,40 @@ class Database(msgspec.Struct, frozen=True):
 
 @contextmanager
 def database(config: Config, *, create: bool = False) -> Iterator[Database]:
-    """The database to use. An embedded server is started if need be, and stops with its last user.
+    """The database to use, and the server's errors as Forge's while it is.
 
-    Only with `create` is one made where there is none.
+    An embedded server is started if need be, and stops with its last user. Only with `create` is one made where there
+    is none.
     """
+    with _database(config, create=create) as found:
+        try:
+            with typed_errors():
+                yield found
+        except (ServerError, ConfigError) as error:
+            if (fix := connection_fix(error, config)) is None:
+                raise
+            raise type(error)(str(error), fix=fix) from error
+
+
+def connection_fix(error: ForgeError, config: Config) -> str | None:
+    """What to do about a connection that failed; None for an error of another kind."""
+    malformed = isinstance(error, ConfigError) and isinstance(error.__context__, psycopg.ProgrammingError)
+    cause = error.__cause__
+    lost = isinstance(cause, psycopg.OperationalError) and (not cause.sqlstate or cause.sqlstate in _REFUSED)
+    if not malformed and not lost:
+        return None
+    source = url_source(config)
+    if source is None:
+        return f"try again; if that does not help, see {config.data / 'postgres' / 'server.log'}"
+    if malformed:
+        return f"write {source} as postgresql://user@host:5432/database"
+    if "does not exist" in str(cause) or "authentication" in str(cause):
+        return f"check the user, password and database in {source}"
+    return f"start the server, or correct {source}"
+
+
+@contextmanager
+def _database(config: Config, *, create: bool) -> Iterator[Database]:
     if config.database_url is not None:
         yield Database(config.database_url, embedded=False)
         return

@@ -106,9 +106,40 @@ def test_a_wrong_url_or_a_server_that_is_down(forge: Forge, url: str, what: str,
         refused(forge(*command, url=url), what, fix)
 
 
+DOWN = "postgresql://postgres@127.0.0.1:1/shop"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "file", "source"),
+    [
+        (["--database-url", DOWN], {"FORGE_DATABASE_URL": "postgresql://x"}, "", "--database-url"),
+        (["-d", DOWN], {}, 'database_url = "postgresql://x"', "--database-url"),
+        ([], {"FORGE_DATABASE_URL": DOWN}, "retention_days = 3", "FORGE_DATABASE_URL"),
+        ([], {"FORGE_DATABASE_URL": "postgresql://x"}, f'database_url = "{DOWN}"', "database_url in forge.toml"),
+    ],
+)
+def test_a_failed_connection_names_where_its_url_came_from(
+    forge: Forge, tmp_path: Path, words: list[str], variables: dict[str, str], file: str, source: str
+) -> None:
+    if file:
+        (tmp_path / "forge.toml").write_text(file)
+    for command in ("status", "init", "tail", "maintain"):
+        refused(forge(command, *words, **variables), "cannot reach", f"start the server, or correct {source}")
+    findings = json.loads(forge("doctor", "--json", *words, **variables).out)["findings"]
+    assert [finding["fix"] for finding in findings] == [f"start the server, or correct {source}"]
+
+
+def test_a_url_given_as_an_argument_is_named_as_that(forge: Forge, database: str) -> None:
+    refused(forge("tail", DOWN, url=database), "cannot reach", "correct the argument URL")
+    refused(forge("tail", "mysql://db", url=database), "database_url in the argument URL", "postgresql://")
+    refused(forge("tail", "postgresql://[::1/x", url=database), "malformed", "write the argument URL as postgresql://")
+    assert "correct the argument URL" in forge("doctor", DOWN, url=database).out
+    refused(forge("demo", "-d", DOWN, "--seconds", "1"), "cannot reach", "correct --database-url")
+
+
 def test_a_database_that_does_not_exist(forge: Forge, database: str) -> None:
     url = database.rsplit("/", 1)[0] + "/no_such_database"
-    refused(forge("status", url=url), "does not exist", "check the user, password and database")
+    refused(forge("status", url=url), "does not exist", "check the user, password and database in FORGE_DATABASE_URL")
 
 
 def test_forge_is_not_installed(forge: Forge, empty_database: str) -> None:

@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from forge.cli.session import Session, session
+from forge.database import connection_fix
 from forge.doctor import Finding, Level, examine, healthy
 from forge.doctor.finding import count
 from forge.feed import shown
@@ -37,7 +38,10 @@ def doctor(
     with run.database() as database:
         findings = []
         looking = examine(
-            database.url, retention_days=run.config.retention_days, log_size_limit=run.config.log_size_limit
+            database.url,
+            retention_days=run.config.retention_days,
+            log_size_limit=run.config.log_size_limit,
+            unreachable=lambda error: connection_fix(error, run.config),
         )
         for finding in looking:
             findings.append(finding)

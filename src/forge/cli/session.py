@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from forge import config as configuration
-from forge.changelog.connection import Connection, connect, typed_errors
+from forge.changelog.connection import Connection, connect
 from forge.changelog.install import require_installed
 from forge.config import Config
 from forge.database import Database, database
@@ -44,6 +44,7 @@ class Session:
         self.debug = debug
         self._flags = dict(flags or {})
         self._config_file = config_file
+        self._url: str | None = None
         self._colour = colour and not os.environ.get("NO_COLOR")
         self.out = self._console(stderr=False)
         self.err = self._console(stderr=True)
@@ -68,17 +69,16 @@ class Session:
     @cached_property
     def config(self) -> Config:
         """The configuration in force."""
-        return configuration.load(self._flags, os.environ, self._config_file)
+        return configuration.load(self._flags, os.environ, self._config_file, self._url)
 
     def use(self, url: str | None) -> None:
         """Take the database from a command's own argument."""
-        if url is not None:
-            self._flags["database_url"] = url
+        self._url = url
 
     @contextmanager
     def database(self, *, create: bool = False) -> Iterator[Database]:
         """The database to work on, and the server's errors as Forge's. An embedded one is made only with `create`."""
-        with database(self.config, create=create) as found, typed_errors():
+        with database(self.config, create=create) as found:
             yield found
 
     @contextmanager

@@ -54,13 +54,21 @@ WHERE_INSTALLED: Final[tuple[Check, ...]] = (
 
 
 def examine(
-    url: str, *, retention_days: int = 30, log_size_limit: int | None = None, patience: float = 300.0
+    url: str,
+    *,
+    retention_days: int = 30,
+    log_size_limit: int | None = None,
+    patience: float = 300.0,
+    unreachable: Callable[[ForgeError], str | None] = lambda _: None,
 ) -> Iterator[Finding]:
-    """Findings in the order of the checks. What a first problem makes meaningless is not looked at."""
+    """Findings in the order of the checks. What a first problem makes meaningless is not looked at.
+
+    Who knows where the URL came from can say with `unreachable` what to do when it leads nowhere.
+    """
     try:
         connection = connect(url)
     except ForgeError as error:
-        yield problem("server", str(error), error.fix)
+        yield problem("server", str(error), unreachable(error) or error.fix)
         return
     with connection:
         connection.execute("SET statement_timeout = '30s'; SET lock_timeout = '2s'; SET TimeZone = 'UTC'")
