@@ -227,3 +227,41 @@ def test_random_triggers_and_statements_replay(t: Connection) -> None:
             t.execute("DELETE FROM t WHERE id %% 7 = %(s)s %% 7", {"s": seed})
     assert agrees(t)
     assert len(logged(t)) > 100
+
+
+def test_foreign_keys_that_update_and_delete_rows_of_one_table(connection: Connection) -> None:
+    """PostgreSQL fires the update's statement trigger after the delete's, with rows of several rounds."""
+    connection.execute(
+        "CREATE TABLE parent (k int PRIMARY KEY);"
+        "CREATE TABLE t (id int PRIMARY KEY, v int,"
+        " owner int REFERENCES parent ON DELETE CASCADE, first int REFERENCES parent ON DELETE SET NULL)"
+    )
+    enable(connection, "t")
+    connection.execute("INSERT INTO parent SELECT generate_series(1, 6)")
+    connection.execute("INSERT INTO t SELECT n, 0, n % 6 + 1, (n * 5) % 6 + 1 FROM generate_series(1, 60) n")
+    connection.execute("DELETE FROM parent WHERE k < 6")
+    assert agrees(connection)
+    assert {op for op, _ in ops(connection)} == {"I", "U", "D"}
+    connection.execute("UPDATE t SET id = id + 1000")
+    assert agrees(connection)
+
+
+def test_what_orders_changes_follows_the_foreign_keys(connection: Connection) -> None:
+    connection.execute("CREATE TABLE parent (k int PRIMARY KEY); CREATE TABLE t (id int PRIMARY KEY, v int, w int)")
+    enable(connection, "t")
+    enable(connection, "parent")
+
+    def order(table: str) -> tuple[object, set[str]]:
+        row = connection.execute("SELECT forge.log_order(%s::regclass)", (table,)).fetchone()
+        names = connection.execute(
+            "SELECT tgname FROM pg_trigger WHERE tgrelid = %s::regclass AND NOT tgisinternal", (table,)
+        ).fetchall()
+        return row and row[0], {name for (name,) in names if name.startswith("!")}
+
+    assert (order("parent"), order("t")) == (("statements", set()), ("statements", set()))
+    connection.execute("ALTER TABLE t ADD FOREIGN KEY (v) REFERENCES parent ON DELETE CASCADE")
+    assert (order("parent"), order("t")) == (("marks", {"!forge_mark_parent"}), ("statements", set()))
+    connection.execute("ALTER TABLE t ADD FOREIGN KEY (w) REFERENCES parent ON DELETE SET NULL")
+    assert order("t") == ("rows", {"!forge_each_t"})
+    trigger(connection, "AFTER INSERT", "NULL")
+    assert order("t") == ("marks", {"!forge_mark_t"})

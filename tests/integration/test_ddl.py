@@ -230,7 +230,7 @@ def test_temporary_tables_cost_no_refresh(tables: Connection) -> None:
     before = len(everything(tables))
     tables.execute("CREATE TEMP TABLE scratch (id int)")
     assert len(everything(tables)) == before
-    tables.execute("CREATE TABLE permanent (id int)")
+    tables.execute("CREATE SCHEMA permanent")
     assert [row.op for row in everything(tables)[before:]] == ["S"]
 
 
@@ -312,3 +312,19 @@ def test_event_triggers_that_fire_for_replicas_only_see_nothing_so_maintenance_d
     connection.execute("ALTER TABLE t ALTER v TYPE int USING v + 100")
     connection.execute("SELECT forge.refresh_all()")
     assert [row.op for row in everything(connection)[before:]] == ["S"]
+
+
+def test_ddl_on_one_table_does_not_look_at_the_others(database: str, connection: Connection) -> None:
+    """Another session may be in the midst of changing those."""
+    connection.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
+    enable(connection, "a")
+    enable(connection, "b")
+    connection.execute("UPDATE forge.table_version SET fingerprint = '' WHERE table_name = 'b'")
+    with connect(database) as other:
+        other.execute("BEGIN; LOCK TABLE b IN ACCESS EXCLUSIVE MODE")
+        connection.execute("SET statement_timeout = '5s'")
+        connection.execute("ALTER TABLE a ADD v int")
+        connection.execute("CREATE TABLE c (id int REFERENCES a)")
+        other.execute("ROLLBACK")
+    connection.execute("INSERT INTO a VALUES (1, 2)")
+    assert logged(connection)[-1].new == {"id": 1, "v": 2}

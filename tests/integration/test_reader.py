@@ -20,6 +20,7 @@ from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor, Position, Snapshot
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, NotInstalled
+from forge.history.asof import table_as_of
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 from tests.integration.following import add, batches, between, changes, keys, now, orders, track
@@ -401,6 +402,28 @@ async def test_a_cursor_whose_running_transaction_was_trimmed_has_expired(
         with pytest.raises(CursorExpired):
             await changes(reader, cursor)
         assert await changes(reader, await reader.now()) == []
+
+
+async def test_a_transaction_in_flight_loses_nothing_by_trimming(database: str, connection: Connection) -> None:
+    """Its number is lower than those that were trimmed, but it had not written to what is gone."""
+    orders(connection)
+    connection.execute("SELECT forge.current_identity()")
+    async with Reader.open(database) as reader:
+        with connect(database) as idle:
+            idle.execute("BEGIN; SELECT pg_current_xact_id()")
+            add(connection, 1)
+            cursor = await reader.now()
+            assert cursor.snapshot.running
+            connection.execute("INSERT INTO forge.instant VALUES (clock_timestamp(), pg_current_snapshot())")
+            connection.execute(
+                "INSERT INTO forge.trimmed (partition, reason, rows, last_id, last_transaction)"
+                " SELECT 'p', 'retention', 1, id, transaction_id FROM forge.forge_event_log WHERE row_id = '1'"
+            )
+            assert await changes(reader, cursor) == []
+            assert [row["id"] for row in table_as_of(connection, "orders", datetime.now(UTC)).rows] == [1]
+            add(idle, 2)
+            idle.execute("COMMIT")
+        assert keys(await changes(reader, cursor)) == [2]
 
 
 async def test_a_cursor_inside_the_first_batch_expires_when_what_follows_it_is_trimmed(

@@ -438,7 +438,7 @@ _TRIM_OVERFLOW: Final = """
         ORDER BY transaction_id DESC LIMIT 1
     ), recorded AS (
         UPDATE forge.trimmed t SET rows = t.rows + (SELECT count(*) FROM gone), trimmed_at = clock_timestamp(),
-            last_id = greatest((SELECT id FROM last), t.last_id),
+            snapshot = pg_current_snapshot(), last_id = greatest((SELECT id FROM last), t.last_id),
             last_transaction = coalesce((SELECT transaction_id FROM last), t.last_transaction)
         WHERE t.id = %(record)s
     )

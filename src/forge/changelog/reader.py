@@ -90,7 +90,7 @@ class Reader:
 
     async def now(self) -> Cursor:
         """After everything that is committed, safe to keep."""
-        row = await (await self.connection.execute(query("head"), {"first": self._first_id})).fetchone()
+        row = await (await self.connection.execute(query("head"))).fetchone()
         assert row is not None
         await self.flushed(row[1])
         return Cursor(self.identity, Snapshot.parse(row[0]))
@@ -119,7 +119,7 @@ class Reader:
         snapshot, lsn, flush, trimmed, today = head[-6:-1]
         until = Snapshot.parse(snapshot)
         self._calendar.note(until, today)
-        self._check(after, until, trimmed)
+        self._check(after, until, trimmed, None)
         done = _lsn(flush) >= _lsn(lsn)
         rows = [row[:-6] for row in found[:PAGE] if row[-1]]
         if len(rows) == len(found):
@@ -152,19 +152,27 @@ class Reader:
         assert widest is not None
         page = max(1, min(PAGE, PAGE_KILOBYTES // (widest[0] + 1)))
         await psycopg.AsyncClientCursor(self.connection).execute(query("rest"), bounds)
+        ahead: asyncio.Task[list[tuple[Any, ...]]] | None = None
         try:
             # asked after the rows are kept: whatever they lack was recorded as trimmed by then
-            head = await (await self.connection.execute(query("head"), scope)).fetchone()
-            assert head is not None
-            self._check(after, Snapshot.parse(head[0]), head[3], head[4])
+            head = await (await self.connection.execute(query("head"))).fetchone()
+            gone = await (await self.connection.execute(query("trimmed"), bounds)).fetchone()
+            assert head is not None and gone is not None
+            self._check(after, Snapshot.parse(head[0]), *gone)
             if lsn is None:
                 lsn, flushed = head[1], _lsn(head[2]) >= _lsn(head[1])
-            while len(rows := await self._fetch(page)) == page:
+            rows = await self._fetch(page)
+            while len(rows) == page:
+                # the server reads the next page while this one is decoded and handled
+                ahead = asyncio.create_task(self._fetch(page))
+                await asyncio.sleep(0)
                 last = Position(rows[-1][1], rows[-1][0])
-                inside = Cursor(self.identity, after.snapshot, until, last)
-                yield await self._batch(rows, inside, lsn, flushed)
+                yield await self._batch(rows, Cursor(self.identity, after.snapshot, until, last), lsn, flushed)
+                rows = await ahead
             yield await self._batch(rows, Cursor(self.identity, until), lsn, flushed)
         finally:
+            if ahead is not None:
+                await asyncio.wait([ahead])
             if not self.connection.closed:
                 await self.connection.execute("CLOSE forge_batch")
 
@@ -172,19 +180,16 @@ class Reader:
         await self._rows.execute(sql.SQL("FETCH {} FROM forge_batch").format(count), prepare=False)
         return await self._rows.fetchall()
 
-    def _check(self, after: Cursor, now: Snapshot, trimmed: str | None, trimmed_id: int | None = None) -> None:
+    def _check(self, after: Cursor, now: Snapshot, trimmed: bool, trimmed_id: int | None) -> None:
         if now.xmax < (after.until or after.snapshot).xmax:
             raise CursorForeign(
                 "the cursor is ahead of the server: it was made before a crash or restore",
                 fix="take a cursor now, read the tables anew, then follow from that cursor",
             )
-        gone = int(trimmed) if trimmed else 0
         if after.snapshot == START:
             # all that is retained follows, so only what a cursor inside has not come to yet can be missing
-            expired = after.last is not None and (trimmed_id or 0) > after.last.id
-        else:
-            expired = gone >= after.snapshot.xmax or any(xid <= gone for xid in after.snapshot.running)
-        if expired:
+            trimmed = after.last is not None and (trimmed_id or 0) > after.last.id
+        if trimmed:
             raise CursorExpired(
                 "what follows this cursor has been trimmed from the log",
                 fix="take a cursor now, read the tables anew, then follow from that cursor; retention_days keeps more",

@@ -162,14 +162,11 @@ class _Past:
             "xmax": str(snapshot.xmax),
             "running": [str(xid) for xid in snapshot.running],
         }
-        self._check(snapshot, first_id, enabled_at)
+        self._check(enabled_at)
 
-    def _check(self, snapshot: Snapshot, first_id: int, enabled_at: datetime) -> None:
-        gone = self._one(
-            "SELECT max(last_transaction::text::numeric)::text FROM forge.trimmed WHERE last_id >= %s", (first_id,)
-        )
-        trimmed = int(gone[0]) if gone and gone[0] else 0
-        if trimmed >= snapshot.xmax or any(xid <= trimmed for xid in snapshot.running):
+    def _check(self, enabled_at: datetime) -> None:
+        gone = "SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first_id)s)"
+        if self._one(gone, self._since) == (True,):
             raise self._unavailable("the log since then has been trimmed", "ask for a later instant, keep more days")
         if enabled_at > self.at:
             raise self._unavailable(f"it is tracked since {enabled_at.isoformat()}", "ask for a later instant")

@@ -14,17 +14,19 @@ SELECT i.uuid::text, i.system_identifier, i.timeline, i.first_id FROM forge.curr
 -- started: When the server began, and when it last recovered from a crash: that resets the statistics.
 SELECT pg_postmaster_start_time(), b.stats_reset FROM pg_stat_bgwriter b;
 
--- head: The snapshot now, how far the WAL must be flushed for it to be safe, how far it is, and what was trimmed.
-SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
-       max(t.last_transaction::text::numeric)::text, max(t.last_id)
-FROM forge.trimmed t WHERE t.last_id >= %(first)s;
+-- head: The snapshot now, how far the WAL must be flushed for it to be safe, and how far it is.
+SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text;
+
+-- trimmed: Whether something is gone that an older snapshot did not show, and the newest id that is gone.
+SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first)s),
+       (SELECT max(t.last_id) FROM forge.trimmed t WHERE t.last_id >= %(first)s);
 
 -- poll: A head, then what is visible now and was not in an older snapshot, in order; one statement, so one snapshot.
 -- A row has no images when those of the rows before it are enough to carry.
 SELECT NULL::bigint, NULL::bigint, NULL::xid8, NULL::timestamptz, NULL::integer, NULL::"char", NULL::json, NULL::json,
        NULL::text[], NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text,
        pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text,
-       (SELECT max(t.last_transaction::text::numeric)::text FROM forge.trimmed t WHERE t.last_id >= %(first)s),
+       forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first)s),
        (clock_timestamp() AT TIME ZONE 'UTC')::date, true
 UNION ALL (
     SELECT p.id, p.place, p.transaction_id, p.at, p.version, p.op,

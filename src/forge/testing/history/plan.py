@@ -140,9 +140,9 @@ def generate(
 ) -> Plan:
     """The plan of a seed. `rate` is transactions a second and writer.
 
-    `tables` are those written to; all but the UNSETTLED, unless told.
+    `tables` are those written to; all, unless told.
     """
-    chance = Chance(seed, tables or set(_TABLE_WEIGHTS) - set(UNSETTLED))
+    chance = Chance(seed, tables or _TABLE_WEIGHTS)
     safe = not set(faults) & set(CRASHES)
     return Plan(
         seed=seed,
@@ -217,9 +217,6 @@ _TABLE_WEIGHTS: Final = {
     "ward": 8,
     "heir": 8,
 }
-UNSETTLED: Final = ("heir",)
-"""Written to only when asked for: one statement that updates and deletes rows of one table by several foreign keys
-may be logged in the wrong order (LIMITATIONS.md)."""
 _SHIFTABLE: Final = tuple(name for name in _TABLE_WEIGHTS if name != "pair")
 _KINDS: Final[dict[OperationKind, float]] = {
     "insert": 26,

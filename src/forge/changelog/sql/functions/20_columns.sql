@@ -114,27 +114,37 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname IN ('forge_ddl', 'forge_rewrite') AND evtenabled IN ('O', 'A')
 $body$;
 
--- Whether writing to a table can run statements of other triggers that write to it again, or referential actions can both
--- update and delete its rows: then order needs care.
-CREATE OR REPLACE FUNCTION forge.has_other_triggers(relation oid) RETURNS boolean
+-- What puts the changes of one statement in order:
+--   statements: nothing is needed; the statement triggers log them as they fire.
+--   marks: writing to the table can run statements of other triggers that write to it again; a mark taken when the statement's
+--     triggers begin puts its own rows before theirs.
+--   rows: referential actions can update and delete rows of it within one statement of a parent. PostgreSQL merges those into
+--     one firing of each statement trigger, but row triggers fire in the order in which the rows were changed. Only where no
+--     other trigger writes in between, and where no two rows of a statement can have had the same key at a time.
+CREATE OR REPLACE FUNCTION forge.log_order(relation oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
-    SELECT EXISTS (
-        SELECT FROM forge.relations_of(relation) r
-        JOIN pg_trigger t ON t.tgrelid = r
-        JOIN pg_proc p ON p.oid = t.tgfoid
-        WHERE CASE WHEN t.tgisinternal
-                   THEN p.proname IN ('RI_FKey_cascade_del', 'RI_FKey_cascade_upd', 'RI_FKey_setnull_del', 'RI_FKey_setnull_upd',
-                                      'RI_FKey_setdefault_del', 'RI_FKey_setdefault_upd')
-                   ELSE p.pronamespace <> 'forge'::regnamespace END)
-        OR EXISTS (
-        SELECT FROM forge.relations_of(relation) r
-        JOIN pg_constraint deletes ON deletes.conrelid = r AND deletes.contype = 'f' AND deletes.confdeltype = 'c'
-        JOIN pg_constraint updates ON updates.conrelid = r AND updates.contype = 'f' AND updates.oid <> deletes.oid
-                                  AND (updates.confdeltype IN ('n', 'd') OR updates.confupdtype IN ('c', 'n', 'd')))
+    WITH found AS (
+        SELECT coalesce(bool_or(NOT t.tgisinternal AND p.pronamespace <> 'forge'::regnamespace), false) AS others,
+               coalesce(bool_or(t.tgisinternal AND p.proname IN (
+                   'RI_FKey_cascade_del', 'RI_FKey_cascade_upd', 'RI_FKey_setnull_del', 'RI_FKey_setnull_upd',
+                   'RI_FKey_setdefault_del', 'RI_FKey_setdefault_upd')), false) AS actions
+        FROM forge.relations_of(relation) r JOIN pg_trigger t ON t.tgrelid = r JOIN pg_proc p ON p.oid = t.tgfoid
+    ), crossing AS (
+        SELECT EXISTS (
+            SELECT FROM forge.relations_of(relation) r
+            JOIN pg_constraint deletes ON deletes.conrelid = r AND deletes.contype = 'f' AND deletes.confdeltype = 'c'
+            JOIN pg_constraint updates ON updates.conrelid = r AND updates.contype = 'f' AND updates.oid <> deletes.oid
+                                      AND (updates.confdeltype IN ('n', 'd') OR updates.confupdtype IN ('c', 'n', 'd'))) AS found
+    )
+    SELECT CASE WHEN crossing.found AND NOT found.others AND c.relkind = 'r' AND NOT forge.has_children(relation)
+                     AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = relation AND i.indisprimary AND i.indimmediate) THEN 'rows'
+                WHEN found.others OR found.actions OR crossing.found THEN 'marks'
+                ELSE 'statements' END
+    FROM found, crossing, pg_class c WHERE c.oid = relation
 $body$;
 
--- What a change of definition changes, between dots: name, columns and key; how many relations; which; whether there are
--- other triggers.
+-- What a change of definition changes, between dots: name, columns and key; how many relations; which; what orders
+-- a statement's changes.
 -- An enum's labels and a composite's attributes count, because renaming one changes rows. Where no event trigger tells of
 -- a rewrite, so does the transaction that last changed a column.
 CREATE OR REPLACE FUNCTION forge.fingerprint(relation oid) RETURNS text
@@ -153,6 +163,6 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
         forge.key_columns(c.oid)::text)),
         (SELECT concat('.', count(*), '.', md5(string_agg(r::text, ',' ORDER BY r))) FROM forge.relations_of(c.oid) r),
-        '.', forge.has_other_triggers(c.oid))
+        '.', forge.log_order(c.oid))
     FROM pg_class c WHERE c.oid = relation
 $body$;

@@ -1,5 +1,5 @@
--- Writes the trigger functions of one tracked table: forge.log_<id>_insert, _update, _delete, _truncate, _empty, _row,
--- _mark, _begin.
+-- Writes the trigger functions of one tracked table: forge.log_<id>_insert, _update, _delete, _truncate, _empty, _each,
+-- _row, _mark, _begin.
 --
 -- What always holds in them:
 --   * search_path is pinned, and of the printing settings those that the table's types depend on; nothing else of the
@@ -20,7 +20,7 @@ DECLARE
     n         text := 'forge_n';
     r         text := 'forge_r';
     delta     boolean;
-    ordered   boolean := forge.has_other_triggers(relation);
+    ordered   boolean := forge.log_order(relation) = 'marks';
     declared  text;
     context   text;
     rank_into text := '';
@@ -223,8 +223,10 @@ $d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partiti
                forge.image_source(relation, setup, n, n, plain)),
         ends, rank_done, misled) || 'END');
 
-    -- Whole rows at once: logical-replication apply fires no statement triggers, so a subscription's target gets these.
-    PERFORM forge.write_function(tracked, 'row', pins, declared || begins || format($d$
+    -- One row at a time: where forge.log_order says so, and in the replica role, because logical-replication apply fires no
+    -- statement triggers.
+    FOREACH name IN ARRAY ARRAY['each', 'row'] LOOP
+        PERFORM forge.write_function(tracked, name, pins, declared || begins || format($d$
     IF TG_OP = 'INSERT' THEN
         %1$s RETURNING row_id INTO v_row;
     ELSIF TG_OP = 'DELETE' THEN
@@ -247,6 +249,7 @@ $d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partiti
                forge.hidden_expression(relation, setup, 'OLD', 'NEW'), tail,
                forge.image_source(relation, setup, 'OLD', o, plain), forge.image_source(relation, setup, 'NEW', n, plain)),
         wake, ends) || 'END');
+    END LOOP;
 
     -- TRUNCATE of the table is one change. TRUNCATE of one partition alone takes away some of the table's rows, so each of
     -- them is logged as deleted; `forge.truncating_<id>` tells the two apart, and a writer cannot know its value. An

@@ -75,7 +75,7 @@ CREATE OR REPLACE FUNCTION forge.wanted_triggers(tracked integer, relation oid)
 RETURNS TABLE (target oid, name text, function text, definition text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH setup AS MATERIALIZED (
-        SELECT t.*, c.relname, c.relkind, forge.has_other_triggers($2) AS ordered, forge.has_children($2) AS inherited
+        SELECT t.*, c.relname, c.relkind, forge.log_order($2) AS log_order, forge.has_children($2) AS inherited
         FROM forge.tracked_table t, pg_class c WHERE t.id = tracked AND c.oid = $2),
     kind (prefix, function, timing) AS (VALUES
         ('forge_begin_', 'begin', 'BEFORE INSERT ON %s FOR EACH STATEMENT'),
@@ -86,6 +86,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         ('forge_clear_', 'truncate', 'AFTER TRUNCATE ON %s FOR EACH STATEMENT'),
         ('forge_empty_', 'empty', 'BEFORE TRUNCATE ON %s FOR EACH STATEMENT'),
         ('!forge_mark_', 'mark', 'AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW'),
+        ('!forge_each_', 'each', 'AFTER UPDATE OR DELETE ON %s FOR EACH ROW'),
         ('!forge_apply_', 'row', 'AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW'))
     SELECT r.oid, (kind.prefix || setup.relname)::name::text, format('log_%s_%s', tracked, kind.function),
            format('CREATE TRIGGER %I %s EXECUTE FUNCTION forge.log_%s_%s()', (kind.prefix || setup.relname)::name,
@@ -93,7 +94,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     FROM setup, kind, forge.relations_of($2) r (oid)
     WHERE CASE kind.function
         WHEN 'begin' THEN r.oid = $2 AND setup.relkind = 'p'
-        WHEN 'mark' THEN setup.ordered
+        WHEN 'mark' THEN setup.log_order = 'marks'
+        WHEN 'each' THEN setup.log_order = 'rows'
+        WHEN 'update' THEN setup.log_order <> 'rows'
+        WHEN 'delete' THEN setup.log_order <> 'rows'
         WHEN 'row' THEN setup.replica
         WHEN 'truncate' THEN r.oid = $2 AND NOT setup.inherited
         WHEN 'empty' THEN r.oid <> $2 OR setup.inherited

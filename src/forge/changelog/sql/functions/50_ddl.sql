@@ -2,14 +2,58 @@
 -- transaction; elsewhere maintenance calls forge.refresh_all().
 CREATE OR REPLACE FUNCTION forge.on_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    touched oid[];
+    named   boolean;
+    item    integer;
 BEGIN
+    SELECT array_agg(r.oid), bool_and(r.oid IS NOT NULL) INTO touched, named
+    FROM pg_event_trigger_ddl_commands() c
+    CROSS JOIN LATERAL (SELECT CASE c.classid
+        WHEN 'pg_class'::regclass THEN coalesce((SELECT i.indrelid FROM pg_index i WHERE i.indexrelid = c.objid), c.objid)
+        WHEN 'pg_trigger'::regclass THEN (SELECT t.tgrelid FROM pg_trigger t WHERE t.oid = c.objid)
+        WHEN 'pg_attrdef'::regclass THEN (SELECT d.adrelid FROM pg_attrdef d WHERE d.oid = c.objid)
+        WHEN 'pg_constraint'::regclass THEN (SELECT o.conrelid FROM pg_constraint o WHERE o.oid = c.objid) END) r (oid)
     -- temporary tables come and go often, and are never tracked
-    IF EXISTS (SELECT FROM pg_event_trigger_ddl_commands())
-       AND NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands() c WHERE c.schema_name IS DISTINCT FROM 'pg_temp') THEN
+    WHERE c.schema_name IS DISTINCT FROM 'pg_temp';
+    IF touched IS NULL AND EXISTS (SELECT FROM pg_event_trigger_ddl_commands()) THEN
         RETURN;
     END IF;
-    PERFORM forge.refresh_all();
+    IF touched IS NULL OR NOT named OR TG_TAG NOT IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE TRIGGER') OR forge.is_type_of_others(touched) THEN
+        PERFORM forge.refresh_all();
+    ELSIF current_setting('forge.refreshing', true) IS DISTINCT FROM 'yes' THEN
+        FOR item IN SELECT n FROM forge.tracked_near(touched) n ORDER BY n LOOP
+            PERFORM forge.refresh(item);
+        END LOOP;
+    END IF;
 END
+$body$;
+
+-- Whether rows of these relations are values in others, whose columns then change with them.
+CREATE OR REPLACE FUNCTION forge.is_type_of_others(relations oid[]) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT EXISTS (
+        SELECT FROM pg_class c JOIN pg_type t ON t.oid = c.reltype
+        JOIN pg_depend d ON d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray)
+        WHERE c.oid = ANY (relations) AND NOT (d.classid = 'pg_type'::regclass AND d.objid = t.typarray))
+$body$;
+
+-- The tracked tables that a change of these relations can concern: themselves, whose parts they are, and their neighbours by
+-- foreign keys, because referential actions decide how changes are put in order.
+CREATE OR REPLACE FUNCTION forge.tracked_near(relations oid[]) RETURNS SETOF integer
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    WITH RECURSIVE near AS (
+        SELECT unnest(relations) AS oid
+        UNION SELECT f.confrelid FROM pg_constraint f WHERE f.contype = 'f' AND f.conrelid = ANY (relations)
+        UNION SELECT f.conrelid FROM pg_constraint f WHERE f.contype = 'f' AND f.confrelid = ANY (relations)
+    ), whole AS (
+        SELECT near.oid FROM near
+        UNION SELECT i.inhparent FROM whole JOIN pg_inherits i ON i.inhrelid = whole.oid
+    )
+    SELECT DISTINCT substring(p.proname FROM '^log_([0-9]+)_')::integer
+    FROM whole JOIN pg_trigger t ON t.tgrelid = whole.oid JOIN pg_proc p ON p.oid = t.tgfoid
+    JOIN forge.tracked_table k ON k.id = substring(p.proname FROM '^log_([0-9]+)_')::integer AND k.disabled_at IS NULL
+    WHERE p.pronamespace = 'forge'::regnamespace
 $body$;
 
 CREATE OR REPLACE FUNCTION forge.on_rewrite() RETURNS event_trigger

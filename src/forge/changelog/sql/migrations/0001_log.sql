@@ -81,7 +81,7 @@ CREATE TABLE forge.forge_event_overflow PARTITION OF forge.forge_event_log
     FOR VALUES FROM ('infinity') TO (MAXVALUE);
 ALTER TABLE forge.forge_event_overflow REPLICA IDENTITY FULL;
 
--- What is gone: every log row of these transactions up to last_transaction may be missing.
+-- What is gone: log rows of transactions up to last_transaction that were finished in the snapshot may be missing.
 CREATE TABLE forge.trimmed (
     id               integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     partition        text NOT NULL,
@@ -89,6 +89,7 @@ CREATE TABLE forge.trimmed (
     rows             bigint NOT NULL,
     last_id          bigint,
     last_transaction xid8,
+    snapshot         pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
     trimmed_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
