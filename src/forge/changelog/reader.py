@@ -157,7 +157,8 @@ class Reader:
             # asked after the rows are kept: whatever they lack was recorded as trimmed by then
             head = await (await self.connection.execute(query("head"))).fetchone()
             gone = await (await self.connection.execute(query("trimmed"), bounds)).fetchone()
-            assert head is not None and gone is not None
+            assert head is not None
+            assert gone is not None
             self._check(after, Snapshot.parse(head[0]), *gone)
             if lsn is None:
                 lsn, flushed = head[1], _lsn(head[2]) >= _lsn(head[1])
