@@ -89,16 +89,52 @@ def test_enable_all_passes_over_what_cannot_be_tracked(forge: Forge, connection:
     assert "scratch is not tracked" in forge("enable", "--all", url=database).out
 
 
-def test_a_busy_table_is_an_error_and_not_a_wait_for_ever(
-    forge: Forge, connection: Connection, database: str, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge.cli.tables.LOCK_TIMEOUT", "50ms")
+    monkeypatch.setattr("forge.cli.tables.ATTEMPTS", 3)
+    monkeypatch.setattr("forge.cli.tables.PAUSE", 0.01)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_busy_table_is_an_error_that_says_what_was_done_and_not_a_wait_for_ever(
+    forge: Forge, connection: Connection, database: str
 ) -> None:
-    monkeypatch.setattr("forge.cli.enable.LOCK_TIMEOUT", "50ms")
     with connect(database) as other, other.transaction():
         other.execute("INSERT INTO orders VALUES (1)")
         result = forge("enable", "customers", "orders", url=database)
-    assert result.code == 1
-    assert "orders is in use" in result.err
-    assert tracked(connection) == {}
+        alone = forge("enable", "orders", url=database)
+    assert (result.code, alone.code) == (1, 1)
+    assert "orders is in use by a transaction that does not end; done by now: customers" in result.err
+    assert "done by now" not in alone.err
+    assert tracked(connection).keys() == {"customers"}
+    assert forge("enable", "customers", "orders", url=database).code == 0
+    with connect(database) as other, other.transaction():
+        other.execute("INSERT INTO orders VALUES (2)")
+        result = forge("disable", "customers", "orders", url=database)
+    assert "orders is in use by a transaction that does not end; done by now: customers" in result.err
+    assert tracked(connection).keys() == {"orders"}
+
+
+def test_a_writer_that_uses_both_tables_ends_in_no_deadlock(
+    start: Callable[..., "subprocess.Popen[str]"], connection: Connection, database: str
+) -> None:
+    """The writer holds the second table and, while it is waited for, asks for the first: each gets what it wants."""
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'orders'::regclass"
+    with connect(database) as writer, writer.transaction():
+        writer.execute("SET LOCAL deadlock_timeout = '10ms'; INSERT INTO orders VALUES (1)")
+        process = start("enable", "customers", "orders", "--json", url=database)
+        while connection.execute(waiting).fetchone() == (0,):
+            assert process.poll() is None
+        writer.execute("INSERT INTO customers VALUES (1)")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out)["enabled"] == ["customers", "orders"]
+    assert tracked(connection).keys() == {"customers", "orders"}
+    assert connection.execute("SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM customers)").fetchone() == (
+        1,
+        1,
+    )
 
 
 def test_disable_ends_tracking_and_keeps_the_log(forge: Forge, connection: Connection, database: str) -> None:

@@ -68,6 +68,33 @@ def test_a_table_that_cannot_be_tracked(
     assert untouched(odd)
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("ordrs", "orders"),
+        ("Ordesr", "orders"),
+        ("public.order", "public.orders"),
+        ("invoices", "sales.invoices"),
+        ("sale.invoices", "sales.invoices"),
+        ("odd name", '"Odd Name"'),
+    ],
+)
+def test_a_misspelt_table_and_the_one_that_was_meant(
+    forge: Forge, connection: Connection, database: str, asked: str, meant: str
+) -> None:
+    connection.execute('CREATE SCHEMA sales; CREATE TABLE sales.invoices (id int); CREATE TABLE "Odd Name" (id int)')
+    for command in ("enable", "disable"):
+        refused(forge(command, "customers", asked, url=database), f"no table {asked}", f"did you mean {meant}?")
+    assert untouched(connection)
+
+
+def test_a_misspelt_table_leaves_the_others_tracked(forge: Forge, connection: Connection, database: str) -> None:
+    assert forge("enable", "orders", "customers", url=database).code == 0
+    refused(forge("disable", "orders", "custommers", url=database), "no table custommers", "did you mean customers?")
+    still = connection.execute("SELECT count(*) FROM forge.tracked_table WHERE disabled_at IS NULL").fetchone()
+    assert still == (2,)
+
+
 def test_no_permission(forge: Forge, connection: Connection, database: str) -> None:
     connection.execute("CREATE ROLE nobody_much LOGIN")
     try:

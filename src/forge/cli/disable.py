@@ -1,10 +1,13 @@
 """`forge disable`: track tables no longer. What was logged stays in the log."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from forge.changelog.connection import Connection
 from forge.cli.session import session
+from forge.cli.tables import change, find
 
 
 def register(app: typer.Typer) -> None:
@@ -17,15 +20,13 @@ def disable(
     context: typer.Context,
     tables: Annotated[list[str], typer.Argument(metavar="TABLE…", help="orders, sales.orders")],
 ) -> None:
-    """Stop tracking tables, all of those named or none. What was logged of them stays in the log."""
+    """Stop tracking tables, one after the other. What was logged of them stays in the log."""
     run = session(context)
-    results = {}
+    results: dict[str, bool] = {}
     with run.connection() as connection:
-        connection.execute("SET lock_timeout = '10s'")
-        with connection.transaction():
-            for name in tables:
-                row = connection.execute("SELECT forge_disable_reactivity(%s)", (name,)).fetchone()
-                results[name] = bool(row and row[0])
+        find(connection, tables, "SELECT forge.find_table(%s)")
+        for name in tables:
+            results[name] = change(connection, name, partial(_disable, connection, name), done=list(results))
     if run.json:
         run.emit({"disabled": [name for name, was in results.items() if was]})
         return
@@ -34,3 +35,7 @@ def disable(
             run.done(f"{name} is no longer tracked")
         else:
             run.note(f"{name} was not tracked")
+
+
+def _disable(connection: Connection, name: str) -> bool:
+    return connection.execute("SELECT forge_disable_reactivity(%s)", (name,)).fetchone() == (True,)

@@ -1,22 +1,21 @@
 """`forge enable`: track tables.
 
-Tables that are named are enabled together or not at all. With --all each table is enabled by itself, so that no
-lock is held for long; what cannot be tracked is passed over and named.
+Each table is enabled by itself, so that no lock is held for long. Of tables that are named, each is checked before
+the first is touched: a wrong name, column or kind of table changes nothing. With --all, what cannot be tracked is
+passed over and named.
 """
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
-import psycopg
 import typer
 
-from forge.changelog.connection import Connection, translate
+from forge.changelog.connection import Connection, typed_errors
 from forge.cli.session import Session, session
+from forge.cli.tables import change, find
 from forge.config import nearest
 from forge.doctor.finding import count
 from forge.errors import TrackingError
-
-LOCK_TIMEOUT = "10s"
 
 _ALL = """
     SELECT format('%I.%I', n.nspname, c.relname)
@@ -38,6 +37,8 @@ _SETUP = """
     LEFT JOIN forge.tracked_relation r ON r.table_oid = f.oid
     LEFT JOIN forge.tracked_table k ON k.id = r.id
 """
+_CHECK = "SELECT forge.check_trackable(%s::regclass, %s, %s)"
+_ENABLE = "SELECT forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)"
 
 
 class Target(NamedTuple):
@@ -59,6 +60,20 @@ class Settings(NamedTuple):
     mask: list[str] | None
     replica: bool | None
     on_failure: str | None
+
+
+class Tracking(NamedTuple):
+    """How one table is to be tracked: what forge_enable_reactivity takes."""
+
+    table: str
+    exclude: list[str]
+    mask: list[str]
+    replica: bool
+    on_failure: str
+
+    def check(self) -> tuple[str, list[str], list[str]]:
+        """What forge.check_trackable takes."""
+        return self.table, self.exclude, self.mask
 
 
 def register(app: typer.Typer) -> None:
@@ -96,7 +111,6 @@ def enable(
     run = session(context)
     settings = Settings(exclude, mask, replica, on_failure)
     with run.connection() as connection:
-        connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'".encode())
         if every:
             enabled, skipped = _enable_all(run, connection, settings)
         else:
@@ -114,64 +128,52 @@ def enable(
 
 
 def _enable_named(run: Session, connection: Connection, tables: Sequence[str], settings: Settings) -> list[str]:
-    with run.progress(len(tables)) as bar, connection.transaction():
-        targets = [_target(connection, name) for name in tables]
-        excluded = _columns("exclude", settings.exclude, targets)
-        masked = _columns("mask", settings.mask, targets)
-        for target in targets:
-            bar.step(target.name)
-            _track(connection, target, settings, excluded, masked)
-    return list(dict.fromkeys(target.name for target in targets))
+    wanted = _wanted(connection, tables, settings)
+    for tracking in wanted:
+        with typed_errors():
+            connection.execute(_CHECK, tracking.check())
+    enabled: list[str] = []
+    with run.progress(len(wanted)) as bar:
+        for tracking in wanted:
+            bar.step(tracking.table)
+            _track(connection, tracking, done=enabled)
+            enabled.append(tracking.table)
+    return list(dict.fromkeys(enabled))
 
 
 def _enable_all(run: Session, connection: Connection, settings: Settings) -> tuple[list[str], dict[str, str]]:
     enabled, skipped = [], {}
-    targets = [_target(connection, name) for (name,) in connection.execute(_ALL).fetchall()]
-    excluded = _columns("exclude", settings.exclude, targets)
-    masked = _columns("mask", settings.mask, targets)
-    with run.progress(len(targets)) as bar:
-        for target in targets:
-            bar.step(target.name)
+    wanted = _wanted(connection, [name for (name,) in connection.execute(_ALL).fetchall()], settings)
+    with run.progress(len(wanted)) as bar:
+        for tracking in wanted:
+            bar.step(tracking.table)
             try:
-                _track(connection, target, settings, excluded, masked)
-                enabled.append(target.name)
+                _track(connection, tracking)
+                enabled.append(tracking.table)
             except TrackingError as error:
-                skipped[target.name] = f"{error} (fix: {error.fix})"
+                skipped[tracking.table] = f"{error} (fix: {error.fix})"
     return enabled, skipped
 
 
-def _target(connection: Connection, asked: str) -> Target:
-    row = connection.execute(_SETUP, (asked,)).fetchone()
-    assert row is not None
-    return Target(asked, *row)
-
-
-def _track(
-    connection: Connection,
-    target: Target,
-    settings: Settings,
-    excluded: dict[str, list[str]],
-    masked: dict[str, list[str]],
-) -> None:
-    try:
-        connection.execute(
-            "SELECT forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)",
-            (
-                target.name,
-                (target.excluded or []) if settings.exclude is None else excluded[target.name],
-                (target.masked or []) if settings.mask is None else masked[target.name],
-                bool(target.replica) if settings.replica is None else settings.replica,
-                settings.on_failure or target.on_failure or "fail",
-            ),
+def _wanted(connection: Connection, tables: Sequence[str], settings: Settings) -> list[Tracking]:
+    """How each table is to be tracked, what was not said being as it is so far."""
+    targets = [Target(name, *row) for name, row in zip(tables, find(connection, tables, _SETUP), strict=True)]
+    excluded = _columns("exclude", settings.exclude, targets)
+    masked = _columns("mask", settings.mask, targets)
+    return [
+        Tracking(
+            target.name,
+            (target.excluded or []) if settings.exclude is None else excluded[target.name],
+            (target.masked or []) if settings.mask is None else masked[target.name],
+            bool(target.replica) if settings.replica is None else settings.replica,
+            settings.on_failure or target.on_failure or "fail",
         )
-    except psycopg.errors.LockNotAvailable as error:
-        raise TrackingError(
-            f"{target.name} is in use by a transaction that does not end",
-            fix="try again later, or find it with forge doctor",
-        ) from error
-    except psycopg.Error as error:
-        typed = translate(error)
-        raise typed or error from error
+        for target in targets
+    ]
+
+
+def _track(connection: Connection, tracking: Tracking, *, done: Sequence[str] = ()) -> None:
+    change(connection, tracking.table, lambda: connection.execute(_ENABLE, tracking), done=done)
 
 
 def _columns(flag: str, asked: Sequence[str] | None, targets: Sequence[Target]) -> dict[str, list[str]]:
