@@ -17,7 +17,7 @@ from forge.changelog.install import install
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor
 from forge.errors import CursorForeign, ServerError
-from forge.postgres import PostgresServer
+from forge.postgres import PostgresServer, machine
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.postgres import TEST_SETTINGS
 from tests.integration.following import Follower, add, batches, changes, eventually, keys, now, orders
@@ -31,7 +31,7 @@ def standby_of(primary: PostgresServer) -> Iterator[PostgresServer]:
     )
     with standby._lock():
         standby.cluster.mkdir(mode=0o700)
-        standby._give(standby.cluster)
+        machine.give(standby.cluster)
         done = standby._run(
             "pg_basebackup",
             *("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres", "-D", str(standby.cluster)),

