@@ -1,0 +1,38 @@
+"""Debezium's change-event envelope: a Change in, one JSON object (the value's payload, no schema part) out.
+
+The envelope is that of Debezium's PostgreSQL connector on a table with REPLICA IDENTITY FULL, with
+`skipped.operations=none`, `decimal.handling.mode=string` and otherwise its defaults:
+`time.precision.mode=adaptive`, `interval.handling.mode=numeric`, `binary.handling.mode=bytes`,
+`provide.transaction.metadata=false`. Given the table's columns, values take the forms of that connector:
+
+=============================  =====================================================================
+numeric                        string; NAN, POSITIVE_INFINITY, NEGATIVE_INFINITY
+real, double precision         number; "NaN", "Infinity", "-Infinity"
+date                           days since 1970-01-01; infinities are the connector's two constants
+timestamp                      microseconds since 1970-01-01, milliseconds if its precision is 3 or less;
+                               infinities are the connector's two constants
+timestamptz                    ISO 8601 in UTC with Z and as many decimals as the precision; "infinity"
+time                           microseconds, or milliseconds, since midnight
+interval                       microseconds, a month being 365.25 / 12 days
+bytea                          base64
+json, jsonb                    string of JSON
+arrays                         lists of such values, literals with other bounds as they are
+anything else                  as in a Change: time with time zone, bits, money, geometry, hstore and
+                               arrays of json keep PostgreSQL's text form, which the connector does not
+=============================  =====================================================================
+
+Without columns nothing is known but the values: Decimal becomes a string, bytes base64, UNAVAILABLE the
+placeholder, a JSON null null, and the rest stays.
+
+What a log of Forge does not know is null: `lsn`, `xmin`, and in `sequence` the commit's place; `db` is empty.
+`ts_ms` and its kin are the change's own time, so an event is the same whenever it is encoded. What the
+envelope has no place for goes to a field `forge`, which consumers ignore and `decode` reads.
+
+`decode` inverts `encode` when it is given the same columns, but an interval comes back as hours, minutes and
+seconds, and a text that equals the placeholder as UNAVAILABLE.
+"""
+
+from forge.debezium.envelope import Order, decode, encode
+from forge.debezium.forms import PLACEHOLDER
+
+__all__ = ["PLACEHOLDER", "Order", "decode", "encode"]

@@ -1,0 +1,158 @@
+"""The envelope around the values: a Change in, the event out, and back."""
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from importlib.metadata import version
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from forge import wire
+from forge.change import Change, Context, Op, Source
+from forge.debezium import forms
+from forge.values import Column
+
+_OPS: Final = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d", Op.READ: "r", Op.TRUNCATE: "t"}
+_BACK: Final = {letter: op for op, letter in _OPS.items()}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_VERSION: Final = version("forge-changes")
+
+
+class Order(NamedTuple):
+    """The place of an event in its transaction, counted from 1: among all, and among those of its table."""
+
+    total: int
+    in_table: int
+
+
+def encode(change: Change, *, columns: Sequence[Column] | None = None, order: Order | None = None) -> bytes | None:
+    """The envelope; None for a change that is no row event: schema, invalidate, redact.
+
+    With `order`, and a transaction that is known, there is a `transaction` block.
+    """
+    op = _OPS.get(change.op)
+    if op is None:
+        return None
+    micros = (change.at - _EPOCH) // timedelta(microseconds=1)
+    times = {"ts_ms": micros // 1000, "ts_us": micros, "ts_ns": micros * 1000}
+    source = change.source
+    transaction = source.transaction
+    envelope = {
+        "before": forms.encode_row(change.before, columns),
+        "after": forms.encode_row(change.after, columns),
+        "source": {
+            "version": _VERSION,
+            "connector": "postgresql",
+            "name": source.name,
+            **times,
+            "snapshot": "true" if change.op is Op.READ else "false",
+            "db": "",
+            "sequence": json.dumps([None, source.position], ensure_ascii=False, separators=(",", ":")),
+            "schema": change.schema,
+            "table": change.table,
+            "txId": int(transaction) if transaction and re.fullmatch("[0-9]{1,20}", transaction) else None,
+            "lsn": None,
+            "xmin": None,
+        },
+        "op": op,
+        **times,
+        "transaction": None
+        if order is None or transaction is None
+        else {"id": transaction, "total_order": order.total, "data_collection_order": order.in_table},
+        "forge": {
+            "change_id": change.id,
+            "key": wire.encode_row(change.key),
+            "hidden": change.hidden,
+            "source": {"kind": source.kind, "position": source.position, "transaction": transaction},
+            "context": {
+                **{name: getattr(change.context, name) for name in _CONTEXT},
+                "more": wire.encode_row(change.context.more),
+            },
+        },
+    }
+    return msgspec.json.encode(envelope)
+
+
+def decode(raw: bytes | str, columns: Sequence[Column] | None = None) -> Change:
+    """The change as far as the envelope carries it; raise DecodeError for what is no envelope.
+
+    An event that Forge did not write has no key, no context, and an id made of its content.
+    """
+    try:
+        envelope = _decoder.decode(raw)
+        source, forge = envelope.source, envelope.forge or _foreign(envelope)
+        micros = envelope.source.ts_ms * 1000 if source.ts_us is None else source.ts_us
+        return Change(
+            id=forge.change_id,
+            op=_BACK[envelope.op],
+            schema=source.schema,
+            table=source.table,
+            source=Source(forge.source.kind, source.name, forge.source.position, forge.source.transaction),
+            at=_EPOCH + timedelta(microseconds=micros),
+            key=wire.decode_row(forge.key),
+            before=forms.decode_row(envelope.before, columns),
+            after=forms.decode_row(envelope.after, columns),
+            context=msgspec.structs.replace(forge.context, more=wire.decode_row(forge.context.more) or {}),
+            hidden=forge.hidden,
+        )
+    except (msgspec.DecodeError, ValueError, ArithmeticError, TypeError, RecursionError) as error:
+        raise wire.malformed(error) from None
+
+
+_CONTEXT: Final = tuple(name for name in Context.__struct_fields__ if name != "more")
+
+
+class _Origin(msgspec.Struct, frozen=True):
+    kind: str
+    position: str
+    transaction: str | None
+
+
+class _Forge(msgspec.Struct, frozen=True):
+    change_id: str
+    source: _Origin
+    key: dict[str, Any] | None = None
+    hidden: tuple[str, ...] = ()
+    context: Context = Context()
+
+
+class _Source(msgspec.Struct, frozen=True):
+    name: str
+    schema: str
+    table: str
+    ts_ms: int
+    ts_us: int | None = None
+    sequence: str | None = None
+    txId: int | None = None
+    lsn: int | None = None
+
+
+class _Transaction(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    source: _Source
+    op: Literal["c", "u", "d", "r", "t"]
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+    transaction: _Transaction | None = None
+    forge: _Forge | None = None
+
+
+_decoder: Final = msgspec.json.Decoder(_Envelope)
+
+
+def _foreign(envelope: _Envelope) -> _Forge:
+    """What Forge would have said of an event that a Debezium connector wrote."""
+    source, transaction = envelope.source, envelope.transaction
+    content = msgspec.json.encode([source, envelope.op, envelope.before, envelope.after])
+    if source.txId is not None:
+        name: str | None = str(source.txId)
+    else:
+        name = transaction.id if transaction else None
+    position = source.sequence or ("" if source.lsn is None else str(source.lsn))
+    return _Forge(blake2b(content, digest_size=16).hexdigest(), _Origin("debezium", position, name))
