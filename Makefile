@@ -49,7 +49,7 @@ docs: ready ## check every link between the documents
 	@$(BIN)/python tools/links.py
 
 lock: ready ## pin the newest versions that pyproject.toml allows, with hashes
-	$(BIN)/uv pip compile pyproject.toml --extra embedded --extra otel --group dev \
+	$(BIN)/uv pip compile pyproject.toml --extra embedded --extra otel --extra serve --extra client --extra sqlalchemy --group dev \
 		--universal --python-version 3.11 --upgrade --quiet \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/dev.lock
 
