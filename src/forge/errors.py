@@ -57,5 +57,9 @@ class CursorExpired(CursorError):
     """What follows the cursor has been trimmed from the log."""
 
 
+class EncodeError(ForgeError):
+    """A change has a value that the form asked for cannot hold."""
+
+
 class DecodeError(ForgeError):
     """An encoded change is not in the form it claims to be in."""

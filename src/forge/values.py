@@ -31,8 +31,8 @@ not sent                    UNAVAILABLE                               {"$unavail
 ==========================  ========================================  ====================================
 
 A `real` is the float that its shortest text names: 0.1 stays 0.1. A whole number of more than 4,300 digits
-inside a jsonb value is a Decimal. A jsonb value nested deeper than Python decodes (some 1,000
-levels) is a str, its JSON text.
+inside a jsonb value is a Decimal. A jsonb value nested deeper than 200 levels is a str, its JSON text, so that
+whatever is done with values by recursion ends well before Python's limit.
 
 `Images` is compiled once for a version of a table and decodes its row images, JSON objects as row_to_json
 prints them:
@@ -58,6 +58,9 @@ import msgspec
 
 from forge.change import JSON_NULL, UNAVAILABLE
 from forge.errors import DecodeError
+
+MOST_LEVELS: Final = 200
+"""How deep arrays and objects are nested in a value at the most."""
 
 _MOST_DIGITS = 4300
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
@@ -92,7 +95,8 @@ class Images:
         self._whole = None if self._hidden else self._unsent.keys()
         self._only_key = self.key_names[0] if len(self.key_names) == 1 else None
         floats = any(column.kind in ("float", "float[]") for column in self.columns)
-        self._decode = _decode_negative_zero if floats else _decode
+        self._read = _decode_negative_zero if floats else _decode
+        self._decode = self._decode_nested if any(column.kind == "jsonb" for column in self.columns) else self._read
 
     def row(self, raw: bytes | str) -> dict[str, Any]:
         """All columns in the order of the image, which is the table's, then what the table does not have.
@@ -131,6 +135,14 @@ class Images:
         if name is not None:
             return {name: row[name]}
         return {name: row[name] for name in self.key_names} or None
+
+    def _decode_nested(self, raw: bytes | str) -> dict[str, Any]:
+        """As `_read`, for tables with jsonb. Few texts have so many brackets that they are worth a closer look."""
+        row = self._read(raw)
+        marks = ("[", "{") if isinstance(raw, str) else (b"[", b"{")
+        if sum(map(raw.count, marks)) > MOST_LEVELS and _too_deep(row):  # type: ignore[arg-type]
+            return _decode_deep(raw)
+        return row
 
     def _fill(self, row: dict[str, Any]) -> dict[str, Any]:
         filled = {**self._unsent, **row}
@@ -175,7 +187,7 @@ def _decode_slowly(raw: bytes | str) -> dict[str, Any]:
 
 
 def _decode_deep(raw: bytes | str) -> dict[str, Any]:
-    """An image with a value nested deeper than Python decodes: that value stays its JSON text.
+    """An image with a value nested too deep: that value stays its JSON text.
 
     >>> _decode_deep('{"a": [1, "],{"], "b": {}}')
     {'a': [1, '],{'], 'b': {}}
@@ -183,13 +195,42 @@ def _decode_deep(raw: bytes | str) -> dict[str, Any]:
     text = raw if isinstance(raw, str) else raw.decode()
     row: dict[str, Any] = {}
     for name, value in _members(text):
+        if _levels(value) > MOST_LEVELS:
+            row[name] = value.strip()
+            continue
         try:
             row[name] = json.loads(value, parse_float=Decimal, parse_int=_whole_number, parse_constant=_no_constant)
-        except RecursionError:
-            row[name] = value.strip()
         except (ValueError, ArithmeticError) as error:
             raise _not_an_image(error) from None
     return row
+
+
+def _too_deep(row: Mapping[str, Any]) -> bool:
+    """Whether a decoded value is nested deeper than it may be; looked at level by level, not by recursion."""
+    level: list[Any] = [row]
+    for _ in range(MOST_LEVELS + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _levels(text: str) -> int:
+    """How deep a JSON text is nested.
+
+    >>> _levels('1'), _levels('[{"a": "[["}, []]')
+    (0, 2)
+    """
+    depth = most = 0
+    for match in _TOKEN.finditer(text):
+        depth += (match[0] in "{[") - (match[0] in "]}")
+        most = max(most, depth)
+    return most
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:

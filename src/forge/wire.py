@@ -28,14 +28,25 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, JsonNull, Op, Source, Unavailable
-from forge.errors import DecodeError
+from forge.errors import DecodeError, EncodeError
+from forge.values import MOST_LEVELS
 
 MOST_EXACT_INT: Final = 2**53 - 1
 """The greatest whole number that a browser holds exactly, and with a minus sign the least."""
 
 
 def encode(change: Change, *, rows: bool = True) -> bytes:
-    """The change as one JSON object; without `rows`, only what names it and `change_id`."""
+    """The change as one JSON object; without `rows`, only what names it and `change_id`.
+
+    Raise EncodeError for a value nested deeper than Python can follow, which no reader of a log returns.
+    """
+    try:
+        return msgspec.json.encode(_wire(change, rows=rows))
+    except RecursionError:
+        raise too_deep(change) from None
+
+
+def _wire(change: Change, *, rows: bool) -> dict[str, Any]:
     wire: dict[str, Any] = {
         "table": change.table,
         "schema": change.schema,
@@ -67,7 +78,7 @@ def encode(change: Change, *, rows: bool = True) -> bytes:
         }
         if change.hidden:
             wire["hidden"] = change.hidden
-    return msgspec.json.encode(wire)
+    return wire
 
 
 def decode(raw: bytes | str) -> Change:
@@ -159,6 +170,14 @@ def special_float(value: float) -> str | None:
     if math.isfinite(value):
         return "-0" if value == 0 and math.copysign(1, value) < 0 else None
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def too_deep(change: Change) -> EncodeError:
+    """The error for a change with a value that is nested too deep to be written."""
+    return EncodeError(
+        f"a value in a change of {change.schema}.{change.table} is nested too deep to be written",
+        fix=f"give a value of more than {MOST_LEVELS} levels as its JSON text",
+    )
 
 
 def malformed(reason: object) -> DecodeError:

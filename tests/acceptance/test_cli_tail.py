@@ -145,3 +145,14 @@ def test_nobody_reads_any_more(start: Start, tracked: Connection, database: str)
     tracked.execute("INSERT INTO orders VALUES (1, 'placed')")
     assert tail.wait(30) == 0
     assert tail.stderr.read() == ""
+
+
+@pytest.mark.parametrize("form", ["pretty", "json", "debezium"])
+def test_a_deep_value_stops_nobody(forge: Forge, connection: Connection, database: str, form: str) -> None:
+    connection.execute("CREATE TABLE docs (id int PRIMARY KEY, doc jsonb); SELECT forge_enable_reactivity('docs')")
+    for number, levels in enumerate((200, 201, 900, 3000)):
+        connection.execute("INSERT INTO docs VALUES (%s, %s)", (number, "[" * levels + "]" * levels))
+    connection.execute("UPDATE docs SET doc = jsonb_build_array(doc)")
+    result = forge("tail", "--once", "--table", "docs", "--format", form, url=database)
+    assert (result.code, result.err) == (0, "")
+    assert len(rows(result.out)) == (9 if form == "pretty" else 8)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forge.change import JSON_NULL, UNAVAILABLE, same
 from forge.errors import DecodeError
-from forge.values import Column, Images
+from forge.values import MOST_LEVELS, Column, Images
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 NUMERICS = st.decimals(allow_nan=False, allow_infinity=False).map(
@@ -206,3 +206,22 @@ def test_a_value_nested_too_deep_for_python_stays_its_text_and_stops_nobody() ->
     images = Images([Column("id", "bigint"), Column("doc", "jsonb", "jsonb"), Column("t", "text")], key=["id"])
     row = images.row('{"id":1,"doc":' + deep + ',"t":"a\\"},{:b"}')
     assert row == {"id": 1, "doc": deep, "t": 'a"},{:b'}
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["str", "bytes"])
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"$a":', "}")])
+def test_how_deep_a_value_may_be_nested_does_not_depend_on_the_stack(opened: str, closed: str, wide: bool) -> None:
+    images = Images([Column("id", "int"), Column("doc", "jsonb", "jsonb"), Column("f", "real", "float")], ["id"])
+    for levels in (MOST_LEVELS, MOST_LEVELS + 1, 900, 5000):
+        doc = opened * levels + "1" + closed * levels
+        image = f'{{"id":1,"doc":{doc},"f":-0}}'
+        row = images.row(image.encode() if wide else image)
+        assert row["id"] == 1
+        assert repr(row["f"]) == "-0.0"
+        assert (row["doc"] == doc) is (levels > MOST_LEVELS)
+        assert images.partial(f'{{"doc":{doc}}}')["doc"] == row["doc"]
+
+
+def test_a_value_with_many_brackets_and_few_levels_is_decoded() -> None:
+    images = Images([Column("doc", "jsonb", "jsonb")], [])
+    assert images.row('{"doc":' + json.dumps([[{}]] * 500) + "}") == {"doc": [[{}]] * 500}

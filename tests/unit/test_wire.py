@@ -10,8 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from forge import debezium
 from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source, same
-from forge.errors import DecodeError
+from forge.errors import DecodeError, EncodeError
+from forge.values import MOST_LEVELS, Column
 from forge.wire import decode, decode_value, encode, encode_value
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -161,6 +163,34 @@ def test_a_browser_harms_no_value(value: Any) -> None:
 def test_stated_forms(value: Any, coded: Any) -> None:
     assert encode_value(value) == coded
     assert same(decode_value(coded), value)
+
+
+def nested(levels: int, tagged: bool) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"$a": value} if tagged else [value]
+    return value
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_the_deepest_value_that_a_log_returns_comes_back_in_both_forms(tagged: bool) -> None:
+    deep = msgspec.structs.replace(UPDATE, after={"id": 7, "v": nested(MOST_LEVELS, tagged)})
+    back = decode(encode(deep))
+    assert same(back.after, deep.after)
+    assert "v" in back.changed
+    columns = [Column("id", "integer"), Column("v", "jsonb", "jsonb")]
+    for known in (columns, None):
+        raw = debezium.encode(deep, columns=known)
+        assert raw is not None
+        assert same(debezium.decode(raw, known).after, deep.after)
+
+
+def test_a_value_nested_too_deep_to_be_written_is_a_typed_error() -> None:
+    deep = msgspec.structs.replace(UPDATE, after={"id": 7, "v": nested(5000, tagged=False)})
+    for write in (encode, debezium.encode):
+        with pytest.raises(EncodeError, match=r"public\.orders is nested too deep") as caught:
+            write(deep)
+        assert str(MOST_LEVELS) in caught.value.fix
 
 
 def test_a_value_without_a_stated_form_is_refused() -> None:

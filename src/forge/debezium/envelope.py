@@ -31,16 +31,24 @@ class Order(NamedTuple):
 def encode(change: Change, *, columns: Sequence[Column] | None = None, order: Order | None = None) -> bytes | None:
     """The envelope; None for a change that is no row event: schema, invalidate, redact.
 
-    With `order`, and a transaction that is known, there is a `transaction` block.
+    With `order`, and a transaction that is known, there is a `transaction` block. Raise EncodeError as `wire.encode`
+    does.
     """
     op = _OPS.get(change.op)
     if op is None:
         return None
+    try:
+        return msgspec.json.encode(_envelope(change, op, columns, order))
+    except RecursionError:
+        raise wire.too_deep(change) from None
+
+
+def _envelope(change: Change, op: str, columns: Sequence[Column] | None, order: Order | None) -> dict[str, Any]:
     micros = (change.at - _EPOCH) // timedelta(microseconds=1)
     times = {"ts_ms": micros // 1000, "ts_us": micros, "ts_ns": micros * 1000}
     source = change.source
     transaction = source.transaction
-    envelope = {
+    return {
         "before": forms.encode_row(change.before, columns),
         "after": forms.encode_row(change.after, columns),
         "source": {
@@ -73,7 +81,6 @@ def encode(change: Change, *, columns: Sequence[Column] | None = None, order: Or
             },
         },
     }
-    return msgspec.json.encode(envelope)
 
 
 def decode(raw: bytes | str, columns: Sequence[Column] | None = None) -> Change:
