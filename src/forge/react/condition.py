@@ -12,7 +12,7 @@ Operator = Literal["=", "<>", "<", "<=", ">", ">="]
 
 
 class Constant(msgspec.Struct, frozen=True):
-    """A literal of the SQL text: int, Decimal, str (an untyped literal, as PostgreSQL has it), bool, or None for NULL."""
+    """A literal of the SQL text: int, Decimal, str (an untyped literal as in PostgreSQL), bool, or None for NULL."""
 
     value: object
 

@@ -3,8 +3,6 @@
 A change touches a read set when it touches one of its reads. Reads may say more than was read, never less.
 """
 
-from typing import Protocol
-
 import msgspec
 
 from forge.react.condition import TRUE, Condition
@@ -14,8 +12,9 @@ class ColumnType(msgspec.Struct, frozen=True):
     """A column as conditions need it.
 
     `type` is the base type under all domains, as format_type prints it without a modifier (`integer`, `text`,
-    `character varying`, `timestamp with time zone`, an enum's own name …); `enum` tells those apart. `deterministic` is
-    false for a collation under which unequal strings may be equal. `hidden` columns are excluded from the log or masked.
+    `character varying`, `timestamp with time zone`, an enum's own name …); `enum` tells those apart. `deterministic`
+    is false for a collation under which unequal strings may be equal. `hidden` columns are excluded from the log, or
+    masked.
     """
 
     type: str
@@ -25,8 +24,11 @@ class ColumnType(msgspec.Struct, frozen=True):
 
 
 class TableRead(msgspec.Struct, frozen=True):
-    """One occurrence of a table in a query, as it was parsed. `schema` and `table` name what is tracked: of a partition,
-    the whole table. `columns` is None when all may have been read."""
+    """One occurrence of a table in a query, as it was parsed.
+
+    `schema` and `table` name what is tracked: of a partition, the whole table. `columns` is None when all may have been
+    read; otherwise it has the condition's columns too.
+    """
 
     schema: str
     table: str
@@ -37,16 +39,10 @@ class TableRead(msgspec.Struct, frozen=True):
 class Analysis(msgspec.Struct, frozen=True):
     """What one SQL text reads, whatever its parameters are.
 
-    `types` has the columns of each table that a condition speaks of, by (schema, table). `volatile` names what makes the
-    result change without a write: now(), random() …
+    `types` has the columns of each table that a condition speaks of, by (schema, table). `volatile` names what makes
+    the result change without a write: now(), random() …
     """
 
     reads: tuple[TableRead, ...]
     types: dict[tuple[str, str], dict[str, ColumnType]]
     volatile: tuple[str, ...] = ()
-
-
-class Row(Protocol):
-    """A row image: column → value, in the forms of `forge.values`."""
-
-    def __getitem__(self, name: str, /) -> object: ...
