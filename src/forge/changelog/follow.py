@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from typing import Final, Literal
 
@@ -51,11 +51,15 @@ async def follow(
     tables: Collection[str] | None = None,
     wakeup: Wakeup = "auto",
     durable: bool = True,
+    on_open: Callable[[bool], None] | None = None,
 ) -> AsyncGenerator[Batch]:
     """Every change committed after the cursor (or from now on), in order, batch by batch, for ever.
 
     With `durable` a batch is yielded only when no crash can take it back. Without it changes come a little
     earlier, and after a crash of the server those that were not on disk may come again.
+
+    `on_open` is called whenever the log is followed, at first and after each lost connection, from a cursor that is
+    fixed by then; with True when the server was restarted, so what was not on disk may be gone.
     """
     cursor, kept = after, after
     started: object = None
@@ -64,11 +68,14 @@ async def follow(
         try:
             async with AsyncExitStack() as stack:
                 node = await Node.open(stack, url, wakeup)
-                if started is not None and started != node.started and not durable:
+                restarted = started is not None and started != node.started
+                if restarted and not durable:
                     cursor = kept
                 started = node.started
                 if cursor is None:
                     cursor = kept = await node.reader.now()
+                if on_open is not None:
+                    on_open(restarted)
                 async with aclosing(node.batches(cursor, tables, durable)) as batches:
                     async for batch in batches:
                         cursor = batch.cursor

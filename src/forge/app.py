@@ -1,0 +1,117 @@
+"""An application: its queries and mutations, the database they live in, and the ASGI app that serves them.
+
+    app = forge.Forge()                       # embedded PostgreSQL; or Forge("postgresql://…")
+
+    @app.query
+    async def open_orders(ctx, customer_id: int):
+        return await ctx.db.fetch("SELECT id, status FROM orders WHERE customer_id = %(customer_id)s")
+
+    @app.mutation
+    async def pay(ctx, order_id: int):
+        await ctx.db.execute("UPDATE orders SET status = 'paid' WHERE id = %(order_id)s")
+
+    forge serve shop:app
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from forge.changelog.maintenance import Policy, maintain
+from forge.config import load
+from forge.database import database
+from forge.react.reactor import Reactor, Settings
+from forge.react.registry import Function, Registry, Scope
+from forge.react.runner import Runner
+from forge.serve.asgi import ForgeApp
+from forge.serve.node import Node, Options
+
+F = TypeVar("F", bound=Function)
+
+
+class Forge:
+    """Queries that stay current, and mutations, on one database.
+
+    Without a URL the database is the configured one (`FORGE_DATABASE_URL`, `forge.toml`), or the embedded server.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        replicas: Sequence[str] = (),
+        settings: Settings = Settings(),  # noqa: B008
+        options: Options = Options(),  # noqa: B008
+        connections: int = 16,
+        title: str = "Forge",
+    ) -> None:
+        self.registry = Registry()
+        self.settings = settings
+        self.options = options
+        self._url = url
+        self._replicas = tuple(replicas)
+        self._connections = connections
+        self._title = title
+
+    @overload
+    def query(self, function: F, /) -> F: ...
+    @overload
+    def query(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        scope: Scope = "user",
+        consistent: bool = False,
+        key: str | Sequence[str] = (),
+        reads: Sequence[str] = (),
+        refresh_every: float | None = None,
+    ) -> Callable[[F], F]: ...
+    def query(self, function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
+        """Mark an async function as a query: clients may call it and subscribe to it."""
+
+        def mark(marked: F) -> F:
+            self.registry.query(marked, **options)
+            return marked
+
+        return mark if function is None else mark(function)
+
+    @overload
+    def mutation(self, function: F, /) -> F: ...
+    @overload
+    def mutation(self, /, *, name: str | None = None) -> Callable[[F], F]: ...
+    def mutation(self, function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
+        """Mark an async function as a mutation: it runs in one transaction, with who called it in the log."""
+
+        def mark(marked: F) -> F:
+            self.registry.mutation(marked, **options)
+            return marked
+
+        return mark if function is None else mark(function)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Node]:
+        """A node of this application while the block lasts; it looks after the log too."""
+        config = load()
+        if self._url is not None:
+            config = msgspec.structs.replace(config, database_url=self._url)
+        with database(config, create=True) as found:
+            runner = Runner(found.url, replicas=self._replicas, connections=self._connections)
+            node = Node(self.registry, Reactor(runner, found.url, self.settings), self.options)
+            await node.start()
+            policy = Policy(retention_days=config.retention_days, size_limit=config.log_size_limit)
+            keeping = asyncio.get_running_loop().create_task(maintain(found.url, policy))
+            try:
+                yield node
+            finally:
+                keeping.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await keeping
+                await node.stop()
+
+    def asgi(self) -> ForgeApp:
+        """The application as ASGI, to be served or mounted."""
+        return ForgeApp(self.running, title=self._title, origins=self.options.origins)

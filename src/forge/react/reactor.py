@@ -1,0 +1,503 @@
+"""The reactor: follows the log, finds which groups a change touches, runs them again, pushes what differs.
+
+A group is a query with its arguments and its scope: however many subscribe to it, it runs once.
+
+What always holds:
+
+- No change falls between a run and the index. A run's read set is put into the index when the run ends; changes that
+  arrived while it ran are then held against it, unless the run's snapshot shows them.
+- A group has one run in flight and at most one waiting. A touch while it runs makes it run once more.
+- Runs that one batch touched for one session happen on one snapshot.
+- A subscriber never gets a result that contains less than the one before.
+- Nothing is pushed when the result is the same.
+- When the log cannot be followed from where the reactor stood (trimmed, failover, a restarted server, another
+  definition of a table), every group runs again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from forge.change import Change, Op
+from forge.changelog.follow import Wakeup, follow
+from forge.changelog.reader import Batch
+from forge.cursor import Snapshot
+from forge.errors import CursorExpired, CursorForeign, ForgeError, ServerError
+from forge.react.debounce import Debounce
+from forge.react.index import BoundRead, Index
+from forge.react.push import MOST_CAUSES, Cause, Push, Subscriber
+from forge.react.registry import Call
+from forge.react.result import MOST_BYTES, Result, encode
+from forge.react.runner import Outcome, Reached, Runner
+
+GroupKey = tuple[str, bytes, bytes]
+MOST_RECENT: Final = 10_000
+"""Changes kept for runs in flight; beyond it every such run is done again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Times in seconds."""
+
+    quiet: float = 0.05
+    longest: float = 0.2
+    runs: int = 64
+    resync: float = 600.0
+    check: float = 5.0
+    idle: float = 5.0
+    max_result_bytes: int = MOST_BYTES
+    wakeup: Wakeup = "auto"
+
+
+class Metrics(msgspec.Struct):
+    """What happened so far. `missed` must stay 0: a result that was old though no change had touched its query."""
+
+    changes: int = 0
+    touched: int = 0
+    pruned: int = 0
+    runs: int = 0
+    wasted: int = 0
+    pushed: int = 0
+    failed: int = 0
+    missed: int = 0
+    checked: int = 0
+    resyncs: int = 0
+
+
+class Group:
+    """One query with its arguments and scope, its subscribers and its last result."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.key: GroupKey = call.group
+        self.subscribers: set[Subscriber] = set()
+        self.result: Result | None = None
+        self.error: ForgeError | None = None
+        self.coverage = Snapshot(1, 1)
+        self.lsn = 0
+        self.running = False
+        self.waiting = False
+        self.causes: list[Cause] = []
+        self.more = 0
+        self.unseen: set[int] = set()
+        self.forced = False
+        self.idle_since = 0.0
+        self.refreshed = 0.0
+        self.failures = 0
+
+    def touch(self, change: Change, transaction: int) -> None:
+        """Remember why it will run."""
+        self.unseen.add(transaction)
+        if len(self.causes) < MOST_CAUSES:
+            self.causes.append(Cause.of(change))
+        else:
+            self.more += 1
+
+    def settled(self) -> bool:
+        """Whether the last result shows everything that touched the group, so that it need not run."""
+        return not self.forced and self.error is None and all(map(self.coverage.sees, self.unseen))
+
+    def begin(self) -> tuple[tuple[Cause, ...], int]:
+        """Start a run for all that touched the group so far."""
+        causes = tuple(self.causes), self.more
+        self.causes, self.more, self.forced = [], 0, False
+        self.unseen.clear()
+        return causes
+
+
+class Reactor:
+    """Groups, the index of what they read, and the tasks that keep them fresh."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        url: str,
+        settings: Settings = Settings(),  # noqa: B008
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner = runner
+        self.settings = settings
+        self.metrics = Metrics()
+        self.groups: dict[GroupKey, Group] = {}
+        self.reached: Reached | None = None
+        self.on_batch: list[Callable[[Batch], None]] = []
+        """Called with every batch of the log, as soon as it is read."""
+        self.on_latency: Callable[[str, float], None] = lambda stage, seconds: None
+        self._url = url
+        self._clock = clock
+        self._index: Index[GroupKey] = Index()
+        self._debounce: Debounce[GroupKey] = Debounce(settings.quiet, settings.longest)
+        self._room = asyncio.Semaphore(settings.runs)
+        self._recent: deque[tuple[int, list[Change]]] = deque()
+        self._recent_size = 0
+        self._batch = 0
+        self._inflight: dict[int, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._due = asyncio.Event()
+        self._stopping = False
+        self._lost = False
+
+    async def start(self) -> None:
+        """Begin to follow the log; returns when it is being followed."""
+        await self.runner.open()
+        self.reached = await self.runner.reached()
+        following = asyncio.Event()
+        self._spawn(self._follow(following))
+        self._spawn(self._flush_for_ever())
+        self._spawn(self._look_after())
+        await asyncio.wait_for(following.wait(), 30)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.runner.close()
+
+    def subscribe(self, call: Call, subscriber: Subscriber) -> Group:
+        """From now on the subscriber is pushed to: at once if there is a result, else when the first run ends."""
+        group = self.groups.get(call.group)
+        if group is None:
+            group = self.groups[call.group] = Group(call)
+            self._start([group])
+        group.subscribers.add(subscriber)
+        if group.result is not None:
+            subscriber.push(Push(group.result, None, group.coverage, (), 0))
+        elif group.error is not None:
+            subscriber.fail(group.error)
+        return group
+
+    def unsubscribe(self, group: Group, subscriber: Subscriber) -> None:
+        """Nothing more is pushed to it; a group without subscribers goes after a while."""
+        group.subscribers.discard(subscriber)
+        if not group.subscribers:
+            group.idle_since = self._clock()
+
+    async def once(self, call: Call) -> tuple[Result, Outcome]:
+        """The result now, for somebody who does not subscribe."""
+        async with self._room:
+            outcome = await self.runner.query(call, reached=self.reached)
+        return self._encoded(call, outcome), outcome
+
+    def resync(self) -> None:
+        """Run every group again."""
+        self.metrics.resyncs += 1
+        now = self._clock()
+        for key, group in self.groups.items():
+            group.forced = True
+            self._debounce.touch(key, now)
+        self._due.set()
+
+    # Following
+
+    async def _follow(self, following: asyncio.Event) -> None:
+        while True:
+            batches = follow(
+                self._url,
+                wakeup=self.settings.wakeup,
+                durable=False,
+                on_open=lambda restarted: self._opened(restarted, following),
+            )
+            try:
+                async with contextlib.aclosing(batches):
+                    async for batch in batches:
+                        self._take(batch)
+            except (CursorExpired, CursorForeign) as error:
+                _log.warning("the log cannot be followed from where it was left, all queries run again: %s", error)
+            except ForgeError as error:
+                _log.error("the log cannot be followed, trying again: %s (fix: %s)", error, error.fix)
+                await asyncio.sleep(random.uniform(0.5, 1.5))
+            self._lost = True
+
+    def _opened(self, restarted: bool, following: asyncio.Event) -> None:
+        """The log is followed from here. What was missed, or was lost in a crash, is found by running all groups."""
+        if restarted or self._lost:
+            self._lost = False
+            self.runner.forget()
+            self.resync()
+        following.set()
+
+    def _take(self, batch: Batch) -> None:
+        """Match a batch; a moment of the event loop, however many groups there are."""
+        self.reached = Reached(batch.cursor.until or batch.cursor.snapshot, _number(batch.lsn))
+        self._batch += 1
+        now = self._clock()
+        for observer in self.on_batch:
+            observer(batch)
+        metrics = self.metrics
+        groups = self.groups
+        defined = False
+        for change in batch.changes:
+            metrics.changes += 1
+            if change.op is Op.SCHEMA:
+                defined = True
+                continue
+            transaction = int(change.source.transaction or 0)
+            touched = self._index.touched(change)
+            metrics.pruned += len(groups) - len(touched)
+            for key in touched:
+                group = groups.get(key)
+                if group is None or (not group.running and group.coverage.sees(transaction)):
+                    continue
+                metrics.touched += 1
+                group.touch(change, transaction)
+                self._debounce.touch(key, now)
+        if defined:
+            self.runner.forget()
+            self.resync()
+        self._remember(batch.changes)
+        if len(self._debounce):
+            self._due.set()
+
+    def _remember(self, changes: list[Change]) -> None:
+        if not self._inflight:
+            self._recent.clear()
+            self._recent_size = 0
+            return
+        self._recent.append((self._batch, changes))
+        self._recent_size += len(changes)
+        oldest = min(self._inflight.values())
+        while self._recent and self._recent[0][0] <= oldest:
+            self._recent_size -= len(self._recent.popleft()[1])
+        if self._recent_size > MOST_RECENT:
+            self._recent.clear()
+            self._recent_size = 0
+            now = self._clock()
+            for key, group in self.groups.items():
+                if group.running:
+                    group.forced = True
+                    self._debounce.touch(key, now)
+
+    # Running
+
+    async def _flush_for_ever(self) -> None:
+        while True:
+            due = self._debounce.next_due()
+            if due is None:
+                self._due.clear()
+                await self._due.wait()
+                continue
+            delay = due - self._clock()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            due_now = self._debounce.due(self._clock())
+            ready = [group for key in due_now if (group := self.groups.get(key)) is not None and not group.settled()]
+            for together in _by_session(ready):
+                self._start(together)
+
+    def _start(self, groups: list[Group]) -> None:
+        """Run these on one snapshot; those that run already will run once more."""
+        ready = []
+        for group in groups:
+            if group.running:
+                group.waiting = True
+            elif group.subscribers or group.result is None:
+                group.running = True
+                ready.append(group)
+        if ready:
+            self._spawn(self._run(ready))
+
+    async def _run(self, groups: list[Group]) -> None:
+        began = self._batch
+        token = id(groups)
+        self._inflight[token] = began
+        try:
+            if len(groups) == 1:
+                await self._run_one(groups[0], None)
+            else:
+                await self._run_together(groups)
+        finally:
+            del self._inflight[token]
+            for group in groups:
+                group.running = False
+                if group.waiting:
+                    group.waiting = False
+                    self._start([group])
+
+    async def _run_together(self, groups: list[Group]) -> None:
+        try:
+            async with self.runner.shared_snapshot() as snapshot:
+                await asyncio.gather(*(self._run_one(group, snapshot) for group in groups))
+        except ForgeError as error:
+            for group in groups:
+                self._failed(group, error)
+
+    async def _run_one(self, group: Group, snapshot: str | None) -> None:
+        causes, more = group.begin()
+        started = self._clock()
+        began = self._batch
+        try:
+            async with self._room:
+                outcome = await self.runner.query(group.call, reached=self.reached, floor=group.lsn, snapshot=snapshot)
+            result = self._encoded(group.call, outcome)
+        except ForgeError as error:
+            self._failed(group, error)
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            _log.exception("%s failed", group.call.query.name)
+            self._failed(
+                group, _Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
+            )
+            return
+        self.metrics.runs += 1
+        self.on_latency("run", self._clock() - started)
+        if self.groups.get(group.key) is not group:
+            return
+        group.failures = 0
+        group.error = None
+        group.coverage = outcome.coverage
+        group.lsn = max(group.lsn, outcome.lsn)
+        group.refreshed = self._clock()
+        self._index.put(group.key, outcome.reads)
+        self._catch_up(group, outcome.reads, began)
+        previous, group.result = group.result, result
+        if previous is not None and previous.hash == result.hash:
+            self.metrics.wasted += 1
+            return
+        self.metrics.pushed += 1
+        push = Push(result, previous, outcome.coverage, causes, more)
+        for subscriber in list(group.subscribers):
+            subscriber.push(push)
+
+    def _catch_up(self, group: Group, reads: Iterable[BoundRead], began: int) -> None:
+        """Hold what arrived during a run against what it turned out to read."""
+        later = [change for number, changes in self._recent if number > began for change in changes]
+        if not later:
+            return
+        own: Index[Hashable] = Index()
+        own.put(None, reads)
+        now = self._clock()
+        for change in later:
+            transaction = int(change.source.transaction or 0)
+            if not group.coverage.sees(transaction) and own.touched(change):
+                group.touch(change, transaction)
+                self._debounce.touch(group.key, now)
+                self._due.set()
+
+    def _encoded(self, call: Call, outcome: Outcome) -> Result:
+        return encode(outcome.value, key=call.query.key, most=self.settings.max_result_bytes)
+
+    def _failed(self, group: Group, error: ForgeError) -> None:
+        self.metrics.failed += 1
+        group.failures += 1
+        group.error = error
+        for subscriber in list(group.subscribers):
+            subscriber.fail(error)
+        if isinstance(error, ServerError):
+            delay = min(5.0, 0.1 * 2 ** min(group.failures, 6)) * random.uniform(0.5, 1.0)
+            asyncio.get_running_loop().call_later(delay, self._again, group)
+        elif group.result is None:
+            self._drop(group)
+
+    def _again(self, group: Group) -> None:
+        if not self._stopping and self.groups.get(group.key) is group:
+            self._start([group])
+
+    # Looking after
+
+    async def _look_after(self) -> None:
+        """Let idle groups go, run all again now and then, check one all the time."""
+        resynced = checked = self._clock()
+        while True:
+            await asyncio.sleep(min(1.0, self.settings.check, self.settings.resync))
+            now = self._clock()
+            for group in list(self.groups.values()):
+                every = group.call.query.refresh_every
+                if not group.subscribers and not group.running and now - group.idle_since > self.settings.idle:
+                    self._drop(group)
+                elif every is not None and not group.running and now - group.refreshed >= every:
+                    self._start([group])
+            if now - resynced >= self.settings.resync:
+                resynced = now
+                self.resync()
+            if now - checked >= self.settings.check:
+                checked = now
+                await self._check_one()
+
+    async def _check_one(self) -> None:
+        """Run a random group that nothing has touched; when its result is another, a change was missed."""
+        idle = [
+            group
+            for group in self.groups.values()
+            if group.result is not None and not group.running and group.subscribers
+        ]
+        if not idle:
+            return
+        group = random.choice(idle)
+        known = group.result
+        assert known is not None
+        try:
+            outcome = await self.runner.query(group.call)
+            found = self._encoded(group.call, outcome)
+        except ForgeError:
+            return
+        self.metrics.checked += 1
+        if sorted(found.rows) == sorted(known.rows) or outcome.volatile or group.call.query.reads:
+            return
+        # what the run shows may just not have been read from the log yet
+        deadline = self._clock() + 30.0
+        while group.result is known and self._clock() < deadline:
+            if self.reached and self.reached.snapshot.xmin >= outcome.coverage.xmax and group.settled():
+                break
+            await asyncio.sleep(0.05)
+        if group.result is known and not group.running and self.groups.get(group.key) is group:
+            self.metrics.missed += 1
+            _log.error("a change of %s was missed; it runs again", group.call.query.name)
+            self._start([group])
+
+    def _drop(self, group: Group) -> None:
+        if self.groups.get(group.key) is group:
+            del self.groups[group.key]
+        self._index.remove(group.key)
+        self._debounce.drop(group.key)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a task of the reactor failed", exc_info=error)
+
+
+class _Unexpected(ForgeError):
+    """A query's function raised what it should not."""
+
+
+def _by_session(groups: list[Group]) -> list[list[Group]]:
+    """The groups in sets that share no session with each other."""
+    leader: dict[GroupKey, GroupKey] = {group.key: group.key for group in groups}
+
+    def lead(key: GroupKey) -> GroupKey:
+        while leader[key] != key:
+            leader[key] = leader[leader[key]]
+            key = leader[key]
+        return key
+
+    first: dict[Hashable, GroupKey] = {}
+    for group in groups:
+        for subscriber in group.subscribers:
+            other = first.setdefault(subscriber.session, group.key)
+            leader[lead(group.key)] = lead(other)
+    found: dict[GroupKey, list[Group]] = {}
+    for group in groups:
+        found.setdefault(lead(group.key), []).append(group)
+    return list(found.values())
+
+
+def _number(lsn: str) -> int:
+    high, low = lsn.split("/")
+    return int(high, 16) << 32 | int(low, 16)

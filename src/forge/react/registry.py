@@ -1,0 +1,178 @@
+"""Queries and mutations as an application marks them: a name, a function, typed arguments, options.
+
+A call is checked before it runs: in come a name and JSON arguments, out comes a `Call` whose arguments are of the types
+that the function states, or an error that says which argument is wrong.
+"""
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from forge.errors import ForgeError
+
+Scope = Literal["public", "tenant", "user"]
+Function = Callable[..., Awaitable[Any]]
+
+
+class UnknownName(ForgeError):
+    """There is no query or mutation of that name."""
+
+
+class BadArguments(ForgeError):
+    """The arguments are not those that the function takes."""
+
+
+class Registration(ForgeError):
+    """A function cannot be registered as it is."""
+
+
+class Auth(msgspec.Struct, frozen=True):
+    """Who asks. `role` is the database role to read as; None reads as Forge itself does."""
+
+    user: str | None = None
+    tenant: str | None = None
+    role: str | None = None
+    claims: Mapping[str, Any] = {}
+
+
+ANYONE = Auth()
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A marked query. `reads` are tables that cannot be seen in its SQL; `refresh_every` is in seconds."""
+
+    name: str
+    function: Function
+    arguments: type[msgspec.Struct]
+    scope: Scope = "user"
+    consistent: bool = False
+    key: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    refresh_every: float | None = None
+
+
+class Mutation(msgspec.Struct, frozen=True):
+    """A marked mutation: it runs in one transaction."""
+
+    name: str
+    function: Function
+    arguments: type[msgspec.Struct]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A query with its arguments, asked by somebody. Calls with the same `group` have the same result."""
+
+    query: Query
+    arguments: Mapping[str, Any]
+    auth: Auth
+    group: tuple[str, bytes, bytes]
+
+
+class Registry:
+    """The queries and mutations of an application, by name."""
+
+    def __init__(self) -> None:
+        self.queries: dict[str, Query] = {}
+        self.mutations: dict[str, Mutation] = {}
+
+    def query(
+        self,
+        function: Function,
+        *,
+        name: str | None = None,
+        scope: Scope = "user",
+        consistent: bool = False,
+        key: str | Sequence[str] = (),
+        reads: Sequence[str] = (),
+        refresh_every: float | None = None,
+    ) -> None:
+        """Mark a function as a query."""
+        name = self._free(name or function.__name__)
+        if scope not in typing.get_args(Scope):
+            raise Registration(f"the scope of {name} cannot be {scope!r}", fix="use public, tenant or user")
+        if refresh_every is not None and not refresh_every > 0:
+            raise Registration(f"refresh_every of {name} cannot be {refresh_every}", fix="use seconds above 0")
+        columns = (key,) if isinstance(key, str) else tuple(key)
+        arguments = _arguments(name, function)
+        self.queries[name] = Query(name, function, arguments, scope, consistent, columns, tuple(reads), refresh_every)
+
+    def mutation(self, function: Function, *, name: str | None = None) -> None:
+        """Mark a function as a mutation."""
+        name = self._free(name or function.__name__)
+        self.mutations[name] = Mutation(name, function, _arguments(name, function))
+
+    def call(self, name: str, arguments: Any, auth: Auth) -> Call:
+        """A call of a query, checked."""
+        query = _found(self.queries, name, "query")
+        checked, canonical = _checked(query, arguments)
+        visible, scope = scoped(auth, query.scope)
+        return Call(query, checked, visible, (name, canonical, scope))
+
+    def change(self, name: str, arguments: Any) -> tuple[Mutation, dict[str, Any]]:
+        """A call of a mutation, checked."""
+        mutation = _found(self.mutations, name, "mutation")
+        return mutation, _checked(mutation, arguments)[0]
+
+    def _free(self, name: str) -> str:
+        if name in self.queries or name in self.mutations:
+            raise Registration(f"there are two functions called {name}", fix="give one another name=")
+        return name
+
+
+def scoped(auth: Auth, scope: Scope) -> tuple[Auth, bytes]:
+    """What of a caller a query may see, and that as a part of its group: what it cannot see may differ in a group."""
+    if scope == "public":
+        seen = ANYONE
+    elif scope == "tenant":
+        seen = Auth(tenant=auth.tenant, role=auth.role, claims=_only(auth.claims, ("tenant", "role")))
+    else:
+        stable = {name: value for name, value in auth.claims.items() if name not in ("iat", "exp", "nbf", "jti")}
+        seen = Auth(auth.user, auth.tenant, auth.role, stable)
+    return seen, msgspec.json.encode(seen, order="sorted")
+
+
+def _only(claims: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: claims[name] for name in names if name in claims}
+
+
+def _found(known: Mapping[str, Any], name: str, kind: str) -> Any:
+    if name not in known:
+        raise UnknownName(f"there is no {kind} {name[:80]!r}", fix=f"the {kind} names are in /forge/openapi.json")
+    return known[name]
+
+
+def _checked(function: Query | Mutation, arguments: Any) -> tuple[dict[str, Any], bytes]:
+    try:
+        checked = msgspec.convert(arguments if arguments is not None else {}, function.arguments)
+    except msgspec.ValidationError as error:
+        raise BadArguments(f"{function.name}: {error}", fix="see its arguments in /forge/openapi.json") from None
+    except RecursionError:
+        raise BadArguments(f"{function.name}: the arguments are nested too deep", fix="nest less") from None
+    named = {name: getattr(checked, name) for name in checked.__struct_fields__}
+    return named, msgspec.json.encode(checked)
+
+
+def _arguments(name: str, function: Function) -> type[msgspec.Struct]:
+    """The arguments of a function after its first, the context, as a struct that checks them."""
+    if not inspect.iscoroutinefunction(function):
+        raise Registration(f"{name} is not an async function", fix=f"async def {name}(ctx, …)")
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise Registration(f"{name} takes no context", fix=f"async def {name}(ctx, …)")
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: list[Any] = []
+    for parameter in parameters[1:]:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise Registration(f"{name} takes {parameter}", fix="give every argument a name of its own")
+        kind = hints.get(parameter.name, Any)
+        default = parameter.default
+        fields.append((parameter.name, kind) if default is parameter.empty else (parameter.name, kind, default))
+    try:
+        struct = msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
+        msgspec.json.Decoder(struct)
+    except (TypeError, ValueError, NameError) as error:
+        raise Registration(f"the arguments of {name} cannot be checked: {error}", fix="use plain types") from None
+    return struct

@@ -1,0 +1,314 @@
+"""Running queries and mutations: each in a transaction of its own, a query on a snapshot that is known.
+
+A query runs in a read-only REPEATABLE READ transaction. What its result contains is its *coverage*: on the primary the
+snapshot itself; on a replica, whose snapshots do not tell of writers in flight, the snapshot that the primary had when
+the WAL position was read that the replica has passed. `lsn` is a position that every later run must have passed so
+that it cannot show less than this one did.
+
+A mutation runs in one transaction with its context set (who, which function, which trace), and is tried again when the
+server says that it lost a race (serialization failure, deadlock). Its answer has the number of its transaction: the push
+whose snapshot shows that number is the one that contains it.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import psycopg
+from psycopg import sql
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from forge.changelog.connection import AsyncConnection, connect_async, parameters, translate
+from forge.cursor import Snapshot
+from forge.errors import ForgeError, ServerError
+from forge.react import catalog
+from forge.react.database import Context, Db, Parameters, QueryFailed, WatchedDb, bound_reads
+from forge.react.index import BoundRead
+from forge.react.readset import Analysis
+from forge.react.registry import ANYONE, Auth, Call, Mutation
+from forge.track.context import transaction
+
+TRIES: Final = 4
+_BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_PRIMARY: Final = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
+_REPLICA: Final = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()::text END"
+_AGAIN: Final = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """How far the log has been read: its snapshot, and a position in the WAL behind everything in it."""
+
+    snapshot: Snapshot
+    lsn: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a run gave: the value, what it read, and what it contains."""
+
+    value: Any
+    reads: Sequence[BoundRead]
+    volatile: frozenset[str]
+    coverage: Snapshot
+    lsn: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a mutation gave, and the number of its transaction; None when it wrote nothing."""
+
+    value: Any
+    xid: str | None
+
+
+class Runner:
+    """Pools of connections to the primary and to replicas, and what is known of statements."""
+
+    def __init__(self, url: str, *, replicas: Sequence[str] = (), connections: int = 16, timeout: float = 30.0) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._primary = _pool(url, connections)
+        self._replicas = [_pool(replica, connections) for replica in replicas]
+        self._analyses: dict[str, Analysis] = {}
+        self._declared: dict[tuple[str, ...], Analysis] = {}
+        self._epoch = 0
+        self._analyst: AsyncConnection | None = None
+        self._analysing = asyncio.Lock()
+        self.fallbacks = 0
+
+    async def open(self) -> None:
+        """Connect to the primary; a server that is not there is an error at once."""
+        connection = await connect_async(self._url)
+        await connection.close()
+        await self._primary.open()
+        for pool in self._replicas:
+            await pool.open()
+
+    async def close(self) -> None:
+        for pool in (self._primary, *self._replicas):
+            await pool.close()
+        if self._analyst is not None:
+            await self._analyst.close()
+
+    def forget(self) -> None:
+        """Definitions changed: nothing that is known of statements holds any more."""
+        self._epoch += 1
+        self._analyses.clear()
+        self._declared.clear()
+
+    async def query(
+        self, call: Call, *, reached: Reached | None = None, floor: int = 0, snapshot: str | None = None
+    ) -> Outcome:
+        """Run a query: on a replica that has passed what is known, else on the primary."""
+        if reached is not None and snapshot is None and not call.query.consistent and self._replicas:
+            needed = max(reached.lsn, floor)
+            for pool in random.sample(self._replicas, len(self._replicas)):
+                outcome = await self._on_replica(pool, call, reached.snapshot, needed)
+                if outcome is not None:
+                    return outcome
+            self.fallbacks += 1
+        async with (
+            self._errors(),
+            self._primary.connection() as connection,
+            _reading(connection, call.auth, _PRIMARY, snapshot) as (seen, lsn),
+        ):
+            return await self._run(connection, call, Snapshot.parse(seen), _number(lsn))
+
+    async def _on_replica(
+        self, pool: AsyncConnectionPool[AsyncConnection], call: Call, coverage: Snapshot, needed: int
+    ) -> Outcome | None:
+        """The outcome of a run there; None when it has not come as far yet, or is not there."""
+        try:
+            async with pool.connection(timeout=0.5) as connection:
+                # asked before the snapshot is taken, which then shows at least that much
+                passed = await (await connection.execute(_REPLICA)).fetchone()
+                # a promoted one has a history of its own
+                if passed is None or passed[0] is None or _number(passed[0]) < needed:
+                    return None
+                async with _reading(connection, call.auth, _REPLICA, None) as (lsn,):
+                    if lsn is None:
+                        return None
+                    return await self._run(connection, call, coverage, _number(lsn))
+        except (psycopg.OperationalError, PoolTimeout):
+            return None
+
+    async def _run(self, connection: AsyncConnection, call: Call, coverage: Snapshot, lsn: int) -> Outcome:
+        db = WatchedDb(connection, call.arguments, self._analyze)
+        if call.query.reads:
+            db.reads += bound_reads(await self._declare(call.query.reads), {})
+            db = _DeclaredDb(connection, call.arguments, db)
+        value = await call.query.function(Context(db, call.auth), **call.arguments)
+        return Outcome(value, db.reads, frozenset(db.volatile), coverage, lsn)
+
+    @contextlib.asynccontextmanager
+    async def shared_snapshot(self) -> AsyncIterator[str]:
+        """A snapshot that several runs may use while this lasts."""
+        async with self._errors(), self._primary.connection() as connection:
+            await connection.execute(_BEGIN)
+            try:
+                row = await (await connection.execute("SELECT pg_export_snapshot()")).fetchone()
+                assert row is not None
+                yield row[0]
+            finally:
+                if not connection.closed:
+                    await connection.execute("ROLLBACK")
+
+    async def mutate(
+        self, mutation: Mutation, arguments: Mapping[str, Any], auth: Auth, trace: str | None = None
+    ) -> Answer:
+        """Run a mutation in one transaction."""
+        for tried in range(1, TRIES + 1):
+            try:
+                async with self._errors(), self._primary.connection() as connection:
+                    return await self._mutate(connection, mutation, arguments, auth, trace)
+            except _AGAIN as error:
+                if tried == TRIES:
+                    raise QueryFailed(f"{mutation.name} lost every race: {_line(error)}", fix="try again") from error
+                await asyncio.sleep(random.uniform(0, 0.01 * 2**tried))
+        raise AssertionError
+
+    async def _mutate(
+        self,
+        connection: AsyncConnection,
+        mutation: Mutation,
+        arguments: Mapping[str, Any],
+        auth: Auth,
+        trace: str | None,
+    ) -> Answer:
+        async with transaction(connection, user_id=auth.user, function_name=mutation.name, trace_id=trace):
+            for statement in _identity(auth):
+                await connection.execute(statement)
+            value = await mutation.function(Context(Db(connection, arguments), auth), **arguments)
+            row = await (await connection.execute("SELECT pg_current_xact_id_if_assigned()::text")).fetchone()
+        return Answer(value, row[0] if row else None)
+
+    async def reached(self) -> Reached:
+        """How far the primary is now."""
+        async with self._errors(), self._primary.connection() as connection:
+            row = await (await connection.execute(_PRIMARY)).fetchone()
+            assert row is not None
+            return Reached(Snapshot.parse(row[0]), _number(row[1]))
+
+    async def _analyze(self, statement: str, parameters: Parameters, /) -> Analysis:
+        known = self._analyses.get(statement)
+        if known is None:
+            epoch = self._epoch
+            async with self._analysing, self._errors():
+                known = self._analyses.get(statement)
+                if known is None:
+                    known = await catalog.analyze(await self._analyst_connection(), statement, parameters)
+            if epoch == self._epoch:
+                self._analyses[statement] = known
+        return known
+
+    async def _declare(self, names: tuple[str, ...]) -> Analysis:
+        known = self._declared.get(names)
+        if known is None:
+            epoch = self._epoch
+            async with self._analysing, self._errors():
+                known = await catalog.declared(await self._analyst_connection(), names)
+            if epoch == self._epoch:
+                self._declared[names] = known
+        return known
+
+    async def _analyst_connection(self) -> AsyncConnection:
+        if self._analyst is None or self._analyst.closed:
+            self._analyst = await connect_async(self._url, application_name="forge analysis")
+        return self._analyst
+
+    @contextlib.asynccontextmanager
+    async def _errors(self) -> AsyncIterator[None]:
+        """The server's errors as Forge's; those that mean "again" as they are."""
+        try:
+            yield
+        except _AGAIN:
+            raise
+        except PoolTimeout as error:
+            raise ServerError("no connection to the database came free in time", fix="look at the server") from error
+        except psycopg.Error as error:
+            typed: ForgeError | None = translate(error)
+            if typed is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+                typed = ServerError(f"cannot reach the database: {_line(error)}", fix="look at the server")
+            raise typed or QueryFailed(
+                f"the database refuses it: {_line(error)}", fix="correct the statement"
+            ) from error
+
+
+class _DeclaredDb(WatchedDb):
+    """The database of a query that declares what it reads: what its statements show is added where it can be known."""
+
+    def __init__(self, connection: AsyncConnection, arguments: Mapping[str, Any], declared: WatchedDb) -> None:
+        super().__init__(connection, arguments, declared._analyze)
+        self.reads = declared.reads
+
+    async def _prepare(self, text: str, values: Parameters) -> None:
+        with contextlib.suppress(catalog.QueryRefused):
+            await super()._prepare(text, values)
+
+
+@contextlib.asynccontextmanager
+async def _reading(
+    connection: AsyncConnection, auth: Auth, question: str, snapshot: str | None
+) -> AsyncIterator[tuple[Any, ...]]:
+    """A read-only transaction as somebody; yields the answer to the question, which takes its snapshot."""
+    statements: list[sql.Composable] = [sql.SQL(_BEGIN)]
+    if snapshot is not None:
+        statements.append(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+    statements += [sql.SQL(question), *_identity(auth)]
+    cursor = connection.cursor()
+    try:
+        await cursor.execute(sql.SQL("; ").join(statements))
+        row = None
+        while row is None:
+            if cursor.description and cursor.statusmessage != "SET":
+                row = await cursor.fetchone()
+            elif not cursor.nextset():
+                break
+        assert row is not None
+        yield row
+    finally:
+        if not connection.closed:
+            await connection.execute("ROLLBACK")
+
+
+def _identity(auth: Auth) -> list[sql.Composable]:
+    """Statements that make the transaction that of somebody, as row-level security policies read it."""
+    if auth == ANYONE:
+        return []
+    claims = msgspec.json.encode(dict(auth.claims)).decode()
+    found: list[sql.Composable] = [
+        sql.SQL(
+            "SELECT set_config('request.jwt.claims', {}, true), set_config('forge.user', {}, true),"
+            " set_config('forge.tenant', {}, true)"
+        ).format(sql.Literal(claims), sql.Literal(auth.user or ""), sql.Literal(auth.tenant or ""))
+    ]
+    if auth.role is not None:
+        found.append(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(auth.role)))
+    return found
+
+
+def _pool(url: str, connections: int) -> AsyncConnectionPool[AsyncConnection]:
+    return AsyncConnectionPool(
+        kwargs={**parameters(url, application_name="forge live"), "autocommit": True},
+        configure=_configure,
+        min_size=0,
+        max_size=connections,
+        open=False,
+        timeout=30.0,
+        reconnect_timeout=5.0,
+    )
+
+
+async def _configure(connection: AsyncConnection) -> None:
+    """The same values give the same text, whatever server it is and whatever a role's settings are."""
+    await connection.execute("SELECT set_config('TimeZone', 'UTC', false)")
+
+
+def _number(lsn: str) -> int:
+    high, low = lsn.split("/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

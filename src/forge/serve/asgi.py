@@ -1,0 +1,121 @@
+"""The ASGI app of a node: routes, cross-origin rules, and a start that happens once, with the first request if need be.
+
+An app that is mounted into another one may get no lifespan events; then it starts with its first request, and ends when
+the application that made it calls `stop`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from forge.errors import ForgeError
+from forge.serve.feed import changes
+from forge.serve.http import Routes, failure
+from forge.serve.node import Node
+from forge.serve.ws import Socket
+
+Opening = Callable[[], AbstractAsyncContextManager[Node]]
+
+
+class ForgeApp:
+    """An ASGI callable that opens its node when it is first needed."""
+
+    def __init__(self, opening: Opening, *, title: str, origins: tuple[str, ...] = ()) -> None:
+        self._opening = opening
+        self._title = title
+        self._origins = origins
+        self._stack = AsyncExitStack()
+        self._app: ASGIApp | None = None
+        self._lock = asyncio.Lock()
+        self.node: Node | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        try:
+            app = self._app or await self.start()
+        except ForgeError as error:
+            if scope["type"] == "http":
+                await failure(error)(scope, receive, send)
+                return
+            raise
+        await app(scope, receive, send)
+
+    async def start(self) -> ASGIApp:
+        """Open the node, once."""
+        async with self._lock:
+            if self._app is None:
+                self.node = await self._stack.enter_async_context(self._opening())
+                self._app = _routed(self.node, self._title, self._origins)
+            return self._app
+
+    async def stop(self) -> None:
+        """Close the node."""
+        async with self._lock:
+            self._app, self.node = None, None
+            await self._stack.aclose()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self.start()
+                except ForgeError as error:
+                    await send({"type": "lifespan.startup.failed", "message": f"{error} (fix: {error.fix})"})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+
+def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
+    routes = Routes(node, title)
+
+    async def socket(websocket: WebSocket) -> None:
+        await Socket(node, websocket).run()
+
+    middleware = []
+    if origins:
+        allowed = {"allow_methods": ["GET", "POST"], "allow_headers": ["authorization", "content-type", "last-event-id"]}
+        middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), **allowed))
+    return Starlette(
+        routes=[
+            Route("/forge/query/{name}", routes.query, methods=["POST"]),
+            Route("/forge/mutation/{name}", routes.mutation, methods=["POST"]),
+            Route("/forge/live/{name}", _Streaming(routes.live), methods=["GET"]),
+            Route("/forge/session", _Streaming(routes.session), methods=["GET"]),
+            Route("/forge/session/{id}/subscribe", routes.subscribe, methods=["POST"]),
+            Route("/forge/session/{id}/unsubscribe", routes.unsubscribe, methods=["POST"]),
+            Route("/forge/session/{id}/auth", routes.renew, methods=["POST"]),
+            Route("/forge/changes", _Streaming(lambda *call: changes(node, *call)), methods=["GET"]),
+            Route("/forge/openapi.json", routes.openapi, methods=["GET"]),
+            Route("/healthz", routes.healthy, methods=["GET"]),
+            Route("/readyz", routes.ready, methods=["GET"]),
+            Route("/metrics", routes.metrics, methods=["GET"]),
+            WebSocketRoute("/forge/ws", socket),
+        ],
+        middleware=middleware,
+    )
+
+
+class _Streaming:
+    """An endpoint that is an ASGI app itself."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)

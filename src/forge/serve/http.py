@@ -1,0 +1,343 @@
+"""HTTP: queries and mutations by POST, live results by server-sent events.
+
+A stream is a plain ASGI callable that writes what its session has ready; nothing stands between the two. A client that does
+not read holds up its own writer only.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from forge.errors import ForgeError, ServerError
+from forge.react.registry import BadArguments, UnknownName
+from forge.react.result import ResultTooLarge
+from forge.serve import openapi
+from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.serve.limits import TooMany
+from forge.serve.messages import PING, error_fields, fields, shared_sse, sse
+from forge.serve.node import Node, UnknownSession
+from forge.serve.session import Mode, Session
+
+BODY_SECONDS: Final = 10.0
+_STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+_STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (
+    (AuthFailed, 401),
+    (UnknownName, 404),
+    (UnknownSession, 404),
+    (TooMany, 429),
+    (ResultTooLarge, 413),
+    (BadArguments, 400),
+    (ServerError, 503),
+)
+_log = logging.getLogger(__name__)
+
+
+class TooLarge(ForgeError):
+    """A request is larger than the limit, or takes too long to arrive."""
+
+
+Endpoint = Callable[[Request, Identity], Awaitable[Response]]
+
+
+def status(error: ForgeError) -> int:
+    """The HTTP status that an error has."""
+    if isinstance(error, TooLarge):
+        return 413
+    return next((number for kind, number in _STATUS if isinstance(error, kind)), 422)
+
+
+def failure(error: ForgeError) -> Response:
+    """An error as an answer."""
+    headers = {"www-authenticate": "Bearer"} if isinstance(error, AuthFailed) else {}
+    retry = getattr(error, "retry_after_secs", None)
+    if retry is not None:
+        headers["retry-after"] = str(retry)
+    return _json({"error": error_fields(error)}, status(error), headers)
+
+
+def _json(value: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    body = value if isinstance(value, bytes) else msgspec.json.encode(value)
+    return Response(body, code, headers, "application/json")
+
+
+class Routes:
+    """The endpoints of a node."""
+
+    def __init__(self, node: Node, title: str) -> None:
+        self.node = node
+        self._title = title
+
+    # Calls
+
+    async def query(self, request: Request) -> Response:
+        """POST /forge/query/{name}"""
+
+        async def answer(identity: Identity) -> Response:
+            arguments = await self._arguments(request)
+            result, snapshot = await self.node.query(request.path_params["name"], arguments, identity)
+            head = fields(hash=result.hash, snapshot=snapshot)[:-1]
+            return _json(b"{" + head + b',"result":' + result.json() + b"}")
+
+        return await self._answered(request, answer)
+
+    async def mutation(self, request: Request) -> Response:
+        """POST /forge/mutation/{name}"""
+
+        async def answer(identity: Identity) -> Response:
+            arguments = await self._arguments(request)
+            trace = _trace(request.headers.get("traceparent"))
+            result, answer = await self.node.mutate(request.path_params["name"], arguments, identity, trace)
+            return _json(b"{" + fields(xid=answer.xid)[:-1] + b',"result":' + result.json() + b"}")
+
+        return await self._answered(request, answer)
+
+    async def subscribe(self, request: Request) -> Response:
+        """POST /forge/session/{id}/subscribe"""
+
+        async def answer(identity: Identity) -> Response:
+            asked = _read(Subscribe, await self._body(request))
+            session = self.node.session(request.path_params["id"], identity)
+            self.node.subscribe(session, asked.subscription, asked.query, asked.args, asked.mode, asked.hash)
+            return _json({"subscription": asked.subscription})
+
+        return await self._answered(request, answer)
+
+    async def unsubscribe(self, request: Request) -> Response:
+        """POST /forge/session/{id}/unsubscribe"""
+
+        async def answer(identity: Identity) -> Response:
+            asked = _read(Unsubscribe, await self._body(request))
+            session = self.node.session(request.path_params["id"], identity)
+            return _json({"unsubscribed": self.node.unsubscribe(session, asked.subscription)})
+
+        return await self._answered(request, answer)
+
+    async def renew(self, request: Request) -> Response:
+        """POST /forge/session/{id}/auth"""
+
+        async def answer(identity: Identity) -> Response:
+            asked = _read(Renew, await self._body(request))
+            session = self.node.session(request.path_params["id"], identity)
+            await self.node.renew(session, asked.token)
+            return _json({"expires_at": session.identity.expires_at})
+
+        return await self._answered(request, answer)
+
+    # About the node
+
+    async def healthy(self, request: Request) -> Response:
+        """GET /healthz: the process answers."""
+        return _json({"ok": True})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /readyz: the database answers and the log is followed."""
+        try:
+            async with asyncio.timeout(5):
+                reached = await self.node.reactor.runner.reached()
+        except (ForgeError, TimeoutError) as error:
+            return _json({"ok": False, "reason": str(error) or "the database does not answer"}, 503)
+        if self.node.stopping:
+            return _json({"ok": False, "reason": "stopping"}, 503)
+        return _json({"ok": True, "snapshot": str(reached.snapshot)})
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics"""
+        body, kind = self.node.instruments.exposition()
+        return Response(body, 200, media_type=kind)
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /forge/openapi.json"""
+        secured = self.node.options.auth is not None
+        return _json(openapi.document(self.node.registry, title=self._title, version="1", security=secured))
+
+    # Streams
+
+    async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /forge/live/{name}: one query, one stream."""
+        request = Request(scope, receive)
+        try:
+            identity = await self._identity(request)
+            arguments = _json_argument(request.query_params.get("args"))
+            mode = _mode(request.query_params.get("mode"))
+            session = self.node.open(identity, _address(request))
+            try:
+                known = request.headers.get("last-event-id")
+                self.node.subscribe(session, "live", request.path_params["name"], arguments, mode, known)
+            except BaseException:
+                self.node.close(session)
+                raise
+        except ForgeError as error:
+            await failure(error)(scope, receive, send)
+            return
+        await self._stream(session, receive, send, _live_events)
+
+    async def session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /forge/session: a stream for any number of subscriptions."""
+        request = Request(scope, receive)
+        try:
+            session = self.node.open(await self._identity(request), _address(request))
+        except ForgeError as error:
+            await failure(error)(scope, receive, send)
+            return
+        hello = sse("session", b"{" + fields(session=session.id, expires_at=session.identity.expires_at))
+        await self._stream(session, receive, send, _session_events, hello)
+
+    async def _stream(
+        self,
+        session: Session,
+        receive: Receive,
+        send: Send,
+        events: Callable[[Session], bytes],
+        hello: bytes = b": forge\n\n",
+    ) -> None:
+        leaving = asyncio.get_running_loop().create_task(_left(session, receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await send({"type": "http.response.body", "body": hello, "more_body": True})
+            while session.closed != "gone":
+                await session.wait()
+                body = events(session)
+                if body or session.closed is None:
+                    await send({"type": "http.response.body", "body": body or PING, "more_body": True})
+                if session.closed is not None:
+                    break
+            if session.closed != "gone":
+                await send({"type": "http.response.body", "body": b""})
+        except OSError:
+            pass  # the client is gone, and there is nobody to tell
+        finally:
+            self.node.close(session)
+            leaving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await leaving
+
+    # Requests
+
+    async def _answered(self, request: Request, answer: Callable[[Identity], Awaitable[Response]]) -> Response:
+        try:
+            return await answer(await self._identity(request))
+        except ForgeError as error:
+            return failure(error)
+        except Exception:
+            _log.exception("%s failed", request.url.path)
+            return _json({"error": {"code": "failed", "message": "the function failed", "fix": "see the server's log"}}, 500)
+
+    async def _identity(self, request: Request) -> Identity:
+        return await self.node.identify(bearer(request.headers))
+
+    async def _arguments(self, request: Request) -> Any:
+        body = await self._body(request)
+        return _decoded(body) if body else {}
+
+    async def _body(self, request: Request) -> bytes:
+        most = self.node.options.limits.request_bytes
+        found = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    found += part
+                    if len(found) > most:
+                        raise TooLarge(f"the request has more than {most} bytes", fix="send less")
+        except TimeoutError:
+            raise TooLarge("the request took too long to arrive", fix="send it at once") from None
+        return bytes(found)
+
+
+class Subscribe(msgspec.Struct, forbid_unknown_fields=True):
+    """A wish to subscribe; `hash` is of the result that the client holds already."""
+
+    subscription: str
+    query: str
+    args: Any = None
+    mode: Mode = "full"
+    hash: str | None = None
+
+
+class Unsubscribe(msgspec.Struct, forbid_unknown_fields=True):
+    subscription: str
+
+
+class Renew(msgspec.Struct, forbid_unknown_fields=True):
+    token: str
+
+
+def _session_events(session: Session) -> bytes:
+    return b"".join(sse(frame.event, b"{" + frame.body, frame.id) for frame in session.frames())
+
+
+def _live_events(session: Session) -> bytes:
+    """As `_session_events`, for the one subscription of a stream: without its name, so all clients get the same bytes."""
+    found = []
+    for subscription in session.ready_subscriptions():
+        if (error := subscription.take_error()) is not None:
+            found.append(sse("error", b"{" + fields(**error_fields(error))))
+            continue
+        push, event, missed = subscription.take()
+        if push is not None:
+            if missed:
+                found.append(sse("gap", b"{}"))
+            found.append(shared_sse(push, "delta" if event == "delta" else "full", event) or b"")
+        elif event == "unchanged":
+            found.append(b": unchanged\n\n")
+    small = session.frames()
+    return b"".join([*found, *(sse(frame.event, b"{" + frame.body, frame.id) for frame in small)])
+
+
+async def _left(session: Session, receive: Receive) -> None:
+    """Close the session when the client goes."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    session.close("gone")
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _mode(value: str | None) -> Mode:
+    if value in (None, "full"):
+        return "full"
+    if value == "delta":
+        return "delta"
+    raise BadArguments("mode is full or delta", fix="leave it out for full")
+
+
+def _json_argument(value: str | None) -> Any:
+    return {} if value is None else _decoded(value.encode())
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise BadArguments("the arguments are not JSON", fix='send an object, e.g. {"customer_id": 7}') from None
+
+
+def _read(kind: type[Any], raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadArguments(f"the request is malformed: {error}", fix="see /forge/openapi.json") from None
+
+
+def _trace(parent: str | None) -> str | None:
+    """The trace id of a W3C traceparent header.
+
+    >>> _trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    '0af7651916cd43dd8448eb211c80319c'
+    """
+    parts = (parent or "").split("-")
+    if len(parts) < 4 or len(parts[1]) != 32 or not set(parts[1]) <= set("0123456789abcdef"):
+        return None
+    return parts[1]

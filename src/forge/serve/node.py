@@ -1,0 +1,205 @@
+"""One serving node: the sessions of its clients, and what they may do.
+
+Everything that a client can ask for goes through here, whichever way it is connected: limits are counted, arguments
+checked, and what belongs to a session ends with it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from forge.errors import ForgeError
+from forge.react.reactor import Reactor
+from forge.react.registry import ANYONE, BadArguments, Registry
+from forge.react.result import Result, encode
+from forge.react.runner import Answer
+from forge.serve.auth import AuthFailed, Authenticator, AuthSettings, Identity, Revocations
+from forge.serve.limits import Gate, Limits
+from forge.serve.messages import Frame, fields
+from forge.serve.metrics import Instruments
+from forge.serve.session import Mode, Session, Subscription
+
+LONGEST_NAME: Final = 64
+_WARNING: Final = 30.0
+ANY_IDENTITY: Final = Identity(ANYONE)
+_log = logging.getLogger(__name__)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How a node serves. Times in seconds."""
+
+    auth: AuthSettings | None = None
+    limits: Limits = Limits()
+    origins: tuple[str, ...] = ()
+    keepalive: float = 25.0
+    tenant_column: str | None = None
+    """The column that says whose row it is; the raw feed shows a tenant only its own rows."""
+
+
+class UnknownSession(ForgeError):
+    """There is no such session here, or it is another's."""
+
+
+class Node:
+    """Sessions, and the way from them to the reactor."""
+
+    def __init__(self, registry: Registry, reactor: Reactor, options: Options, clock: Callable[[], float] = time.time) -> None:
+        self.registry = registry
+        self.reactor = reactor
+        self.options = options
+        self.authenticator = Authenticator(options.auth, clock) if options.auth else None
+        self.revocations = Revocations()
+        self.gate = Gate(options.limits)
+        self.instruments = Instruments(reactor)
+        self.sessions: dict[str, Session] = {}
+        self.stopping = False
+        self._clock = clock
+        self._leases: dict[str, list[Any]] = {}
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.reactor.start()
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    async def stop(self) -> None:
+        """Tell every client to come back after a while of its own, then end."""
+        self.stopping = True
+        for session in list(self.sessions.values()):
+            session.send(Frame("bye", fields(reason="restart", retry_after_ms=random.randint(100, 3000))))
+            session.close("restart")
+        deadline = time.monotonic() + 5.0
+        while self.sessions and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
+        await self.reactor.stop()
+
+    async def identify(self, token: str | None) -> Identity:
+        """Who this token is of; raises AuthFailed."""
+        if self.authenticator is None:
+            return ANY_IDENTITY
+        identity = await self.authenticator.verify(token)
+        if self.revocations.revoked(identity):
+            raise AuthFailed("the token was revoked", fix="sign in again")
+        return identity
+
+    # Sessions
+
+    def open(self, identity: Identity, address: str) -> Session:
+        """A new session; raises TooMany."""
+        lease = self.gate.session(identity.auth.user, address)
+        session = Session(identity, address, self._clock)
+        self.sessions[session.id] = session
+        self._leases[session.id] = [lease]
+        return session
+
+    def close(self, session: Session) -> None:
+        """All that belongs to the session ends."""
+        session.close("gone")
+        if self.sessions.pop(session.id, None) is None:
+            return
+        for name in list(session.subscriptions):
+            self.unsubscribe(session, name)
+        for lease in self._leases.pop(session.id, []):
+            lease.release()
+
+    def session(self, id: str, identity: Identity) -> Session:
+        """The session, if it is the caller's own."""
+        session = self.sessions.get(id)
+        if session is None or session.identity.auth.user != identity.auth.user:
+            raise UnknownSession("there is no such session", fix="open one: GET /forge/session")
+        return session
+
+    def subscribe(self, session: Session, name: str, query: str, arguments: Any, mode: Mode = "full", known: str | None = None) -> None:
+        """From now on the session gets the results of a query under this name."""
+        if not name or len(name) > LONGEST_NAME or name in session.subscriptions:
+            raise BadArguments("a subscription needs a name of its own, of 64 characters at the most", fix="name another")
+        call = self.registry.call(query, arguments, session.identity.auth)
+        lease = self.gate.subscription(session.identity.auth.user, session.address)
+        subscription = Subscription(session, name, mode, known)
+        session.subscriptions[name] = subscription
+        subscription.lease = lease
+        subscription.asked = (query, arguments)
+        subscription.group = self.reactor.subscribe(call, subscription)
+
+    def unsubscribe(self, session: Session, name: str) -> bool:
+        """Stop; False when there is no such subscription."""
+        subscription = session.subscriptions.pop(name, None)
+        if subscription is None:
+            return False
+        if subscription.group is not None:
+            self.reactor.unsubscribe(subscription.group, subscription)
+        session.forget(subscription)
+        if subscription.lease is not None:
+            subscription.lease.release()
+        return True
+
+    async def renew(self, session: Session, token: str | None) -> None:
+        """Go on as the same user with a newer token; what it is subscribed to is asked anew if the token says otherwise."""
+        identity = await self.identify(token)
+        if identity.auth.user != session.identity.auth.user:
+            raise AuthFailed("the token is another user's", fix="open a session of its own")
+        before, session.identity, session.warned = session.identity, identity, False
+        session.send(Frame("auth", fields(expires_at=identity.expires_at)))
+        if before.auth == identity.auth:
+            return
+        for subscription in list(session.subscriptions.values()):
+            query, arguments = subscription.asked
+            call = self.registry.call(query, arguments, identity.auth)
+            if subscription.group is None or call.group == subscription.group.key:
+                continue
+            self.reactor.unsubscribe(subscription.group, subscription)
+            subscription.group = self.reactor.subscribe(call, subscription)
+
+    def revoke(self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None, at: float) -> None:
+        """Refuse what was issued up to then, and end the sessions that use it, at once."""
+        self.revocations.revoke(user=user, tenant=tenant, token_id=token_id, at=at)
+        for session in list(self.sessions.values()):
+            if self.revocations.revoked(session.identity):
+                self._expel(session, "revoked")
+
+    # Calls
+
+    async def query(self, name: str, arguments: Any, identity: Identity) -> tuple[Result, str]:
+        """The result of a query now, and the snapshot that it shows."""
+        result, outcome = await self.reactor.once(self.registry.call(name, arguments, identity.auth))
+        return result, str(outcome.coverage)
+
+    async def mutate(self, name: str, arguments: Any, identity: Identity, trace: str | None) -> tuple[Result, Answer]:
+        """Run a mutation."""
+        mutation, checked = self.registry.change(name, arguments)
+        answer = await self.reactor.runner.mutate(mutation, checked, identity.auth, trace)
+        return encode(answer.value, most=self.reactor.settings.max_result_bytes), answer
+
+    # Time
+
+    async def _tick(self) -> None:
+        """Keep connections alive, and end those whose time is over."""
+        while True:
+            await asyncio.sleep(min(1.0, self.options.keepalive / 4))
+            now = self._clock()
+            for session in list(self.sessions.values()):
+                expires = session.identity.expires_at
+                if expires is not None and now >= expires:
+                    self._expel(session, "expired")
+                elif expires is not None and now >= expires - _WARNING and not session.warned:
+                    session.warned = True
+                    session.send(Frame("auth", fields(expires_at=expires, renew=True)))
+                elif now - session.written >= self.options.keepalive:
+                    session.ping()
+
+    def _expel(self, session: Session, reason: str) -> None:
+        """Nothing more of its subscriptions is sent, but why it ends."""
+        for name in list(session.subscriptions):
+            self.unsubscribe(session, name)
+        session.send(Frame("auth", fields(reason=reason)))
+        session.close(reason)
+

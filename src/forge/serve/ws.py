@@ -1,0 +1,207 @@
+"""WebSocket: the same events as over SSE, and requests on the same connection.
+
+A client's messages are JSON objects with a `type`: `auth` (the first one, unless the handshake had a token), `subscribe`,
+`unsubscribe`, `query`, `mutate`, `join`, `leave`, `publish`, `ping`. What asks for an answer carries an `id` of the
+client's, and the `answer` has it. A malformed message gets an `error` answer; too many of them end the connection.
+
+Close codes: 4400 malformed, 4401 not authorized or expired, 4429 too many, 1012 the server restarts.
+"""
+
+import asyncio
+import contextlib
+from typing import Any, Final
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from forge.errors import ForgeError
+from forge.react.registry import BadArguments
+from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.serve.limits import TooMany
+from forge.serve.messages import Frame, error_fields, fields, socket
+from forge.serve.node import Node
+from forge.serve.session import Mode, Session
+
+FIRST_MESSAGE: Final = 10.0
+MOST_ERRORS: Final = 20
+MOST_CALLS: Final = 16
+_CLOSE: Final = {"expired": 4401, "revoked": 4401, "restart": 1012}
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What a client sends; which fields matter depends on the type."""
+
+    type: str
+    id: str | None = None
+    token: str | None = None
+    subscription: str | None = None
+    query: str | None = None
+    mutation: str | None = None
+    args: Any = None
+    mode: Mode = "full"
+    hash: str | None = None
+    channel: str | None = None
+    data: Any = None
+
+
+class Socket:
+    """One WebSocket connection."""
+
+    def __init__(self, node: Node, websocket: WebSocket) -> None:
+        self._node = node
+        self._websocket = websocket
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve it until either side ends it."""
+        await self._websocket.accept()
+        try:
+            session = await self._admitted()
+        except TooMany as error:
+            await self._refuse(error, 4429)
+            return
+        except AuthFailed as error:
+            await self._refuse(error, 4401)
+            return
+        except (BadArguments, WebSocketDisconnect, TimeoutError) as error:
+            if not isinstance(error, WebSocketDisconnect):
+                await self._end(4400, "the first message is malformed or late")
+            return
+        writer = asyncio.get_running_loop().create_task(self._write(session))
+        code = 1000
+        try:
+            code = await self._read(session)
+        finally:
+            self._node.close(session)
+            for call in list(self._calls):
+                call.cancel()
+            with contextlib.suppress(Exception):
+                code = await writer or code
+            await self._end(code, session.closed or "")
+
+    async def _admitted(self) -> Session:
+        """A session for whoever the token is of, in the handshake's header or in the first message."""
+        token = bearer(self._websocket.headers)
+        if token is None and self._node.authenticator is not None:
+            async with asyncio.timeout(FIRST_MESSAGE):
+                first = _message(await self._websocket.receive_text())
+            if first.type != "auth":
+                raise AuthFailed("no token", fix='send {"type": "auth", "token": …} first')
+            token = first.token
+        identity: Identity = await self._node.identify(token)
+        client = self._websocket.client
+        session = self._node.open(identity, client.host if client else "")
+        session.send(Frame("session", fields(session=session.id, expires_at=identity.expires_at)))
+        return session
+
+    async def _read(self, session: Session) -> int:
+        """Handle messages until the client goes or errs too often; returns the close code."""
+        rate = self._node.gate.rate()
+        wrong = 0
+        while session.closed is None:
+            try:
+                text = await self._websocket.receive_text()
+            except (WebSocketDisconnect, RuntimeError, KeyError):
+                return 1000
+            if len(text) > self._node.options.limits.request_bytes:
+                return 1009
+            message = None
+            try:
+                rate.take()
+                message = _message(text)
+                await self._handle(session, message)
+            except ForgeError as error:
+                session.send(Frame("error", fields(id=message.id if message else None, **error_fields(error))))
+                wrong += 1
+                if wrong > MOST_ERRORS:
+                    return 4429 if isinstance(error, TooMany) else 4400
+        return _CLOSE.get(session.closed, 1000)
+
+    async def _handle(self, session: Session, message: Message) -> None:
+        node = self._node
+        if message.type == "subscribe":
+            node.subscribe(
+                session, _given(message.subscription), _given(message.query), message.args, message.mode, message.hash
+            )
+            self._answer(session, message, subscription=message.subscription)
+        elif message.type == "unsubscribe":
+            self._answer(session, message, unsubscribed=node.unsubscribe(session, _given(message.subscription)))
+        elif message.type in ("query", "mutate"):
+            if len(self._calls) >= MOST_CALLS:
+                raise TooMany(f"{MOST_CALLS} calls are running", fix="wait for one to end", retry_after_secs=1)
+            call = asyncio.get_running_loop().create_task(self._call(session, message))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+        elif message.type == "auth":
+            await node.renew(session, message.token)
+        elif message.type == "join":
+            await node.channels.join(session, _given(message.channel))
+            self._answer(session, message, members=node.channels.members(_given(message.channel)))
+        elif message.type == "leave":
+            await node.channels.leave(session, _given(message.channel))
+            self._answer(session, message)
+        elif message.type == "publish":
+            await node.channels.publish(session, _given(message.channel), message.data)
+            self._answer(session, message)
+        elif message.type == "ping":
+            self._answer(session, message)
+        else:
+            raise BadArguments(f"there is no message type {message.type[:40]!r}", fix="see the docs of /forge/ws")
+
+    async def _call(self, session: Session, message: Message) -> None:
+        """A query or mutation, whose answer may come after those of others."""
+        identity = session.identity
+        try:
+            if message.type == "query":
+                result, snapshot = await self._node.query(_given(message.query), message.args, identity)
+                head = fields(id=message.id, hash=result.hash, snapshot=snapshot)
+            else:
+                result, answer = await self._node.mutate(_given(message.mutation), message.args, identity, None)
+                head = fields(id=message.id, xid=answer.xid)
+            session.send(Frame("answer", head[:-1] + b',"result":' + result.json() + b"}"))
+        except ForgeError as error:
+            session.send(Frame("error", fields(id=message.id, **error_fields(error))))
+        except Exception:
+            session.send(Frame("error", fields(id=message.id, code="failed", message="the function failed", fix="")))
+            raise
+
+    def _answer(self, session: Session, message: Message, **more: Any) -> None:
+        if message.id is not None:
+            session.send(Frame("answer", fields(id=message.id, **more)))
+
+    async def _write(self, session: Session) -> int:
+        """Send what the session has ready until it is closed; returns the close code."""
+        while True:
+            await session.wait()
+            frames = session.frames()
+            for frame in frames:
+                await self._websocket.send_text(socket(frame.event, frame.body))
+            if session.closed is not None:
+                code = _CLOSE.get(session.closed)
+                if code is not None:
+                    await self._end(code, session.closed)
+                return code or 0
+            if not frames:
+                await self._websocket.send_text('{"event":"ping"}')
+
+    async def _refuse(self, error: ForgeError, code: int) -> None:
+        with contextlib.suppress(Exception):
+            await self._websocket.send_text(socket("error", fields(**error_fields(error))))
+        await self._end(code, str(error))
+
+    async def _end(self, code: int, reason: str) -> None:
+        with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
+            await self._websocket.close(code, reason[:100])
+
+
+def _message(text: str) -> Message:
+    try:
+        return msgspec.json.decode(text, type=Message)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadArguments(f"the message is malformed: {error}", fix="send a JSON object with a type") from None
+
+
+def _given(value: str | None) -> str:
+    if not value:
+        raise BadArguments("the message lacks a field", fix="see the docs of /forge/ws")
+    return value
