@@ -17,13 +17,14 @@ from forge.errors import (
     DecodeError,
     EncodeError,
     ForgeError,
+    HistoryUnavailable,
     NotifyError,
     NotInstalled,
     SchemaTooNew,
     ServerError,
     TrackingError,
 )
-from forge.history.asof import AsOf, HistoryUnavailable, row_as_of, table_as_of
+from forge.history.asof import AsOf, row_as_of, table_as_of
 from forge.track.context import transaction
 from forge.track.notify import Notification, listen, notify
 

@@ -63,3 +63,7 @@ class EncodeError(ForgeError):
 
 class DecodeError(ForgeError):
     """An encoded change is not in the form it claims to be in."""
+
+
+class HistoryUnavailable(ForgeError):
+    """The log cannot tell what was then; no answer is given."""

@@ -140,7 +140,7 @@ class Images:
         """As `_read`, for tables with jsonb. Few texts have so many brackets that they are worth a closer look."""
         row = self._read(raw)
         marks = ("[", "{") if isinstance(raw, str) else (b"[", b"{")
-        if sum(map(raw.count, marks)) > MOST_LEVELS and _too_deep(row):  # type: ignore[arg-type]
+        if sum(map(raw.count, marks)) > MOST_LEVELS and too_deep(row):  # type: ignore[arg-type]
             return _decode_deep(raw)
         return row
 
@@ -205,7 +205,7 @@ def _decode_deep(raw: bytes | str) -> dict[str, Any]:
     return row
 
 
-def _too_deep(row: Mapping[str, Any]) -> bool:
+def too_deep(row: Mapping[str, Any]) -> bool:
     """Whether a decoded value is nested deeper than it may be; looked at level by level, not by recursion."""
     level: list[Any] = [row]
     for _ in range(MOST_LEVELS + 1):

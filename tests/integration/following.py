@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from forge.change import Change
+from forge.changelog import locks
 from forge.changelog.connection import AsyncConnection, Connection, connect, connect_async
 from forge.changelog.follow import Wakeup, follow
 from forge.changelog.reader import Batch, Reader
-from forge.changelog.wakeup import PACE_LOCK, WAKE_LOCK
 from forge.cursor import Cursor, Position
 
 LONG = 30.0
@@ -207,17 +207,17 @@ class Locks:
     @property
     def leader(self) -> int | None:
         """The session of the pacemaker."""
-        return next(iter(self._pids(PACE_LOCK, True)), None)
+        return next(iter(self._pids(locks.PACE, True)), None)
 
     @property
     def awake(self) -> int | None:
         """The session that holds K."""
-        return next(iter(self._pids(WAKE_LOCK, True)), None)
+        return next(iter(self._pids(locks.WAKE, True)), None)
 
     @property
     def waiting(self) -> list[int]:
         """The sessions that wait for K."""
-        return self._pids(WAKE_LOCK, False)
+        return self._pids(locks.WAKE, False)
 
     def sessions(self) -> int:
         """How many connections there are to the database, but for this one."""

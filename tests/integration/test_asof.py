@@ -11,8 +11,8 @@ import pytest
 from forge.change import UNAVAILABLE
 from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Keeper, Policy
-from forge.errors import TrackingError
-from forge.history.asof import HistoryUnavailable, row_as_of, table_as_of
+from forge.errors import HistoryUnavailable, TrackingError
+from forge.history.asof import row_as_of, table_as_of
 
 Rows = list[dict[str, Any]]
 FAR = datetime(2100, 1, 1, tzinfo=UTC)

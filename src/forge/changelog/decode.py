@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from forge.change import NO_CONTEXT, Change, Context, Op, Source
-from forge.values import Column, Images
+from forge.values import Column, Images, too_deep
 
 OPS: Final[dict[str, Op]] = {
     "I": Op.INSERT,
@@ -102,7 +102,8 @@ def _context(
 def _more(raw: bytes) -> dict[str, Any]:
     """What a writer said of itself must never stop a reader: what is no object comes as its text."""
     try:
-        return _OBJECT.decode(raw)
+        more = _OBJECT.decode(raw)
+        return {"$raw": raw.decode()} if too_deep(more) else more
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return {"$raw": raw.decode(errors="replace")}
 

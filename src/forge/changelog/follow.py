@@ -19,10 +19,11 @@ from typing import Final, Literal
 import msgspec
 import psycopg
 
+from forge.changelog import locks
 from forge.changelog.connection import AsyncConnection, connect_async, translate
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
-from forge.changelog.wakeup import CHANNEL, PACE_LOCK, WAKE_LOCK, Load, Protocol, Step, listener, pacemaker
+from forge.changelog.wakeup import CHANNEL, Load, Protocol, Step, listener, pacemaker
 from forge.cursor import Cursor
 from forge.errors import ServerError
 
@@ -344,7 +345,7 @@ class Pace:
     async def lead(self) -> bool:
         """Try to become the pacemaker."""
         async with self._busy:
-            cursor = await self._connection.execute("SELECT pg_try_advisory_lock(%s)", (PACE_LOCK,))
+            cursor = await self._connection.execute("SELECT pg_try_advisory_lock(%s)", (locks.PACE,))
             return await cursor.fetchone() == (True,)
 
     async def hold(self) -> None:
@@ -358,7 +359,7 @@ class Pace:
             try:
                 while True:
                     with suppress(psycopg.errors.LockNotAvailable):
-                        await self._connection.execute("SELECT pg_advisory_lock(%s)", (WAKE_LOCK,))
+                        await self._connection.execute("SELECT pg_advisory_lock(%s)", (locks.WAKE,))
                         return
             finally:
                 self._waiting = False
@@ -378,7 +379,7 @@ class Pace:
             if not asking.cancelled():
                 asking.exception()
             async with self._busy:
-                await self._connection.execute("SELECT pg_advisory_unlock(%s)", (WAKE_LOCK,))
+                await self._connection.execute("SELECT pg_advisory_unlock(%s)", (locks.WAKE,))
             self._asking = None
 
     def let_go(self) -> None:

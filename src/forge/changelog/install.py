@@ -14,13 +14,12 @@ from typing import Final
 
 import msgspec
 
-from forge.changelog import partitions
+from forge.changelog import locks, partitions
 from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.queries import query
 from forge.errors import NotInstalled, SchemaTooNew, ServerError
 
 MINIMUM_SERVER: Final = 140000
-INSTALL_LOCK: Final = 5075401093471535108
 SQL: Final[Traversable] = files("forge.changelog") / "sql"
 _MADE: Final = re.compile(
     r"^CREATE (?:OR REPLACE )?(TABLE|SEQUENCE|VIEW|FUNCTION) ((?:forge|public)\.\w+)", re.MULTILINE
@@ -94,7 +93,7 @@ def install(connection: Connection, steps: Sequence[Migration] | None = None) ->
     steps = migrations() if steps is None else steps
     with typed_errors(), connection.transaction():
         check_server(connection)
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (INSTALL_LOCK,))
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (locks.INSTALL,))
         connection.execute("SET LOCAL check_function_bodies = off")
         connection.execute("SET LOCAL search_path = public")
         connection.execute("SELECT set_config('forge.refreshing', 'yes', true)")

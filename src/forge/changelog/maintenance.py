@@ -31,13 +31,12 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from forge.changelog import partitions
+from forge.changelog import locks, partitions
 from forge.changelog.connection import Connection, connect, translate, typed_errors
 from forge.changelog.install import require_installed
 from forge.cursor import Snapshot
 from forge.errors import ConfigError, ServerError
 
-LOCK: Final = 5075401093471535107
 GRACE: Final = timedelta(hours=1)
 PAYLOADS_KEPT: Final = timedelta(days=1)
 
@@ -221,7 +220,7 @@ class Keeper:
 
     def elected(self) -> bool:
         """Whether this session is the one that maintains; if so it stays so until it ends."""
-        return bool(self._value("SELECT pg_try_advisory_lock(%s)", LOCK))
+        return bool(self._value("SELECT pg_try_advisory_lock(%s)", locks.MAINTENANCE))
 
     def round(self) -> Report:
         """All the work that there is now. A step that fails is a problem in the report and hinders no other."""

@@ -24,10 +24,6 @@ from collections.abc import Callable, Generator
 from enum import Enum, auto
 from typing import Final
 
-WAKE_LOCK: Final = 5075401093471535105
-"""K: held by whoever is awake."""
-PACE_LOCK: Final = 5075401093471535106
-"""Held by the one node that may hold K."""
 CHANNEL: Final = "forge_changes"
 
 

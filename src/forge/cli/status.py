@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from forge.changelog import locks
 from forge.changelog.connection import Connection
 from forge.changelog.install import installed_version
 from forge.changelog.partitions import attached
@@ -53,12 +54,12 @@ _LOG = """
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid LEFT JOIN pg_stat_all_tables s ON s.relid = c.oid
     WHERE i.inhparent = 'forge.forge_event_log'::regclass
 """
-_LOCKS = """
-    SELECT (classid::bigint << 32 | objid::bigint) - 5075401093471535105, count(*) FILTER (WHERE granted) > 0
+_LOCKS = f"""
+    SELECT (classid::bigint << 32 | objid::bigint) - {locks.WAKE}, count(*) FILTER (WHERE granted) > 0
     FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock'
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND (classid::bigint << 32 | objid::bigint) BETWEEN 5075401093471535105 AND 5075401093471535107
+      AND (classid::bigint << 32 | objid::bigint) BETWEEN {locks.WAKE} AND {locks.MAINTENANCE}
     GROUP BY 1
 """
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Final
 
+from forge.changelog import locks
 from forge.changelog.connection import Connection, connect, typed_errors
 from forge.changelog.install import install
 from forge.errors import ServerError
@@ -11,7 +12,6 @@ from forge.errors import ServerError
 SCHEMA: Final = "shop"
 TABLES: Final = ("customers", "inventory", "orders", "order_items", "payments")
 STEPS: Final = 3 + len(TABLES)
-LOCK: Final = 5075401093471535199
 
 _COMMENT: Final = "The shop of forge demo"
 _OWNER: Final = "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = 'shop'"
@@ -36,7 +36,7 @@ def prepare(url: str, say: Callable[[str], None]) -> str:
 
 def _open(connection: Connection) -> None:
     with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (locks.DEMO,))
         found = connection.execute(_OWNER).fetchone()
         if found is None:
             connection.execute((files("forge.demo") / "shop.sql").read_text("utf-8").encode())

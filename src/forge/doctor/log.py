@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from forge.changelog.maintenance import LOCK, Policy, doomed
+from forge.changelog import locks
+from forge.changelog.maintenance import Policy, doomed
 from forge.changelog.partitions import AHEAD, attached, missing, sizes
 from forge.config import shown_size
 from forge.doctor.finding import Case, Finding, count, info, ok, problem, value, warning
@@ -106,7 +107,7 @@ def maintenance(case: Case) -> Iterator[Finding]:
     away = now - last if isinstance(last, datetime) else None
     if away is not None and away.total_seconds() <= case.patience:
         yield ok("maintenance", f"maintenance ran {int(away.total_seconds())} s ago")
-    elif value(case, _HELD, LOCK):
+    elif value(case, _HELD, locks.MAINTENANCE):
         yield ok("maintenance", "maintenance is running")
     elif away is not None and away <= AWAY:
         yield info(

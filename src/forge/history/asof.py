@@ -31,7 +31,7 @@ from psycopg.rows import tuple_row
 
 from forge.changelog.connection import Connection, typed_errors
 from forge.cursor import Snapshot
-from forge.errors import ForgeError
+from forge.errors import HistoryUnavailable
 from forge.values import Column, Images
 
 _PINS: Final = (
@@ -66,10 +66,6 @@ _ALL_CHANGES: Final = (
     "SELECT l.op::text, l.before::text, l.after::text FROM forge.forge_event_log l"
     f" WHERE l.op IN ('I', 'U', 'D') AND {_SINCE}"
 )
-
-
-class HistoryUnavailable(ForgeError):
-    """The log cannot tell what was then; no answer is given."""
 
 
 class AsOf(msgspec.Struct, frozen=True):

@@ -10,12 +10,11 @@ from functools import partial
 
 import psycopg
 
+from forge.changelog import locks
 from forge.postgres import PostgresServer
 from forge.testing.history.plan import Fault, Plan
 from forge.testing.history.readers import ReaderHandle
 from forge.testing.history.writer import APPLICATION
-
-WAKEUP_LOCK = 5075401093471535105
 
 
 class Faults:
@@ -106,7 +105,7 @@ class Faults:
     def _hold(self, fault: Fault, reader: ReaderHandle) -> None:
         """Take the lock that tells writers that somebody is awake, and read nothing: their NOTIFYs are not sent."""
         holder = psycopg.connect(self._url, autocommit=True)
-        holder.pgconn.send_query(f"SELECT pg_advisory_lock({WAKEUP_LOCK})".encode())
+        holder.pgconn.send_query(f"SELECT pg_advisory_lock({locks.WAKE})".encode())
         self._holders.append(holder)
         self._later(fault, holder.close)
 
