@@ -1,0 +1,150 @@
+"""How much one client may ask for: sessions, subscriptions, bytes, messages a second.
+
+What is counted is held by a `Hold`, which gives back what it took once, however often it is told to. Whoever holds
+nothing has no counter. Nothing here waits.
+
+>>> gate = Gate(Limits(sessions_per_user=1))
+>>> with gate.session("ada", "192.0.2.1"):
+...     gate.session("ada", "192.0.2.2")
+Traceback (most recent call last):
+    ...
+forge.serve.limits.TooMany: a user may have 1 sessions
+>>> len(gate)
+0
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final
+
+import msgspec
+
+from forge.errors import ConfigError, ForgeError
+
+Holder = tuple[str, str]
+
+RETRY_AFTER_SECS: Final = 5
+"""When it is worth asking again for what others hold."""
+
+
+class TooMany(ForgeError):
+    """A limit is reached; `retry_after_secs` says when to try again."""
+
+    def __init__(self, message: str, *, fix: str, retry_after_secs: int) -> None:
+        super().__init__(message, fix=fix)
+        self.retry_after_secs = retry_after_secs
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits in force."""
+
+    sessions_per_user: int = 8
+    sessions_per_ip: int = 32
+    subscriptions_per_user: int = 500
+    """Who has no name is counted by address."""
+    request_bytes: int = 1024 * 1024
+    argument_bytes: int = 64 * 1024
+    messages_per_second: float = 50.0
+    """Of one session."""
+    message_burst: int = 100
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)) or (value < 1 and name != "messages_per_second"):
+                raise ConfigError(f"{name} cannot be {value}", fix="use a number of 1 or more")
+
+
+class Hold:
+    """Something counted, until `release`, which may be called again, or the end of a `with` block."""
+
+    def __init__(self, counts: Counter[Holder], holders: tuple[Holder, ...]) -> None:
+        self._counts = counts
+        self._holders = holders
+        counts.update(holders)
+
+    def release(self) -> None:
+        holders, self._holders = self._holders, ()
+        for holder in holders:
+            self._counts[holder] -= 1
+            if not self._counts[holder]:
+                del self._counts[holder]
+
+    def __enter__(self) -> "Hold":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+
+class Bucket:
+    """Lets through `rate` messages a second, and `burst` at once after a quiet while.
+
+    >>> now = 0.0
+    >>> bucket = Bucket(rate=2, burst=1, clock=lambda: now)
+    >>> bucket.take()
+    >>> now = 0.5
+    >>> bucket.take()
+    """
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._left = float(burst)
+        self._at = clock()
+
+    def take(self) -> None:
+        """Let one message through, or raise TooMany."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._rate)
+        self._at = max(self._at, now)
+        if self._left < 1:
+            secs = max(1, math.ceil((1 - self._left) / self._rate))
+            raise TooMany(
+                f"a session may send {self._rate:g} messages a second", fix="send fewer", retry_after_secs=secs
+            )
+        self._left -= 1
+
+
+class Gate:
+    """Counts sessions and subscriptions, and refuses those above the limits. A user of None is known by address."""
+
+    def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits or Limits()
+        self._clock = clock
+        self._sessions: Counter[Holder] = Counter()
+        self._subscriptions: Counter[Holder] = Counter()
+
+    def __len__(self) -> int:
+        """How many counters there are."""
+        return len(self._sessions) + len(self._subscriptions)
+
+    def session(self, user: str | None, address: str) -> Hold:
+        """Count a session; raise TooMany when the user or the address has all that it may have."""
+        holders = {_holder(user, address): self.limits.sessions_per_user} if user is not None else {}
+        return _hold(self._sessions, {**holders, _holder(None, address): self.limits.sessions_per_ip}, "sessions")
+
+    def subscription(self, user: str | None, address: str) -> Hold:
+        """Count a subscription; raise TooMany when the user has all that it may have."""
+        holder = {_holder(user, address): self.limits.subscriptions_per_user}
+        return _hold(self._subscriptions, holder, "subscriptions")
+
+    def rate(self) -> Bucket:
+        """What one session may send."""
+        return Bucket(self.limits.messages_per_second, self.limits.message_burst, self._clock)
+
+
+def _holder(user: str | None, address: str) -> Holder:
+    return ("an address", address) if user is None else ("a user", user)
+
+
+def _hold(counts: Counter[Holder], holders: Mapping[Holder, int], what: str) -> Hold:
+    for holder, most in holders.items():
+        if counts[holder] >= most:
+            message = f"{holder[0]} may have {most} {what}"
+            raise TooMany(message, fix="close some first", retry_after_secs=RETRY_AFTER_SECS)
+    return Hold(counts, tuple(holders))
