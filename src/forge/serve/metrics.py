@@ -1,0 +1,132 @@
+"""What Prometheus reads: the reactor's counts as they are when asked, and how long each stage of a push took.
+
+Each `Instruments` has a registry of its own, so that any number of them live in one process.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final, Literal, Protocol, get_args
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+Stage = Literal["commit_to_batch", "debounce", "run", "push", "commit_to_push"]
+
+BUCKETS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15),
+    *(0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
+)
+"""Seconds: close together where a debounced push lies, 50 to 300 ms."""
+
+COUNTERS: Final = {
+    "changes": "Changes read from the log.",
+    "pruned": "Groups that a change could not concern.",
+    "touched": "Groups that a change made run again.",
+    "runs": "Runs of queries.",
+    "wasted": "Runs whose result was the same as before.",
+    "pushed": "Results that differed and were pushed.",
+    "failed": "Runs that failed.",
+    "missed": "Results found old though no change had touched their query; must stay 0.",
+    "checked": "Results compared with a fresh run.",
+    "resyncs": "Times that every group ran again.",
+}
+
+
+class Counts(Protocol):
+    """What `forge.react.reactor.Metrics` has."""
+
+    @property
+    def changes(self) -> int: ...
+    @property
+    def pruned(self) -> int: ...
+    @property
+    def touched(self) -> int: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def wasted(self) -> int: ...
+    @property
+    def pushed(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def missed(self) -> int: ...
+    @property
+    def checked(self) -> int: ...
+    @property
+    def resyncs(self) -> int: ...
+
+
+class Subscribed(Protocol):
+    """What `forge.react.reactor.Group` has."""
+
+    @property
+    def subscribers(self) -> Collection[Any]: ...
+
+
+class Observed(Protocol):
+    """What `forge.react.reactor.Reactor` has."""
+
+    @property
+    def metrics(self) -> Counts: ...
+    @property
+    def groups(self) -> Mapping[Any, Subscribed]: ...
+
+
+class Instruments:
+    """The metrics of a reactor and of those connected to it.
+
+    `sessions` and `waiting` count open sessions and pushes that wait to be sent. A gauge that nobody counts is absent.
+    """
+
+    def __init__(
+        self,
+        reactor: Observed,
+        *,
+        sessions: Callable[[], int] | None = None,
+        waiting: Callable[[], int] | None = None,
+    ) -> None:
+        self.sessions = sessions
+        self.waiting = waiting
+        self._registry = CollectorRegistry()
+        self._registry.register(_Reading(reactor, self))
+        self._seconds = Histogram(
+            "forge_push_seconds",
+            "How long each stage between a commit and its push took.",
+            ["stage"],
+            buckets=BUCKETS,
+            registry=self._registry,
+        )
+        for stage in get_args(Stage):
+            self._seconds.labels(stage)
+
+    def observe(self, stage: str, seconds: float) -> None:
+        """A stage took so long; what two machines' clocks make negative took no time."""
+        self._seconds.labels(stage).observe(max(0.0, seconds))
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The body that Prometheus is answered with, and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+class _Reading(Collector):
+    def __init__(self, reactor: Observed, instruments: Instruments) -> None:
+        self._reactor = reactor
+        self._instruments = instruments
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._reactor.metrics
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"forge_{name}", text, getattr(counts, name))
+        groups = self._reactor.groups
+        subscribers = sum(len(group.subscribers) for group in groups.values())
+        yield GaugeMetricFamily(
+            "forge_groups", "Queries with their arguments and scope that are kept fresh.", len(groups)
+        )
+        yield GaugeMetricFamily("forge_subscribers", "Subscriptions to them.", subscribers)
+        if self._instruments.sessions is not None:
+            yield GaugeMetricFamily("forge_sessions", "Open sessions.", self._instruments.sessions())
+        if self._instruments.waiting is not None:
+            yield GaugeMetricFamily("forge_pushes_waiting", "Pushes that wait to be sent.", self._instruments.waiting())
