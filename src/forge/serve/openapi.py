@@ -1,0 +1,315 @@
+"""The OpenAPI 3.1 document of an application: a path for every query and mutation, with the arguments it takes.
+
+What comes back from a query is not described further: its result is whatever JSON the function returns.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from forge.react.registry import Mutation, Query, Registry
+
+Object = dict[str, Any]
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+
+
+class Failure(msgspec.Struct):
+    """What is wrong, in one word and in a sentence, and what to do about it."""
+
+    code: str
+    message: str
+    fix: str
+
+
+class FailureForNow(Failure):
+    """A failure that goes away by waiting."""
+
+    retry_after_secs: int
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every error."""
+
+    error: Failure
+
+
+class TooManyBody(msgspec.Struct):
+    """The body of an error that says when to try again."""
+
+    error: FailureForNow
+
+
+class QueryBody(msgspec.Struct):
+    """A result, its hash, and the snapshot of the database that it shows."""
+
+    result: Any
+    hash: str
+    snapshot: str
+
+
+class MutationBody(msgspec.Struct):
+    """What the mutation returned, and its transaction; null when it wrote nothing."""
+
+    result: Any
+    xid: str | None
+
+
+class SubscribeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A wish to subscribe under a name of the client's; `hash` is of the result that it holds already."""
+
+    subscription: str
+    query: str
+    args: Any = None
+    mode: Literal["full", "delta"] = "full"
+    hash: str | None = None
+
+
+class SubscribedBody(msgspec.Struct):
+    """The name under which results will come."""
+
+    subscription: str
+
+
+class UnsubscribeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The name of a subscription."""
+
+    subscription: str
+
+
+class UnsubscribedBody(msgspec.Struct):
+    """Whether there was such a subscription."""
+
+    unsubscribed: bool
+
+
+class AuthBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A newer token of the same user."""
+
+    token: str
+
+
+class AuthenticatedBody(msgspec.Struct):
+    """When the session ends unless there is a newer token, in seconds since the epoch."""
+
+    expires_at: float | None
+
+
+class HealthBody(msgspec.Struct, omit_defaults=True):
+    """Whether the node can serve, and if not, why."""
+
+    ok: bool
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    snapshot: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_BODIES: Final = (
+    *(ErrorBody, TooManyBody, QueryBody, MutationBody, SubscribeBody, SubscribedBody),
+    *(UnsubscribeBody, UnsubscribedBody, AuthBody, AuthenticatedBody, HealthBody),
+)
+
+_ERRORS: Final = {
+    400: "The arguments are not those that it takes.",
+    401: "The token is missing or not acceptable.",
+    404: "There is no such name or session.",
+    409: "Another transaction was in the way; nothing was written.",
+    413: "The request or the result is too large.",
+    422: "It was refused or failed; nothing was written.",
+    429: "A limit is reached; `retry_after_secs` says when to try again.",
+    503: "The database does not answer now.",
+}
+
+
+def document(registry: Registry, *, title: str, version: str, security: bool) -> Object:
+    """The document; with `security`, everything under /forge/ asks for a bearer token."""
+    functions: list[Query | Mutation] = [*registry.queries.values(), *registry.mutations.values()]
+    names = _component_names(functions)
+    structs = [_renamed(function.arguments, names[function.name]) for function in functions]
+    schemas, components = msgspec.json.schema_components(
+        (*_BODIES, *structs), schema_hook=_opaque, ref_template=_REFERENCE
+    )
+    paths = _Paths(security, dict(zip(_BODIES, schemas, strict=False)))
+    arguments = dict(zip((function.name for function in functions), schemas[len(_BODIES) :], strict=True))
+    for query in registry.queries.values():
+        paths.query(query, arguments[query.name])
+    for mutation in registry.mutations.values():
+        paths.mutation(mutation, arguments[mutation.name])
+    paths.fixed()
+    found: Object = {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version},
+        "paths": paths.paths,
+        "components": {"schemas": components},
+    }
+    if security:
+        found["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"},
+        }
+        found["security"] = [{"bearer": []}]
+    return found
+
+
+class _Paths:
+    """The paths, as they are added."""
+
+    def __init__(self, security: bool, bodies: Mapping[type[msgspec.Struct], Object]) -> None:
+        self.paths: dict[str, Object] = {}
+        self._security = security
+        self._bodies = bodies
+
+    def query(self, query: Query, arguments: Object) -> None:
+        self._add(
+            "post",
+            f"/forge/query/{quote(query.name, safe='')}",
+            f"query:{query.name}",
+            _summary(query, f"The result of {query.name} now."),
+            self._answers(QueryBody, 400, 401, 404, 413, 422, 429, 503),
+            requestBody=_request(arguments, required=_needs_arguments(query)),
+        )
+        self._add(
+            "get",
+            f"/forge/live/{quote(query.name, safe='')}",
+            f"live:{query.name}",
+            f"The result of {query.name}, and again whenever it changes.",
+            {**_stream("`snapshot`, then `update` or `delta`."), **self._errors(400, 401, 404, 413, 429, 503)},
+            parameters=[
+                {
+                    "name": "args",
+                    "in": "query",
+                    "required": _needs_arguments(query),
+                    "content": {"application/json": {"schema": arguments}},
+                },
+                _MODE,
+                _LAST_EVENT,
+            ],
+        )
+
+    def mutation(self, mutation: Mutation, arguments: Object) -> None:
+        self._add(
+            "post",
+            f"/forge/mutation/{quote(mutation.name, safe='')}",
+            f"mutation:{mutation.name}",
+            _summary(mutation, f"Run {mutation.name} in one transaction."),
+            self._answers(MutationBody, 400, 401, 404, 409, 413, 422, 429, 503),
+            requestBody=_request(arguments, required=_needs_arguments(mutation)),
+        )
+
+    def fixed(self) -> None:
+        """What every application has."""
+        self._add(
+            "get",
+            "/forge/session",
+            "session",
+            "A stream for any number of subscriptions; its first event has the session's id.",
+            {**_stream("`session`, then the events of its subscriptions."), **self._errors(401, 429, 503)},
+        )
+        self._of_session("subscribe", "Subscribe to a query.", SubscribeBody, SubscribedBody)
+        self._of_session("unsubscribe", "End a subscription.", UnsubscribeBody, UnsubscribedBody)
+        self._of_session("auth", "Go on with a newer token.", AuthBody, AuthenticatedBody)
+        self._add(
+            "get",
+            "/forge/changes",
+            "changes",
+            "Every change, as it is committed.",
+            {**_stream("A `change` for each change."), **self._errors(400, 401, 429, 503)},
+            parameters=[_LAST_EVENT],
+        )
+        ready = {**self._answers(HealthBody), "503": _answer("It cannot serve now.", self._bodies[HealthBody])}
+        text = {"200": {"description": "In Prometheus's text format.", "content": {"text/plain": {}}}}
+        self._add("get", "/healthz", "healthz", "The process answers.", self._answers(HealthBody), open=True)
+        self._add("get", "/readyz", "readyz", "The node can serve.", ready, open=True)
+        self._add("get", "/metrics", "metrics", "What is counted and measured.", text, open=True)
+
+    def _of_session(self, name: str, summary: str, asked: type[msgspec.Struct], answer: type[msgspec.Struct]) -> None:
+        self._add(
+            "post",
+            f"/forge/session/{{id}}/{name}",
+            f"session:{name}",
+            summary,
+            self._answers(answer, 400, 401, 404, 413, 429, 503),
+            parameters=[{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
+            requestBody=_request(self._bodies[asked], required=True),
+        )
+
+    def _add(
+        self, method: str, path: str, id: str, summary: str, responses: Object, *, open: bool = False, **parts: Any
+    ) -> None:
+        access: Object = {"security": []} if open and self._security else {}
+        operation = {"operationId": id, "summary": summary, **parts, "responses": responses, **access}
+        self.paths.setdefault(path, {})[method] = operation
+
+    def _answers(self, body: type[msgspec.Struct], *errors: int) -> Object:
+        return {"200": _answer(_first_line(body.__doc__ or ""), self._bodies[body]), **self._errors(*errors)}
+
+    def _errors(self, *codes: int) -> Object:
+        return {str(code): self._error(code) for code in codes if code != 401 or self._security}
+
+    def _error(self, code: int) -> Object:
+        if code != 429:
+            return _answer(_ERRORS[code], self._bodies[ErrorBody])
+        retry = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+        return {**_answer(_ERRORS[code], self._bodies[TooManyBody]), "headers": retry}
+
+
+_MODE: Final = {
+    "name": "mode",
+    "in": "query",
+    "required": False,
+    "schema": {"enum": ["full", "delta"], "default": "full"},
+}
+_LAST_EVENT: Final = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "description": "The id of the last event that was received.",
+    "schema": {"type": "string"},
+}
+
+
+def _answer(description: str, schema: Object) -> Object:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _stream(description: str) -> Object:
+    return {"200": {"description": description, "content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+
+
+def _request(schema: Object, *, required: bool) -> Object:
+    return {"required": required, "content": {"application/json": {"schema": schema}}}
+
+
+def _needs_arguments(function: Query | Mutation) -> bool:
+    return any(field.required for field in msgspec.structs.fields(function.arguments))
+
+
+def _summary(function: Query | Mutation, otherwise: str) -> str:
+    return _first_line(function.function.__doc__ or "") or otherwise
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].strip()
+
+
+def _component_names(functions: list[Query | Mutation]) -> dict[str, str]:
+    """A name for the arguments of each function: its own, and of the letters that a component may have."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for function in functions:
+        plain = re.sub(r"[^A-Za-z0-9_-]", "_", function.name)
+        name = f"{plain}.arguments"
+        while name in taken:
+            name = f"{plain}.arguments.{len(taken)}"
+        taken.add(name)
+        found[function.name] = name
+    return found
+
+
+def _renamed(struct: type[msgspec.Struct], name: str) -> type[msgspec.Struct]:
+    return msgspec.defstruct(name, [], bases=(struct,), kw_only=True)
+
+
+def _opaque(kind: type) -> Object:
+    return {"description": f"As {kind.__name__} takes it."}
