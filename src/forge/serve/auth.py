@@ -1,0 +1,538 @@
+"""Who asks: a bearer token goes in, an `Identity` comes out, or `AuthFailed`.
+
+What always holds:
+
+- The algorithms are those that were configured. A token's header only selects among them, and a key serves only the
+  algorithms that fit its own type, so no public key is ever used as a secret.
+- The claims are read after the signature was found good, and from the signed bytes.
+- An error says which check failed, and nothing that the token holds.
+- A database role comes from the configuration. A token selects one that is listed there, or is refused.
+
+Keys from a JWKS address are fetched by at most one request at a time. While they cannot be fetched, those fetched
+before serve on.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+import jwt
+import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from forge.errors import ConfigError, ForgeError
+from forge.react.registry import ANYONE, Auth
+
+LONGEST_TOKEN: Final = 16 * 1024
+DEEPEST_CLAIM: Final = 32
+SMALLEST_RSA: Final = 2048
+MOST_JWKS_BYTES: Final = 1024 * 1024
+FETCH_TIMEOUT: Final = 5.0
+REFRESH_EVERY: Final = 300.0
+REFRESH_AT_MOST_EVERY: Final = 10.0
+FIRST_FETCH_AT_MOST_EVERY: Final = 1.0
+
+_SECRET_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
+_RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
+_CURVES: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+_PUBLIC: Final = frozenset({*_RSA, *_CURVES.values(), "EdDSA"})
+_KEY_TYPES: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
+
+_SEND: Final = "send a fresh token from the issuer as Authorization: Bearer …"
+_log = logging.getLogger(__name__)
+_jws = jwt.PyJWS()
+
+PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
+
+
+class AuthFailed(ForgeError):
+    """The token is missing or not acceptable."""
+
+
+class KeysUnavailable(AuthFailed):
+    """The keys that verify tokens have not been fetched yet, so nobody can be let in or refused for good."""
+
+
+class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are verified; ConfigError when it cannot work or would not be safe. Times in seconds."""
+
+    algorithms: tuple[str, ...]
+    """The only algorithms accepted: of the HS family, or of the RS, PS, ES families and EdDSA."""
+    secret: str | None = None
+    """For the HS family."""
+    public_keys: tuple[str, ...] = ()
+    """PEM, for the other algorithms; the token is to be signed by one of them."""
+    jwks_url: str | None = None
+    """Where the public keys are fetched from, instead of `public_keys`."""
+    audience: str | None = None
+    """Must be in the token's `aud`. With None, a token that is meant for somebody is refused."""
+    issuer: str | None = None
+    leeway: float = 10.0
+    user_claim: str = "sub"
+    tenant_claim: str | None = "tenant"
+    """None to read no tenant."""
+    role_claim: str | None = "role"
+    """None to read no role, where the claim means something else than a database role."""
+    roles: tuple[str, ...] = ()
+    """The database roles that a token may name, besides `default_role`."""
+    default_role: str | None = None
+    """The database role of tokens that name none, and of requests without a token."""
+    required: bool = True
+    """Whether a request without a token is refused."""
+
+    def __post_init__(self) -> None:
+        _check_algorithms(self)
+        _check_keys(self)
+        if not 0 <= self.leeway <= 300:
+            raise ConfigError(f"a leeway of {self.leeway} s is out of range", fix="use 0 to 300 seconds")
+        for name in ("user_claim", "tenant_claim", "role_claim", "audience", "issuer", "default_role"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} is empty", fix=f"leave {name} out or name it")
+        if _is_text(self.roles) or not all(self.roles):
+            raise ConfigError("roles is not a list of database roles", fix='write roles=("app_user",)')
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        hidden = {"secret"} if self.secret is not None else set()
+        return [(name, "***" if name in hidden else getattr(self, name)) for name in self.__struct_fields__]
+
+    def __repr__(self) -> str:
+        return f"AuthSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a token speaks for. Times are the token's `exp` and `iat` in seconds since the epoch."""
+
+    auth: Auth
+    expires_at: float | None = None
+    issued_at: float | None = None
+    token_id: str | None = None
+
+
+class Authenticator:
+    """Verifies tokens; with settings of None everybody is anyone."""
+
+    def __init__(self, settings: AuthSettings | None, clock: Callable[[], float] = time.time) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._keys: Sequence[_Key] = ()
+        self._fetched: _FetchedKeys | None = None
+        if settings is None:
+            return
+        if settings.jwks_url is not None:
+            self._fetched = _FetchedKeys(settings.jwks_url, settings.algorithms, clock)
+        elif settings.secret is not None:
+            self._keys = (_Key(None, settings.secret.encode(), frozenset(settings.algorithms)),)
+        else:
+            loaded = map(_public_key, settings.public_keys)
+            self._keys = tuple(_Key(None, key, _fits(key).intersection(settings.algorithms)) for key in loaded)
+
+    async def verify(self, token: str | None) -> Identity:
+        """Who the token speaks for; raise AuthFailed when it cannot be trusted."""
+        settings = self.settings
+        if settings is None:
+            return Identity(ANYONE)
+        if token is None:
+            if settings.required:
+                raise AuthFailed("token missing", fix=_SEND)
+            return Identity(Auth(role=settings.default_role))
+        header = _header(token)
+        algorithm, kid = header.get("alg"), header.get("kid")
+        if isinstance(algorithm, str) and algorithm.lower() == "none":
+            raise AuthFailed("token is not signed", fix=_SEND)
+        if not isinstance(algorithm, str) or algorithm not in settings.algorithms:
+            raise AuthFailed("token algorithm not allowed", fix=f"sign with {' or '.join(settings.algorithms)}")
+        return self._identity(settings, _claims(await self._signed(token, algorithm, kid)))
+
+    async def close(self) -> None:
+        """Give up a fetch that is under way."""
+        if self._fetched is not None:
+            await self._fetched.close()
+
+    async def _signed(self, token: str, algorithm: str, kid: str | None) -> bytes:
+        """The payload of a token that one of the keys has signed."""
+        if self._fetched is None:
+            payload = _verified(token, algorithm, self._keys)
+        else:
+            keys = await self._fetched.current()
+            payload = _verified(token, algorithm, _named(keys, kid))
+            if payload is None and (kid is None or all(key.kid != kid for key in keys)):
+                payload = _verified(token, algorithm, _named(await self._fetched.newer(), kid))
+        if payload is None:
+            raise AuthFailed("token signed with an unknown key", fix=_SEND)
+        return payload
+
+    def _identity(self, settings: AuthSettings, claims: Mapping[str, Any]) -> Identity:
+        expires, begins, issued = (_moment(claims, name) for name in ("exp", "nbf", "iat"))
+        now = self._clock()
+        if expires is not None and now >= expires + settings.leeway:
+            raise AuthFailed("token expired", fix=_SEND)
+        if begins is not None and now < begins - settings.leeway:
+            raise AuthFailed("token not yet valid", fix="wait until its nbf, or set this machine's clock")
+        if issued is not None and now < issued - settings.leeway:
+            raise AuthFailed("token issued in the future", fix="set the issuer's clock, or this machine's")
+        audience = claims.get("aud", ())
+        audiences = (audience,) if isinstance(audience, str) else audience
+        if not isinstance(audiences, list | tuple) or not all(isinstance(name, str) for name in audiences):
+            raise AuthFailed("token malformed: aud is not text", fix=_SEND)
+        if settings.audience not in audiences if settings.audience is not None else audiences:
+            raise AuthFailed("token for another audience", fix="set audience to what the issuer writes into aud")
+        if settings.issuer is not None and claims.get("iss") != settings.issuer:
+            raise AuthFailed("token from another issuer", fix="set issuer to what the issuer writes into iss")
+        user = _text(claims, settings.user_claim)
+        if user is None:
+            raise AuthFailed("token names no user", fix=f"have the issuer set {settings.user_claim}")
+        auth = Auth(user, _text(claims, settings.tenant_claim), _role(settings, claims), claims)
+        return Identity(auth, expires, issued, _text(claims, "jti"))
+
+
+class Revocations:
+    """What was revoked, in the memory of this process.
+
+    >>> ada = Identity(Auth(user="ada", tenant="acme"), issued_at=100.0)
+    >>> revocations = Revocations()
+    >>> revocations.revoke(user="ada", at=100.0)
+    >>> revocations.revoked(ada), revocations.revoked(msgspec.structs.replace(ada, issued_at=101.0))
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[str | None, str | None, str | None], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def revoke(
+        self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None, at: float
+    ) -> None:
+        """Refuse tokens that match all that is named: a user, a tenant, a user of a tenant, or one token."""
+        named = (user, tenant, token_id)
+        if named == (None, None, None):
+            raise ValueError("name a user, a tenant or a token to revoke")
+        self._at[named] = max(at, self._at.get(named, at))
+
+    def revoked(self, identity: Identity) -> bool:
+        """Whether it was revoked. A token that does not say when it was issued counts as issued before."""
+        auth, issued = identity.auth, identity.issued_at
+        for named in itertools.product({auth.user, None}, {auth.tenant, None}, {identity.token_id, None}):
+            at = self._at.get(named)
+            if at is not None and (named[2] is not None or issued is None or issued <= at):
+                return True
+        return False
+
+    def forget(self, before: float) -> None:
+        """Drop what was revoked before a moment whose tokens have all expired."""
+        self._at = {named: at for named, at in self._at.items() if at >= before}
+
+
+def bearer(headers: Mapping[str, str]) -> str | None:
+    """The token of an Authorization header; None where there is none.
+
+    >>> bearer({"authorization": "bearer abc"}), bearer({"Authorization": "Basic abc"}), bearer({})
+    ('abc', None, None)
+    """
+    found = [value for name, value in headers.items() if name.lower() == "authorization"]
+    if len(found) > 1:
+        raise AuthFailed("more than one Authorization header", fix="send one")
+    scheme, _, token = found[0].strip().partition(" ") if found else ("", "", "")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+class _Key(NamedTuple):
+    """A key, and the algorithms that it serves."""
+
+    kid: str | None
+    key: PublicKey | bytes
+    algorithms: frozenset[str]
+
+
+class _FetchedKeys:
+    """The keys of a JWKS address. `current` are at most 300 s old, unless they cannot be fetched."""
+
+    def __init__(self, url: str, algorithms: Sequence[str], clock: Callable[[], float]) -> None:
+        self._url = url
+        self._algorithms = algorithms
+        self._clock = clock
+        self._keys: tuple[_Key, ...] | None = None
+        self._fetched_at = 0.0
+        self._tried_at: float | None = None
+        self._failing = False
+        self._flight: asyncio.Task[None] | None = None
+
+    async def current(self) -> Sequence[_Key]:
+        if self._keys is None:
+            await self._refresh(FIRST_FETCH_AT_MOST_EVERY)
+        elif not _recent(self._fetched_at, self._clock(), REFRESH_EVERY):
+            await self._refresh(REFRESH_AT_MOST_EVERY, wait=not self._failing)
+        if self._keys is None:
+            raise KeysUnavailable("keys unavailable", fix="try again soon; the server's log says why")
+        return self._keys
+
+    async def newer(self) -> Sequence[_Key]:
+        """The keys, fetched again unless that was done a moment ago."""
+        await self._refresh(REFRESH_AT_MOST_EVERY)
+        return self._keys or ()
+
+    async def close(self) -> None:
+        if self._flight is not None:
+            self._flight.cancel()
+            await asyncio.wait([self._flight])
+
+    async def _refresh(self, at_most_every: float, *, wait: bool = True) -> None:
+        now = self._clock()
+        if self._flight is None or self._flight.done():
+            if self._tried_at is not None and _recent(self._tried_at, now, at_most_every):
+                return
+            self._tried_at = now
+            self._flight = asyncio.get_running_loop().create_task(self._fetch(now))
+        if wait:
+            await asyncio.shield(self._flight)
+
+    async def _fetch(self, now: float) -> None:
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT):
+                self._keys = tuple(_key_set(await _download(self._url), self._algorithms))
+        except Exception as error:  # whatever went wrong, the keys fetched before serve on
+            self._failing = True
+            _log.warning("the keys of %s cannot be fetched: %s", urlsplit(self._url).hostname, type(error).__name__)
+            return
+        self._failing = False
+        self._fetched_at = now
+
+
+def _recent(moment: float, now: float, seconds: float) -> bool:
+    """Whether less time has passed; a clock that was set back makes nothing recent."""
+    return 0 <= now - moment < seconds
+
+
+async def _download(url: str) -> bytes:
+    body = bytearray()
+    accept = {"Accept": "application/json"}
+    async with (
+        httpx.AsyncClient(timeout=FETCH_TIMEOUT) as client,
+        client.stream("GET", url, headers=accept) as response,
+    ):
+        if response.status_code != 200:
+            raise httpx.HTTPError(f"status {response.status_code}")
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > MOST_JWKS_BYTES:
+                raise httpx.HTTPError("too long")
+    return bytes(body)
+
+
+class _Jwk(msgspec.Struct):
+    """What a published key says about its use."""
+
+    kty: str
+    kid: str | None = None
+    use: str | None = None
+    alg: str | None = None
+    key_ops: list[str] | None = None
+    d: Any = None
+
+
+def _key_set(body: bytes, algorithms: Iterable[str]) -> Iterator[_Key]:
+    """The keys of a JWKS that may verify tokens signed with one of the algorithms."""
+    pinned = frozenset(algorithms)
+    key_types = {_KEY_TYPES[algorithm[:2]] for algorithm in pinned}
+    for entry in msgspec.json.decode(body, type=dict[str, list[Any]])["keys"]:
+        try:
+            about = msgspec.convert(entry, _Jwk)
+            if about.kty not in key_types or about.use not in (None, "sig") or about.d is not None:
+                continue
+            if about.key_ops is not None and "verify" not in about.key_ops:
+                continue
+            key = jwt.PyJWK(entry).key
+        except Exception:  # one key that cannot be read leaves the others in force
+            _log.warning("a key of the JWKS cannot be read")
+            continue
+        if fits := _fits(key) & pinned & (pinned if about.alg is None else {about.alg}):
+            yield _Key(about.kid, key, fits)
+
+
+def _fits(key: object) -> frozenset[str]:
+    """The algorithms that a public key may verify."""
+    if isinstance(key, RSAPublicKey):
+        return _RSA if key.key_size >= SMALLEST_RSA else frozenset()
+    if isinstance(key, EllipticCurvePublicKey):
+        return frozenset({_CURVES[key.curve.name]} if key.curve.name in _CURVES else ())
+    return frozenset({"EdDSA"} if isinstance(key, Ed25519PublicKey) else ())
+
+
+def _named(keys: Iterable[_Key], kid: str | None) -> list[_Key]:
+    return [key for key in keys if kid is None or key.kid is None or key.kid == kid]
+
+
+def _header(token: str) -> dict[str, Any]:
+    if len(token) > LONGEST_TOKEN:
+        raise AuthFailed("token too long", fix="send fewer claims: a token has at most 16 kB")
+    if not token.isascii() or token.count(".") != 2:
+        raise AuthFailed("token malformed", fix=_SEND)
+    try:
+        header = _jws.get_unverified_header(token)
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        raise AuthFailed("token malformed", fix=_SEND) from None
+    if "crit" in header or "b64" in header:
+        raise AuthFailed("token has extensions that are not supported", fix="sign without crit and b64")
+    if not isinstance(header.get("kid", ""), str):
+        raise AuthFailed("token malformed: kid is not text", fix=_SEND)
+    return header
+
+
+def _verified(token: str, algorithm: str, keys: Iterable[_Key]) -> bytes | None:
+    """The signed bytes; None when none of the keys has signed them."""
+    for key in keys:
+        if algorithm not in key.algorithms:
+            continue
+        try:
+            payload: bytes = _jws.decode_complete(token, key.key, algorithms=[algorithm])["payload"]
+        except jwt.InvalidSignatureError:
+            continue
+        except (jwt.PyJWTError, ValueError, RecursionError):
+            raise AuthFailed("token malformed", fix=_SEND) from None
+        return payload
+    return None
+
+
+def _claims(payload: bytes) -> dict[str, Any]:
+    try:
+        claims = msgspec.json.decode(payload, type=dict[str, Any])
+    except (msgspec.DecodeError, ValueError):
+        raise AuthFailed("token malformed: its claims are not a JSON object", fix=_SEND) from None
+    except RecursionError:
+        claims = None
+    if claims is None or not _is_shallow(claims):
+        raise AuthFailed("token malformed: its claims are nested too deep", fix=f"nest at most {DEEPEST_CLAIM} deep")
+    return claims
+
+
+def _is_shallow(claims: dict[str, Any]) -> bool:
+    level: list[Any] = [claims]
+    for _ in range(DEEPEST_CLAIM + 1):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        if not inner:
+            return True
+        level = inner
+    return False
+
+
+def _moment(claims: Mapping[str, Any], name: str) -> float | None:
+    if name not in claims:
+        return None
+    value = claims[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+        raise AuthFailed(f"token malformed: {name} is not a time", fix=_SEND)
+    return float(value)
+
+
+def _text(claims: Mapping[str, Any], name: str | None) -> str | None:
+    if name is None or name not in claims:
+        return None
+    value = claims[name]
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise AuthFailed(f"token malformed: {name} is not text, or empty", fix=f"have the issuer set {name} to text")
+    return value
+
+
+def _role(settings: AuthSettings, claims: Mapping[str, Any]) -> str | None:
+    role = _text(claims, settings.role_claim)
+    if role is None:
+        return settings.default_role
+    if role not in settings.roles and role != settings.default_role:
+        raise AuthFailed("token names a role that is not allowed", fix="list it in roles, or set role_claim to None")
+    return role
+
+
+def _check_algorithms(settings: AuthSettings) -> None:
+    algorithms = settings.algorithms
+    if not algorithms or _is_text(algorithms):
+        raise ConfigError("no algorithms are given", fix='write algorithms=("RS256",)')
+    for algorithm in algorithms:
+        if algorithm.lower() == "none":
+            raise ConfigError("the algorithm none verifies nothing", fix='write algorithms=("RS256",)')
+        if algorithm not in _SECRET_BYTES and algorithm not in _PUBLIC:
+            known = ", ".join(sorted({*_SECRET_BYTES, *_PUBLIC}))
+            raise ConfigError(f"the algorithm {algorithm!r} is unknown", fix=f"use one of {known}")
+    if 0 < len(_PUBLIC.intersection(algorithms)) < len(set(algorithms)):
+        raise ConfigError(
+            "algorithms with a secret and with public keys are mixed",
+            fix="use HS algorithms only, or none of them: otherwise a public key could pass for a secret",
+        )
+
+
+def _check_keys(settings: AuthSettings) -> None:
+    secret, pems, url = settings.secret, settings.public_keys, settings.jwks_url
+    if _is_text(pems):
+        raise ConfigError("public_keys is one text", fix="write public_keys=(pem,)")
+    if not _PUBLIC.intersection(settings.algorithms):
+        if pems or url is not None:
+            raise ConfigError("HS algorithms use no public keys", fix="give secret alone, or RS or ES algorithms")
+        _check_secret(secret, max(_SECRET_BYTES[algorithm] for algorithm in settings.algorithms))
+        return
+    if secret is not None:
+        raise ConfigError("RS, PS, ES and EdDSA use no secret", fix="give public_keys or jwks_url instead of secret")
+    if bool(pems) == (url is not None):
+        what = "two sources of keys are given" if pems else "no key is given"
+        raise ConfigError(what, fix="give public_keys or jwks_url, one of the two")
+    if url is not None:
+        _check_url(url)
+        return
+    fitting = [_fits(_public_key(pem)).intersection(settings.algorithms) for pem in pems]
+    if not all(fitting):
+        raise ConfigError(
+            "a public key fits none of the algorithms",
+            fix=f"give RSA of {SMALLEST_RSA} bits or more for RS and PS, the curve that its name says for ES",
+        )
+    if unserved := set(settings.algorithms).difference(*fitting):
+        raise ConfigError(f"no public key fits {' or '.join(sorted(unserved))}", fix="give one, or leave it out")
+
+
+def _check_secret(secret: str | None, least: int) -> None:
+    if secret is None:
+        raise ConfigError("no key is given", fix="give secret")
+    if "-----BEGIN" in secret:
+        raise ConfigError("the secret is a PEM key", fix="give it in public_keys, with RS or ES algorithms")
+    if len(secret.encode()) < least:
+        raise ConfigError(f"the secret is shorter than {least} bytes", fix="make one: openssl rand -hex 64")
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        host = None
+    local = host in ("localhost", "127.0.0.1", "::1")
+    if host is None or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
+        raise ConfigError("jwks_url is not an https address", fix="use https://… (http:// only on this machine)")
+
+
+def _public_key(pem: str) -> PublicKey:
+    if "PRIVATE KEY" in pem:
+        raise ConfigError("a private key is given", fix="give its public half: openssl pkey -pubout")
+    try:
+        key = load_pem_public_key(pem.encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        fix = "give -----BEGIN PUBLIC KEY-----; from a certificate: openssl x509 -pubkey -noout"
+        raise ConfigError("a public key is not PEM", fix=fix) from None
+    if not isinstance(key, RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey):
+        raise ConfigError("a public key is of an unknown type", fix="give an RSA, elliptic curve or Ed25519 key")
+    return key
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
