@@ -1,16 +1,16 @@
 """An application: its queries and mutations, the database they live in, and the ASGI app that serves them.
 
-    app = forge.Forge()                       # embedded PostgreSQL; or Forge("postgresql://…")
+app = forge.Forge()                       # embedded PostgreSQL; or Forge("postgresql://…")
 
-    @app.query
-    async def open_orders(ctx, customer_id: int):
-        return await ctx.db.fetch("SELECT id, status FROM orders WHERE customer_id = %(customer_id)s")
+@app.query
+async def open_orders(ctx, customer_id: int):
+    return await ctx.db.fetch("SELECT id, status FROM orders WHERE customer_id = %(customer_id)s")
 
-    @app.mutation
-    async def pay(ctx, order_id: int):
-        await ctx.db.execute("UPDATE orders SET status = 'paid' WHERE id = %(order_id)s")
+@app.mutation
+async def pay(ctx, order_id: int):
+    await ctx.db.execute("UPDATE orders SET status = 'paid' WHERE id = %(order_id)s")
 
-    forge serve shop:app
+forge serve shop:app
 """
 
 import asyncio

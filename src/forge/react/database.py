@@ -126,7 +126,10 @@ def _compiled(statement: Any, named: dict[str, Any]) -> tuple[str, Parameters]:
         )
     from sqlalchemy.dialects.postgresql.psycopg import dialect
 
-    compiled = statement.params(named).compile(dialect=dialect(), compile_kwargs={"render_postcompile": True})
+    compiled = statement.params(named).compile(
+        dialect=dialect(),  # type: ignore[no-untyped-call]
+        compile_kwargs={"render_postcompile": True},
+    )
     processors = compiled._bind_processors
     values = {name: processors[name](value) if name in processors else value for name, value in compiled.params.items()}
     return str(compiled), values

@@ -131,7 +131,7 @@ class Reactor:
         self.on_batch: list[Callable[[Batch], None]] = []
         """Called with every batch of the log, as soon as it is read."""
         self.on_latency: Callable[[str, float], None] = lambda stage, seconds: None
-        self._url = url
+        self.url = url
         self._clock = clock
         self._index: Index[GroupKey] = Index()
         self._debounce: Debounce[GroupKey] = Debounce(settings.quiet, settings.longest)
@@ -202,7 +202,7 @@ class Reactor:
     async def _follow(self, following: asyncio.Event) -> None:
         while True:
             batches = follow(
-                self._url,
+                self.url,
                 wakeup=self.settings.wakeup,
                 durable=False,
                 on_open=lambda restarted: self._opened(restarted, following),
@@ -251,6 +251,8 @@ class Reactor:
                 metrics.touched += 1
                 group.touch(change, transaction)
                 self._debounce.touch(key, now)
+        if batch.changes:
+            self.on_latency("commit_to_batch", time.time() - batch.changes[-1].at.timestamp())
         if defined:
             self.runner.forget()
             self.resync()
@@ -367,6 +369,8 @@ class Reactor:
             return
         self.metrics.pushed += 1
         push = Push(result, previous, outcome.coverage, causes, more)
+        if causes:
+            self.on_latency("commit_to_push", time.time() - causes[0].at.timestamp())
         for subscriber in list(group.subscribers):
             subscriber.push(push)
 

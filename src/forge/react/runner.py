@@ -6,8 +6,8 @@ the WAL position was read that the replica has passed. `lsn` is a position that 
 that it cannot show less than this one did.
 
 A mutation runs in one transaction with its context set (who, which function, which trace), and is tried again when the
-server says that it lost a race (serialization failure, deadlock). Its answer has the number of its transaction: the push
-whose snapshot shows that number is the one that contains it.
+server says that it lost a race (serialization failure, deadlock). Its answer has the number of its transaction: the
+push whose snapshot shows that number is the one that contains it.
 """
 
 import asyncio
@@ -272,12 +272,12 @@ async def _reading(
             await connection.execute("ROLLBACK")
 
 
-def _identity(auth: Auth) -> list[sql.Composable]:
+def _identity(auth: Auth) -> list[sql.Composed]:
     """Statements that make the transaction that of somebody, as row-level security policies read it."""
     if auth == ANYONE:
         return []
     claims = msgspec.json.encode(dict(auth.claims)).decode()
-    found: list[sql.Composable] = [
+    found = [
         sql.SQL(
             "SELECT set_config('request.jwt.claims', {}, true), set_config('forge.user', {}, true),"
             " set_config('forge.tenant', {}, true)"

@@ -5,14 +5,12 @@ the application that made it calls `stop`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -89,7 +87,10 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
 
     middleware = []
     if origins:
-        allowed = {"allow_methods": ["GET", "POST"], "allow_headers": ["authorization", "content-type", "last-event-id"]}
+        allowed = {
+            "allow_methods": ["GET", "POST"],
+            "allow_headers": ["authorization", "content-type", "last-event-id"],
+        }
         middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), **allowed))
     return Starlette(
         routes=[

@@ -1,7 +1,7 @@
 """HTTP: queries and mutations by POST, live results by server-sent events.
 
-A stream is a plain ASGI callable that writes what its session has ready; nothing stands between the two. A client that does
-not read holds up its own writer only.
+A stream is a plain ASGI callable that writes what its session has ready; nothing stands between the two. A client that
+does not read holds up its own writer only.
 """
 
 import asyncio
@@ -45,9 +45,6 @@ _log = logging.getLogger(__name__)
 
 class TooLarge(ForgeError):
     """A request is larger than the limit, or takes too long to arrive."""
-
-
-Endpoint = Callable[[Request, Identity], Awaitable[Response]]
 
 
 def status(error: ForgeError) -> int:
@@ -231,17 +228,19 @@ class Routes:
             return failure(error)
         except Exception:
             _log.exception("%s failed", request.url.path)
-            return _json({"error": {"code": "failed", "message": "the function failed", "fix": "see the server's log"}}, 500)
+            return _json(
+                {"error": {"code": "failed", "message": "the function failed", "fix": "see the server's log"}}, 500
+            )
 
     async def _identity(self, request: Request) -> Identity:
         return await self.node.identify(bearer(request.headers))
 
     async def _arguments(self, request: Request) -> Any:
-        body = await self._body(request)
+        body = await self._body(request, self.node.options.limits.argument_bytes)
         return _decoded(body) if body else {}
 
-    async def _body(self, request: Request) -> bytes:
-        most = self.node.options.limits.request_bytes
+    async def _body(self, request: Request, most: int = 0) -> bytes:
+        most = most or self.node.options.limits.request_bytes
         found = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -277,7 +276,7 @@ def _session_events(session: Session) -> bytes:
 
 
 def _live_events(session: Session) -> bytes:
-    """As `_session_events`, for the one subscription of a stream: without its name, so all clients get the same bytes."""
+    """As `_session_events`, for a stream of one subscription: without its name, so all clients get the same bytes."""
     found = []
     for subscription in session.ready_subscriptions():
         if (error := subscription.take_error()) is not None:

@@ -1,7 +1,7 @@
 r"""What goes over the wire to clients: events, each with one JSON object whose rows stand in lines of their own.
 
-Over SSE an event has its name, an id where it can be resumed from, and the object in `data:` lines; over a WebSocket the
-object begins with `"event"`. What all subscribers of a group get alike is written once and kept with the push.
+Over SSE an event has its name, an id where it can be resumed from, and the object in `data:` lines; over a WebSocket
+the object begins with `"event"`. What all subscribers of a group get alike is written once and kept with the push.
 
 The events of a subscription:
 

@@ -16,18 +16,19 @@ import msgspec
 
 from forge.errors import ForgeError
 from forge.react.reactor import Reactor
-from forge.react.registry import ANYONE, BadArguments, Registry
+from forge.react.registry import BadArguments, Registry
 from forge.react.result import Result, encode
 from forge.react.runner import Answer
-from forge.serve.auth import AuthFailed, Authenticator, AuthSettings, Identity, Revocations
-from forge.serve.limits import Gate, Limits
+from forge.serve.auth import Authenticator, AuthFailed, AuthSettings, Identity, Revocations
+from forge.serve.bus import Bus, wire_revocations
+from forge.serve.channels import Channels
+from forge.serve.limits import Gate, Hold, Limits
 from forge.serve.messages import Frame, fields
 from forge.serve.metrics import Instruments
 from forge.serve.session import Mode, Session, Subscription
 
 LONGEST_NAME: Final = 64
 _WARNING: Final = 30.0
-ANY_IDENTITY: Final = Identity(ANYONE)
 _log = logging.getLogger(__name__)
 
 
@@ -49,22 +50,35 @@ class UnknownSession(ForgeError):
 class Node:
     """Sessions, and the way from them to the reactor."""
 
-    def __init__(self, registry: Registry, reactor: Reactor, options: Options, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, registry: Registry, reactor: Reactor, options: Options, clock: Callable[[], float] = time.time
+    ) -> None:
         self.registry = registry
         self.reactor = reactor
         self.options = options
-        self.authenticator = Authenticator(options.auth, clock) if options.auth else None
+        self.authenticator = Authenticator(options.auth, clock)
         self.revocations = Revocations()
         self.gate = Gate(options.limits)
-        self.instruments = Instruments(reactor)
         self.sessions: dict[str, Session] = {}
+        self.instruments = Instruments(
+            reactor,
+            sessions=lambda: len(self.sessions),
+            waiting=lambda: sum(session.waiting for session in self.sessions.values()),
+        )
+        reactor.on_latency = self.instruments.observe
+        self.bus = Bus(reactor.url)
+        self.channels = Channels(self.bus)
         self.stopping = False
         self._clock = clock
-        self._leases: dict[str, list[Any]] = {}
+        self._holds: dict[str, Hold] = {}
         self._ticking: asyncio.Task[None] | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     async def start(self) -> None:
         await self.reactor.start()
+        wire_revocations(self, self.bus)
+        await self.bus.start()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def stop(self) -> None:
@@ -73,19 +87,18 @@ class Node:
         for session in list(self.sessions.values()):
             session.send(Frame("bye", fields(reason="restart", retry_after_ms=random.randint(100, 3000))))
             session.close("restart")
-        deadline = time.monotonic() + 5.0
-        while self.sessions and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self._empty.wait()
         if self._ticking is not None:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
+        await self.bus.stop()
         await self.reactor.stop()
 
     async def identify(self, token: str | None) -> Identity:
         """Who this token is of; raises AuthFailed."""
-        if self.authenticator is None:
-            return ANY_IDENTITY
         identity = await self.authenticator.verify(token)
         if self.revocations.revoked(identity):
             raise AuthFailed("the token was revoked", fix="sign in again")
@@ -95,10 +108,11 @@ class Node:
 
     def open(self, identity: Identity, address: str) -> Session:
         """A new session; raises TooMany."""
-        lease = self.gate.session(identity.auth.user, address)
+        hold = self.gate.session(identity.auth.user, address)
         session = Session(identity, address, self._clock)
         self.sessions[session.id] = session
-        self._leases[session.id] = [lease]
+        self._empty.clear()
+        self._holds[session.id] = hold
         return session
 
     def close(self, session: Session) -> None:
@@ -108,8 +122,10 @@ class Node:
             return
         for name in list(session.subscriptions):
             self.unsubscribe(session, name)
-        for lease in self._leases.pop(session.id, []):
-            lease.release()
+        self._holds.pop(session.id).release()
+        self.channels.gone(session)
+        if not self.sessions:
+            self._empty.set()
 
     def session(self, id: str, identity: Identity) -> Session:
         """The session, if it is the caller's own."""
@@ -118,15 +134,19 @@ class Node:
             raise UnknownSession("there is no such session", fix="open one: GET /forge/session")
         return session
 
-    def subscribe(self, session: Session, name: str, query: str, arguments: Any, mode: Mode = "full", known: str | None = None) -> None:
+    def subscribe(
+        self, session: Session, name: str, query: str, arguments: Any, mode: Mode = "full", known: str | None = None
+    ) -> None:
         """From now on the session gets the results of a query under this name."""
         if not name or len(name) > LONGEST_NAME or name in session.subscriptions:
-            raise BadArguments("a subscription needs a name of its own, of 64 characters at the most", fix="name another")
+            raise BadArguments(
+                "a subscription needs a name of its own, of 64 characters at the most", fix="name another"
+            )
         call = self.registry.call(query, arguments, session.identity.auth)
-        lease = self.gate.subscription(session.identity.auth.user, session.address)
+        hold = self.gate.subscription(session.identity.auth.user, session.address)
         subscription = Subscription(session, name, mode, known)
         session.subscriptions[name] = subscription
-        subscription.lease = lease
+        subscription.hold = hold
         subscription.asked = (query, arguments)
         subscription.group = self.reactor.subscribe(call, subscription)
 
@@ -138,12 +158,12 @@ class Node:
         if subscription.group is not None:
             self.reactor.unsubscribe(subscription.group, subscription)
         session.forget(subscription)
-        if subscription.lease is not None:
-            subscription.lease.release()
+        if subscription.hold is not None:
+            subscription.hold.release()
         return True
 
     async def renew(self, session: Session, token: str | None) -> None:
-        """Go on as the same user with a newer token; what it is subscribed to is asked anew if the token says otherwise."""
+        """Go on as the same user with a newer token; subscriptions are asked anew if it says otherwise."""
         identity = await self.identify(token)
         if identity.auth.user != session.identity.auth.user:
             raise AuthFailed("the token is another user's", fix="open a session of its own")
@@ -159,7 +179,9 @@ class Node:
             self.reactor.unsubscribe(subscription.group, subscription)
             subscription.group = self.reactor.subscribe(call, subscription)
 
-    def revoke(self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None, at: float) -> None:
+    def revoke(
+        self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None, at: float
+    ) -> None:
         """Refuse what was issued up to then, and end the sessions that use it, at once."""
         self.revocations.revoke(user=user, tenant=tenant, token_id=token_id, at=at)
         for session in list(self.sessions.values()):
@@ -202,4 +224,3 @@ class Node:
             self.unsubscribe(session, name)
         session.send(Frame("auth", fields(reason=reason)))
         session.close(reason)
-

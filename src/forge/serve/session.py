@@ -17,7 +17,7 @@ from forge.errors import ForgeError
 from forge.react.push import Push
 from forge.react.reactor import Group
 from forge.serve.auth import Identity
-from forge.serve.limits import Lease
+from forge.serve.limits import Hold
 from forge.serve.messages import Frame, error_fields, fields, shared
 
 Mode = Literal["full", "delta"]
@@ -34,7 +34,7 @@ class Subscription:
         self.group: Group | None = None
         self.asked: tuple[str, Any] = ("", None)
         """The query and its arguments, as they were sent."""
-        self.lease: Lease | None = None
+        self.hold: Hold | None = None
         self._sent: str | None = known
         self._first = True
         self._latest: Push | None = None

@@ -1,6 +1,6 @@
 """WebSocket: the same events as over SSE, and requests on the same connection.
 
-A client's messages are JSON objects with a `type`: `auth` (the first one, unless the handshake had a token), `subscribe`,
+A client's messages are JSON objects with a `type`: `auth` (first, unless the handshake had a token), `subscribe`,
 `unsubscribe`, `query`, `mutate`, `join`, `leave`, `publish`, `ping`. What asks for an answer carries an `id` of the
 client's, and the `answer` has it. A malformed message gets an `error` answer; too many of them end the connection.
 
@@ -82,7 +82,7 @@ class Socket:
     async def _admitted(self) -> Session:
         """A session for whoever the token is of, in the handshake's header or in the first message."""
         token = bearer(self._websocket.headers)
-        if token is None and self._node.authenticator is not None:
+        if token is None and self._node.options.auth is not None:
             async with asyncio.timeout(FIRST_MESSAGE):
                 first = _message(await self._websocket.receive_text())
             if first.type != "auth":
