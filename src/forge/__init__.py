@@ -1,5 +1,8 @@
 """Forge makes a database's changes usable: captured once, with who and why, in order, without loss."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from forge import debezium, wire
 from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source
 from forge.changelog.follow import follow
@@ -27,6 +30,10 @@ from forge.errors import (
 from forge.history.asof import AsOf, row_as_of, table_as_of
 from forge.track.context import transaction
 from forge.track.notify import Notification, listen, notify
+
+if TYPE_CHECKING:
+    from forge.app import Forge as Forge
+    from forge.client import connect as connect
 
 __all__ = [
     "JSON_NULL",
@@ -68,3 +75,12 @@ __all__ = [
     "transaction",
     "wire",
 ]
+
+_LATER = {"Forge": "forge.app", "connect": "forge.client"}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs more than the base installation is imported when it is first asked for."""
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'forge' has no attribute {name!r}")

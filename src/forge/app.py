@@ -19,12 +19,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import msgspec
+from starlette.types import Receive, Scope, Send
 
 from forge.changelog.maintenance import Policy, maintain
 from forge.config import load
 from forge.database import database
 from forge.react.reactor import Reactor, Settings
-from forge.react.registry import Function, Registry, Scope
+from forge.react.registry import Function, Registry
+from forge.react.registry import Scope as QueryScope
 from forge.react.runner import Runner
 from forge.serve.asgi import ForgeApp
 from forge.serve.node import Node, Options
@@ -55,6 +57,7 @@ class Forge:
         self._replicas = tuple(replicas)
         self._connections = connections
         self._title = title
+        self._asgi: ForgeApp | None = None
 
     @overload
     def query(self, function: F, /) -> F: ...
@@ -64,7 +67,7 @@ class Forge:
         /,
         *,
         name: str | None = None,
-        scope: Scope = "user",
+        scope: QueryScope = "user",
         consistent: bool = False,
         key: str | Sequence[str] = (),
         reads: Sequence[str] = (),
@@ -113,5 +116,11 @@ class Forge:
                 await node.stop()
 
     def asgi(self) -> ForgeApp:
-        """The application as ASGI, to be served or mounted."""
-        return ForgeApp(self.running, title=self._title, origins=self.options.origins)
+        """The application as ASGI, to be served or mounted; always the same one."""
+        if self._asgi is None:
+            self._asgi = ForgeApp(self.running, title=self._title, origins=self.options.origins)
+        return self._asgi
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application is its own ASGI app: `uvicorn shop:app` serves it."""
+        await self.asgi()(scope, receive, send)

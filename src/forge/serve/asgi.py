@@ -5,8 +5,11 @@ the application that made it calls `stop`.
 """
 
 import asyncio
+import signal
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from types import FrameType
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -72,11 +75,30 @@ class ForgeApp:
                 except ForgeError as error:
                     await send({"type": "lifespan.startup.failed", "message": f"{error} (fix: {error.fix})"})
                     return
+                self._mind_signals()
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await self.stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+    def _mind_signals(self) -> None:
+        """A server that is told to end waits for its connections, and streams do not end by themselves: end them."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        loop = asyncio.get_running_loop()
+
+        def ending(number: int, frame: FrameType | None) -> None:
+            if self.node is not None:
+                loop.call_soon_threadsafe(self.node.farewell)
+            before = handlers[number]
+            if callable(before):
+                before(number, frame)
+
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in handlers:
+            signal.signal(number, ending)
 
 
 def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:

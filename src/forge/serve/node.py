@@ -81,12 +81,16 @@ class Node:
         await self.bus.start()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
-    async def stop(self) -> None:
-        """Tell every client to come back after a while of its own, then end."""
+    def farewell(self) -> None:
+        """Tell every client to come back, each after a while of its own, and end its session."""
         self.stopping = True
         for session in list(self.sessions.values()):
             session.send(Frame("bye", fields(reason="restart", retry_after_ms=random.randint(100, 3000))))
             session.close("restart")
+
+    async def stop(self) -> None:
+        """End, after every client has been told."""
+        self.farewell()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await self._empty.wait()

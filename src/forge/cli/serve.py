@@ -1,0 +1,70 @@
+"""`forge serve`: an application's queries and mutations over HTTP, live."""
+
+import importlib
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from forge.cli.session import session
+from forge.errors import ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "serve",
+        epilog="Examples:\n\nforge serve shop:app\n\nforge serve shop:app --port 9000 --workers 4\n\n"
+        "curl -N 'http://127.0.0.1:8710/forge/live/open_orders?args={\"customer_id\":7}'",
+    )(serve)
+
+
+def serve(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the Forge() object is, e.g. shop:app")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8710,
+    workers: Annotated[int, typer.Option(min=1, help="Processes; each is a node of its own.")] = 1,
+) -> None:
+    """Serve an application: live queries over SSE and WebSocket, mutations, the raw feed, metrics."""
+    run = session(context)
+    try:
+        import uvicorn
+    except ImportError:
+        raise ConfigError("the server is not installed", fix="pip install 'forge-changes[serve]'") from None
+    sys.path.insert(0, os.getcwd())
+    check(target)
+    if run.config.origins.get("database_url", "").startswith("-"):
+        os.environ["FORGE_DATABASE_URL"] = run.config.database_url or ""
+    run.done(f"serving {target} at http://{host}:{port}")
+    uvicorn.run(
+        target,
+        host=host,
+        port=port,
+        workers=workers,
+        loop="uvloop",
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=1024 * 1024,
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=10,
+        server_header=False,
+    )
+
+
+def check(target: str) -> Any:
+    """The application that is named; raise ConfigError when there is none."""
+    from forge.app import Forge
+
+    module, _, name = target.partition(":")
+    fix = "name a module and the Forge() in it, e.g. shop:app"
+    if not module or not name:
+        raise ConfigError(f"{target!r} is not MODULE:APP", fix=fix)
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"there is no module {error.name}", fix=fix) from error
+    if not isinstance(found, Forge):
+        raise ConfigError(f"{name} in {module} is not a forge.Forge", fix=fix)
+    return found
