@@ -133,7 +133,7 @@ class Authenticator:
             self._keys = (_Key(None, settings.secret.encode(), frozenset(settings.algorithms)),)
         else:
             loaded = map(_public_key, settings.public_keys)
-            self._keys = tuple(_Key(None, key, _fits(key).intersection(settings.algorithms)) for key in loaded)
+            self._keys = tuple(_Key(None, key, _fits(key)) for key in loaded)
 
     async def verify(self, token: str | None) -> Identity:
         """Who the token speaks for; raise AuthFailed when it cannot be trusted."""
@@ -337,7 +337,6 @@ class _Jwk(msgspec.Struct):
     use: str | None = None
     alg: str | None = None
     key_ops: list[str] | None = None
-    d: Any = None
 
 
 def _key_set(body: bytes, algorithms: Iterable[str]) -> Iterator[_Key]:
@@ -347,7 +346,7 @@ def _key_set(body: bytes, algorithms: Iterable[str]) -> Iterator[_Key]:
     for entry in msgspec.json.decode(body, type=dict[str, list[Any]])["keys"]:
         try:
             about = msgspec.convert(entry, _Jwk)
-            if about.kty not in key_types or about.use not in (None, "sig") or about.d is not None:
+            if about.kty not in key_types or about.use not in (None, "sig"):
                 continue
             if about.key_ops is not None and "verify" not in about.key_ops:
                 continue
@@ -360,7 +359,7 @@ def _key_set(body: bytes, algorithms: Iterable[str]) -> Iterator[_Key]:
 
 
 def _fits(key: object) -> frozenset[str]:
-    """The algorithms that a public key may verify."""
+    """The algorithms that a public key may verify; a private one verifies none."""
     if isinstance(key, RSAPublicKey):
         return _RSA if key.key_size >= SMALLEST_RSA else frozenset()
     if isinstance(key, EllipticCurvePublicKey):
