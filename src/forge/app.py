@@ -15,17 +15,21 @@ forge serve shop:app
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 from typing import Any, TypeVar, overload
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from forge.changelog.maintenance import Policy, maintain
-from forge.config import load
+from forge.config import Config, load
 from forge.database import database
+from forge.errors import ServerError
+from forge.react import past
 from forge.react.reactor import Reactor, Settings
-from forge.react.registry import Function, Registry
+from forge.react.registry import ANYONE, Auth, Function, Registry
 from forge.react.registry import Scope as QueryScope
 from forge.react.runner import Runner
 from forge.serve.asgi import ForgeApp
@@ -95,12 +99,25 @@ class Forge:
 
         return mark if function is None else mark(function)
 
+    def as_of(self, at: datetime) -> "AsOf":
+        """The application's queries as they would have been answered at an instant."""
+        return AsOf(self, at)
+
+    async def revoke(self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None) -> None:
+        """Refuse the tokens issued up to now, and end the sessions that use them, on every node at once."""
+        node = self.asgi().node
+        if node is None:
+            raise ServerError("the application is not running", fix="call it while the application serves")
+        await node.bus.publish("revoke", {"user": user, "tenant": tenant, "token_id": token_id, "at": time.time()})
+
+    def _config(self) -> Config:
+        config = load()
+        return config if self._url is None else msgspec.structs.replace(config, database_url=self._url)
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
         """A node of this application while the block lasts; it looks after the log too."""
-        config = load()
-        if self._url is not None:
-            config = msgspec.structs.replace(config, database_url=self._url)
+        config = self._config()
         with database(config, create=True) as found:
             runner = Runner(found.url, replicas=self._replicas, connections=self._connections)
             node = Node(self.registry, Reactor(runner, found.url, self.settings), self.options)
@@ -124,3 +141,17 @@ class Forge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application is its own ASGI app: `uvicorn shop:app` serves it."""
         await self.asgi()(scope, receive, send)
+
+
+class AsOf:
+    """An application at an instant of its past."""
+
+    def __init__(self, app: Forge, at: datetime) -> None:
+        self._app = app
+        self._at = at
+
+    async def query(self, name: str, /, *, auth: Auth = ANYONE, **arguments: Any) -> Any:
+        """What the query would have returned then."""
+        call = self._app.registry.call(name, arguments, auth)
+        with database(self._app._config()) as found:
+            return await past.ask(found.url, call, self._at)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -82,7 +83,11 @@ class Routes:
 
         async def answer(identity: Identity) -> Response:
             arguments = await self._arguments(request)
-            result, snapshot = await self.node.query(request.path_params["name"], arguments, identity)
+            name = request.path_params["name"]
+            if (at := _instant(request.query_params.get("as_of"))) is not None:
+                result = await self.node.query_as_of(name, arguments, identity, at)
+                return _json(b"{" + fields(hash=result.hash, as_of=at)[:-1] + b',"result":' + result.json() + b"}")
+            result, snapshot = await self.node.query(name, arguments, identity)
             head = fields(hash=result.hash, snapshot=snapshot)[:-1]
             return _json(b"{" + head + b',"result":' + result.json() + b"}")
 
@@ -310,6 +315,18 @@ def _mode(value: str | None) -> Mode:
     if value == "delta":
         return "delta"
     raise BadArguments("mode is full or delta", fix="leave it out for full")
+
+
+def _instant(value: str | None) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        at = datetime.fromisoformat(value)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise BadArguments("as_of is not an instant", fix="write it as 2026-01-31T12:00:00Z")
+    return at
 
 
 def _json_argument(value: str | None) -> Any:

@@ -10,11 +10,13 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from forge.errors import ForgeError
+from forge.react import past
 from forge.react.reactor import Reactor
 from forge.react.registry import BadArguments, Registry
 from forge.react.result import Result, encode
@@ -198,6 +200,12 @@ class Node:
         """The result of a query now, and the snapshot that it shows."""
         result, outcome = await self.reactor.once(self.registry.call(name, arguments, identity.auth))
         return result, str(outcome.coverage)
+
+    async def query_as_of(self, name: str, arguments: Any, identity: Identity, at: datetime) -> Result:
+        """The result that a query had at an instant."""
+        call = self.registry.call(name, arguments, identity.auth)
+        value = await past.ask(self.reactor.url, call, at)
+        return encode(value, key=call.query.key, most=self.reactor.settings.max_result_bytes)
 
     async def mutate(self, name: str, arguments: Any, identity: Identity, trace: str | None) -> tuple[Result, Answer]:
         """Run a mutation."""

@@ -136,7 +136,7 @@ class Socket:
             await node.renew(session, message.token)
         elif message.type == "join":
             await node.channels.join(session, _given(message.channel))
-            self._answer(session, message, members=node.channels.members(_given(message.channel)))
+            self._answer(session, message, members=node.channels.members(session, _given(message.channel)))
         elif message.type == "leave":
             await node.channels.leave(session, _given(message.channel))
             self._answer(session, message)

@@ -1,0 +1,167 @@
+"""A query asked of the past: the same function, answered as it would have been at an instant.
+
+Each table that a statement names is rebuilt from the log as a temporary table of the same name, and the statement runs
+on those. So it costs as much as the tables are large. It is refused where the answer would not be the past's alone: a
+view, a function that reads by itself, row-level security, an excluded column, or a past that the log does not reach.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import psycopg
+import sqlglot
+from psycopg import sql
+from sqlglot.tokens import Token, TokenType
+
+from forge.change import UNAVAILABLE, JsonNull
+from forge.changelog.connection import AsyncConnection, connect, connect_async
+from forge.errors import HistoryUnavailable
+from forge.history.asof import table_as_of
+from forge.react import catalog
+from forge.react.database import Context, Db, Parameters
+from forge.react.registry import Call
+
+_VIEW = "forge_query_of_the_past"
+
+
+async def ask(url: str, call: Call, at: datetime) -> Any:
+    """What the query would have returned at that instant."""
+    if call.auth.role is not None:
+        raise HistoryUnavailable("a query that reads as a role has no past", fix="ask without a role")
+    if call.query.reads:
+        raise HistoryUnavailable("a query that declares its reads has no past", fix="ask one whose SQL shows them")
+    connection = await connect_async(url, application_name="forge as-of")
+    try:
+        db = _PastDb(connection, call.arguments, url, at)
+        return await call.query.function(Context(db, call.auth), **call.arguments)
+    finally:
+        await connection.close()
+
+
+class _PastDb(Db):
+    """A database as it was; only for reading."""
+
+    def __init__(self, connection: AsyncConnection, arguments: Mapping[str, Any], url: str, at: datetime) -> None:
+        super().__init__(connection, arguments)
+        self._connection = connection
+        self._url = url
+        self._at = at
+        self._made: set[tuple[str, str]] = set()
+
+    async def _execute(self, text: str, values: Parameters) -> None:
+        analysis = await self._analyze(text, values)
+        for table in sorted({(read.schema, read.table) for read in analysis.reads} - self._made):
+            await self._make(*table)
+        rewritten = _rewritten(text, self._made)
+        await self._check(rewritten, values)
+        await self._rows.execute(rewritten.encode(), values)
+
+    async def _analyze(self, text: str, values: Parameters) -> Any:
+        """What it reads now; its names must mean the tables and not those that were made for an earlier statement."""
+        fresh = await connect_async(self._url, application_name="forge analysis")
+        try:
+            analysis = await catalog.analyze(fresh, text, values)
+        finally:
+            await fresh.close()
+        if analysis.volatile:
+            raise HistoryUnavailable(
+                f"{', '.join(analysis.volatile)} has no past", fix="pass the time as an argument of the query"
+            )
+        return analysis
+
+    async def _make(self, schema: str, table: str) -> None:
+        """A temporary table with the rows that the table had."""
+        found = sql.Identifier(schema, table)
+        secured = await self._connection.execute(
+            "SELECT c.relrowsecurity FROM pg_class c WHERE c.oid = %s::regclass", (found.as_string(),)
+        )
+        if await secured.fetchone() == (True,):
+            raise HistoryUnavailable(
+                f"{table} has row-level security, and the past has not", fix="read it with forge.table_as_of"
+            )
+        past = await asyncio.to_thread(_rows, self._url, found.as_string(), self._at)
+        if any(table == other for _, other in self._made):
+            raise HistoryUnavailable(f"two schemas have a table {table}", fix="ask of one of them at a time")
+        await self._connection.execute(sql.SQL("CREATE TEMP TABLE {} (LIKE {})").format(sql.Identifier(table), found))
+        await self._connection.execute(
+            sql.SQL(
+                "INSERT INTO {0} SELECT (json_populate_record(NULL::{0}, r)).* FROM json_array_elements(%s) r"
+            ).format(sql.Identifier("pg_temp", table)),
+            (past,),
+        )
+        self._made.add((schema, table))
+
+    async def _check(self, text: str, values: Parameters) -> None:
+        """Nothing but what was made may be read."""
+        query = psycopg.AsyncClientCursor(self._connection).mogrify(text.rstrip("; \t\r\n").encode(), values)
+        async with self._connection.transaction(force_rollback=True):
+            create = f"CREATE TEMP VIEW {_VIEW} AS SELECT count(*) FROM (\n{query}\n) AS query"
+            await self._connection.execute(create.encode())
+            others = await self._connection.execute(
+                "SELECT DISTINCT d.refobjid::regclass::text FROM pg_rewrite r JOIN pg_depend d ON d.objid = r.oid"
+                " AND d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass"
+                " JOIN pg_class c ON c.oid = d.refobjid"
+                " WHERE r.ev_class = %s::regclass AND d.refobjid <> r.ev_class AND c.relpersistence <> 't'",
+                (f"pg_temp.{_VIEW}",),
+            )
+            if found := [name for (name,) in await others.fetchall()]:
+                raise HistoryUnavailable(
+                    f"{', '.join(found)} cannot be rebuilt from the log", fix="name the tracked tables themselves"
+                )
+
+
+def _rows(url: str, table: str, at: datetime) -> str:
+    """The table's rows as JSON, in the forms that PostgreSQL reads."""
+    with connect(url, application_name="forge as-of") as connection:
+        rows = table_as_of(connection, table, at).rows
+    for row in rows:
+        for name, value in row.items():
+            if value is UNAVAILABLE:
+                raise HistoryUnavailable(f"the log does not have {name} of {table}", fix="do not exclude the column")
+            row[name] = _readable(value)
+    return msgspec.json.encode(rows).decode()
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, JsonNull):
+        return None
+    if isinstance(value, list):
+        return [_readable(inner) for inner in value]
+    return value
+
+
+def _rewritten(text: str, made: Collection[tuple[str, str]]) -> str:
+    """The text with `schema.table` naming the temporary table; a bare name means that one by itself.
+
+    >>> _rewritten('SELECT public.orders.id FROM public.orders, "S".t, customer', {("public", "orders"), ("S", "t")})
+    'SELECT pg_temp."orders".id FROM pg_temp."orders", pg_temp."t", customer'
+    """
+    try:
+        tokens = sqlglot.tokenize(text, dialect="postgres")
+    except sqlglot.errors.SqlglotError:
+        raise HistoryUnavailable("the statement is not understood", fix="write it more plainly") from None
+    found, place = [], 0
+    for first, dot, second in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        table = _folded(first), _folded(second)
+        if dot.token_type is TokenType.DOT and first.start >= place and table in made:
+            found.append(text[place : first.start] + "pg_temp." + _quoted(table[1]))
+            place = second.end + 1
+    return "".join(found) + text[place:]
+
+
+def _folded(token: Token) -> str:
+    return token.text if token.token_type is TokenType.IDENTIFIER else token.text.lower()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

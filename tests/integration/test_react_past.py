@@ -1,0 +1,92 @@
+"""One query: subscribe to it, and ask it as of a past instant."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from forge.app import Forge
+from forge.changelog.connection import Connection
+from forge.changelog.maintenance import Keeper, Policy
+from forge.errors import HistoryUnavailable
+
+REPORT = (
+    "SELECT c.name, count(o.id) AS orders, sum(o.total) AS total FROM public.customer c"
+    " LEFT JOIN orders o ON o.customer_id = c.id AND o.status <> 'void' GROUP BY c.name ORDER BY c.name"
+)
+
+
+@pytest.fixture
+def app(database: str, connection: Connection) -> Forge:
+    connection.execute(
+        "CREATE TABLE customer (id int PRIMARY KEY, name text);"
+        "CREATE TABLE orders (id int PRIMARY KEY, customer_id int, status text, total numeric(10, 2), seen timestamptz)"
+    )
+    connection.execute("SELECT public.forge_enable_reactivity('orders'), public.forge_enable_reactivity('customer')")
+    connection.execute("CREATE VIEW v AS SELECT * FROM orders")
+    connection.execute("SELECT forge.current_identity()")
+    app = Forge(database)
+
+    @app.query
+    async def report(ctx: Any) -> Any:
+        return await ctx.db.fetch(REPORT)
+
+    @app.query
+    async def one(ctx: Any, id: int) -> Any:
+        name = await ctx.db.fetch_value("SELECT customer_id FROM orders WHERE id = %(id)s")
+        return [name, await ctx.db.fetch_value("SELECT name FROM customer WHERE id = %(c)s", c=name)]
+
+    @app.query
+    async def through_a_view(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT * FROM v")
+
+    @app.query
+    async def clock(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT now() FROM orders")
+
+    return app
+
+
+def instant(database: str) -> datetime:
+    """A recorded instant after all that is committed."""
+    with Keeper.open(database, Policy()) as keeper:
+        keeper.record_instant()
+    time.sleep(0.002)
+    return datetime.now(UTC)
+
+
+@pytest.mark.contract("X6")
+async def test_a_query_is_answered_as_it_was(database: str, connection: Connection, app: Forge) -> None:
+    connection.execute("INSERT INTO customer VALUES (1, 'ada'), (2, 'bob')")
+    connection.execute("INSERT INTO orders VALUES (1, 1, 'new', 10.50), (2, 1, 'void', 3), (3, 2, 'new', 7)")
+    instants = []
+    for statement in (
+        "UPDATE orders SET status = 'void' WHERE id = 1",
+        "DELETE FROM customer WHERE id = 2",
+        "INSERT INTO orders VALUES (9, 1, 'new', 100)",
+        "UPDATE customer SET name = 'eve'",
+    ):
+        then = [
+            dict(zip(("name", "orders", "total"), row, strict=True)) for row in connection.execute(REPORT).fetchall()
+        ]
+        instants.append((instant(database), then))
+        connection.execute(statement.encode())
+    for at, then in instants:
+        assert await app.as_of(at).query("report") == then
+    assert await app.as_of(instants[0][0]).query("one", id=3) == [2, "bob"]
+    assert await app.as_of(instant(database)).query("one", id=3) == [2, None]
+
+
+async def test_what_has_no_past_is_refused(database: str, connection: Connection, app: Forge) -> None:
+    connection.execute("INSERT INTO orders VALUES (1, 1, 'new', 10.50)")
+    at = instant(database)
+    connection.execute("UPDATE orders SET status = 'old'")
+    for name in ("through_a_view", "clock"):
+        with pytest.raises(HistoryUnavailable):
+            await app.as_of(at).query(name)
+    connection.execute("ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(HistoryUnavailable, match="row-level security"):
+        await app.as_of(instant(database)).query("report")
+    with pytest.raises(HistoryUnavailable):
+        await app.as_of(datetime(2000, 1, 1, tzinfo=UTC)).query("report")
