@@ -1,0 +1,41 @@
+"""A client of a Forge server: live queries, mutations and the raw feed, over HTTP.
+
+async with forge.connect("http://127.0.0.1:8710", token=token) as client:
+    async for orders in client.subscribe("orders_of", customer_id=7):
+        print(orders)
+"""
+
+from forge.client.changes import Changes
+from forge.client.client import Client, Mutated, Subscription, connect
+from forge.client.errors import (
+    ClientError,
+    Closed,
+    Failed,
+    ProtocolError,
+    Refused,
+    ResultMismatch,
+    TooMany,
+    Unauthorized,
+    Unreachable,
+)
+from forge.client.live import Metrics
+from forge.client.messages import Cause
+
+__all__ = [
+    "Cause",
+    "Changes",
+    "Client",
+    "ClientError",
+    "Closed",
+    "Failed",
+    "Metrics",
+    "Mutated",
+    "ProtocolError",
+    "Refused",
+    "ResultMismatch",
+    "Subscription",
+    "TooMany",
+    "Unauthorized",
+    "Unreachable",
+    "connect",
+]

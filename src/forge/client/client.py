@@ -1,0 +1,206 @@
+"""What an application uses: a client, its subscriptions, its calls.
+
+    async with forge.connect("http://127.0.0.1:8710", token=token) as client:
+        paid = await client.mutate("pay", order_id=4711)
+        async for orders in (subscription := client.subscribe("orders_of", customer_id=7)):
+            if subscription.contains(paid.xid):
+                break
+
+A client belongs to one event loop. It connects when it is first needed.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, get_args
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from forge.client.changes import Changes
+from forge.client.errors import Closed
+from forge.client.http import Http
+from forge.client.live import Live, Metrics, Mode
+from forge.client.messages import Answer, Cause, decode_result, read
+from forge.client.session import Session
+from forge.client.tokens import Token, Tokens
+from forge.cursor import Cursor, Snapshot
+from forge.errors import ConfigError
+
+
+class Mutated(msgspec.Struct, frozen=True):
+    """What a mutation returned, and the number of its transaction; None when it wrote nothing."""
+
+    result: Any
+    xid: int | None
+
+
+def connect(
+    url: str,
+    *,
+    token: Token = None,
+    mode: Mode = "full",
+    timeout: float = 30.0,
+    silence: float = 60.0,
+    http: httpx.AsyncClient | None = None,
+) -> "Client":
+    """A client of the Forge server at a URL, which may have a path.
+
+    `token` is a text, or an async function that returns one whenever it is asked: then an expired token is no end.
+    `mode` is how results come: whole (`full`), or as what changed (`delta`), which costs less where results are long.
+    Times in seconds: `timeout` for an answer, `silence` until a stream on which nothing comes counts as dead; a server
+    sends something every 25. `http` is a client of your own, for certificates, proxies or headers; it is not closed.
+    """
+    try:
+        given = httpx.URL(url)
+    except httpx.InvalidURL:
+        given = httpx.URL()
+    if given.scheme not in ("http", "https") or not given.host:
+        raise ConfigError(f"{url[:80]!r} is not the URL of a server", fix="use e.g. http://127.0.0.1:8710")
+    return Client(Http(url, Tokens(token), http=http, timeout=timeout, silence=silence), _checked(mode))
+
+
+class Client:
+    """A client of one server; `connect` makes it."""
+
+    def __init__(self, http: Http, mode: Mode) -> None:
+        self.metrics = Metrics()
+        self._http = http
+        self._mode: Mode = mode
+        self._session = Session(http, self.metrics)
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End all subscriptions, whose iterations end, and close the connections."""
+        self._closed = True
+        await self._session.aclose()
+        await self._http.aclose()
+
+    async def query(self, name: str, /, **args: Any) -> Any:
+        """The result of a query now."""
+        return decode_result(bytes((await self._call("query", name, args)).result))
+
+    async def mutate(self, name: str, /, **args: Any) -> Mutated:
+        """Run a mutation. After Unreachable it is not known whether it was done."""
+        answer = await self._call("mutation", name, args)
+        return Mutated(decode_result(bytes(answer.result)), None if answer.xid is None else int(answer.xid))
+
+    def subscribe(self, name: str, /, **args: Any) -> "Subscription":
+        """The results of a query, now and whenever they change."""
+        return self.live(name, args)
+
+    def live(self, name: str, args: Mapping[str, Any] | None = None, *, mode: Mode | None = None) -> "Subscription":
+        """As `subscribe`, with options."""
+        encoded = msgspec.json.encode(dict(args or {}))
+        return Subscription(self._session, Live(name, encoded, _checked(mode or self._mode), self.metrics))
+
+    def changes(self, tables: Sequence[str] = (), *, after: Cursor | str | None = None) -> Changes:
+        """Every change of these tables, or of all, behind a cursor or from now on."""
+        self._open()
+        return Changes(self._http, tables, after)
+
+    async def _call(self, kind: str, name: str, args: Mapping[str, Any]) -> Answer:
+        self._open()
+        return read(Answer, await self._http.post(f"/forge/{kind}/{quote(name, safe='')}", msgspec.json.encode(args)))
+
+    def _open(self) -> None:
+        if self._closed:
+            raise Closed("the client was closed", fix="make a new client")
+
+
+class Subscription:
+    """The results of a query, in order: an async iterator. A consumer that is slow gets the latest.
+
+    What it says of itself is of the result that was given last; before the first one it is None. It starts with the
+    first step of the iteration, or with `async with`, and ends with `aclose`, with its client, or when nobody refers to
+    it.
+    """
+
+    def __init__(self, session: Session, live: Live) -> None:
+        self._session = session
+        self._live = live
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def result(self) -> Any:
+        """The result, made anew each time."""
+        shown = self._live.shown
+        return None if shown is None else shown.held.value()
+
+    @property
+    def hash(self) -> str | None:
+        """The server's name for the result."""
+        shown = self._live.shown
+        return None if shown is None else shown.held.hash
+
+    @property
+    def cause(self) -> tuple[Cause, ...]:
+        """Changes that led to the result; empty when it was the first, or came after a reconnect."""
+        shown = self._live.shown
+        return () if shown is None else shown.cause
+
+    @property
+    def more_causes(self) -> int:
+        """How many there are beyond those."""
+        shown = self._live.shown
+        return 0 if shown is None else shown.more_causes
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The transactions that the result shows."""
+        shown = self._live.shown
+        return None if shown is None else shown.snapshot
+
+    @property
+    def error(self) -> Exception | None:
+        """Why nothing new comes now; None when all is well."""
+        return self._live.error
+
+    def contains(self, xid: int | str | None) -> bool:
+        """Whether the result shows what a transaction did; one without a number did nothing."""
+        snapshot = self.snapshot
+        return snapshot is not None and (xid is None or snapshot.sees(int(xid)))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._begin()
+        return await self._live.next()
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End it."""
+        self._session.remove(self._live)
+
+    def __del__(self) -> None:
+        if self._loop is not None and not self._loop.is_closed() and not self._live.closed:
+            self._loop.call_soon_threadsafe(self._session.remove, self._live)
+
+    def _begin(self) -> None:
+        if self._loop is None and not self._live.closed:
+            self._session.add(self._live)
+            self._loop = asyncio.get_running_loop()
+
+
+def _checked(mode: Mode) -> Mode:
+    if mode not in get_args(Mode):
+        raise ConfigError(f"the mode cannot be {mode!r}", fix="use full or delta")
+    return mode

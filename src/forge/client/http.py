@@ -1,0 +1,159 @@
+"""Requests to the server: each with the token, each error typed.
+
+A 401 is tried once more with a newer token, if there can be one: nothing was done yet.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Self
+
+import httpx
+
+from forge.client.errors import Closed, ProtocolError, Unauthorized, Unreachable, told
+from forge.client.messages import ErrorBody, read
+from forge.client.sse import Event, Parser
+from forge.client.tokens import Tokens
+from forge.errors import ForgeError
+
+_STREAM = {"accept": "text/event-stream", "accept-encoding": "identity", "cache-control": "no-store"}
+
+
+class Events:
+    """The events of an open stream, in order."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._pieces = response.aiter_bytes()
+        self._parser = Parser()
+        self._found: deque[Event] = deque()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._found:
+            self._found.extend(self._parser.feed(await anext(self._pieces)))
+        return self._found.popleft()
+
+
+class Http:
+    """The way to one server. Times in seconds: `timeout` for an answer, `silence` until a stream counts as dead."""
+
+    def __init__(
+        self, url: str, tokens: Tokens, *, http: httpx.AsyncClient | None, timeout: float, silence: float
+    ) -> None:
+        self.tokens = tokens
+        self._base = url.rstrip("/")
+        self._http = http or httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
+        self._owned = http is None
+        self._timeout = httpx.Timeout(timeout)
+        self._stream_timeout = httpx.Timeout(timeout, read=silence)
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """The answer to a POST of JSON."""
+        token = await self.tokens.current()
+        try:
+            return await self._post(path, body, token)
+        except Unauthorized:
+            if not self.tokens.renewable:
+                raise
+        return await self._post(path, body, await self.tokens.newer(token))
+
+    async def _post(self, path: str, body: bytes, token: str | None) -> bytes:
+        headers = {"content-type": "application/json", **_bearer(token)}
+        try:
+            response = await self._http.post(self._base + path, content=body, headers=headers, timeout=self._timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        except RuntimeError as error:
+            if self._http.is_closed:
+                raise _closed() from error
+            raise
+        if not response.is_success:
+            raise failure(response)
+        return response.content
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, params: Mapping[str, str] | None = None, last_id: str | None = None
+    ) -> AsyncIterator[Events]:
+        """The events of a GET, while the block lasts."""
+        token = await self.tokens.current()
+        try:
+            async with self._stream(path, params, last_id, token) as events:
+                yield events
+                return
+        except _Rejected as rejected:
+            if not self.tokens.renewable:
+                raise rejected.error from None
+        try:
+            async with self._stream(path, params, last_id, await self.tokens.newer(token)) as events:
+                yield events
+        except _Rejected as rejected:
+            raise rejected.error from None
+
+    @asynccontextmanager
+    async def _stream(
+        self, path: str, params: Mapping[str, str] | None, last_id: str | None, token: str | None
+    ) -> AsyncIterator[Events]:
+        headers = {**_STREAM, **_bearer(token), **({"last-event-id": last_id} if last_id else {})}
+        asked = self._http.stream(
+            "GET", self._base + path, params=params, headers=headers, timeout=self._stream_timeout
+        )
+        try:
+            async with asked as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    error = failure(response)
+                    raise _Rejected(error) if isinstance(error, Unauthorized) else error
+                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise told(
+                        "no_stream", f"{path} is no stream of events", "use the URL of a Forge server", status=200
+                    )
+                yield Events(response)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        except RuntimeError as error:
+            if self._http.is_closed:
+                raise _closed() from error
+            raise
+
+    async def aclose(self) -> None:
+        """Close the connections, unless they are the application's own."""
+        if self._owned:
+            await self._http.aclose()
+
+    def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
+        what = "does not answer in time" if isinstance(error, httpx.TimeoutException) else "cannot be reached"
+        reason = str(error) or type(error).__name__
+        return Unreachable(f"{self._base} {what}: {reason}", fix="see that the server runs and the URL is right")
+
+
+class _Rejected(Exception):
+    """The stream was not opened for lack of a valid token."""
+
+    def __init__(self, error: Unauthorized) -> None:
+        super().__init__()
+        self.error = error
+
+
+def failure(response: httpx.Response) -> ForgeError:
+    """The error that an answer tells."""
+    status = response.status_code
+    after = response.headers.get("retry-after", "")
+    header = float(after) if after.isdecimal() else None
+    try:
+        error = read(ErrorBody, response.content).error
+    except ProtocolError:
+        message = f"{response.request.url.path} was answered with {status} {response.reason_phrase}".rstrip()
+        return told(f"http_{status}", message, "use the URL of a Forge server", status=status, retry_after_secs=header)
+    secs = header if error.retry_after_secs is None else error.retry_after_secs
+    return told(error.code, error.message, error.fix, status=status, retry_after_secs=secs)
+
+
+def _closed() -> Closed:
+    return Closed("the client was closed", fix="make a new client")
+
+
+def _bearer(token: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"} if token else {}

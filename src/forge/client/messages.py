@@ -1,0 +1,143 @@
+"""What the server sends and answers, as types. Rows stay the text that was sent: the hash of a result is of that text.
+
+Fields that a later server adds are passed over.
+"""
+
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from forge.client.errors import ProtocolError
+from forge.errors import DecodeError, ForgeError
+from forge.wire import decode_row, decode_value
+
+T = TypeVar("T")
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """A change that made a query run again: which, by whom, when, in which transaction."""
+
+    change: str
+    table: str
+    op: str
+    at: datetime
+    user: str | None = None
+    function: str | None = None
+    trace: str | None = None
+    xid: str | None = None
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """`snapshot` or `update`: a result; or, when `unchanged`, that the client holds it."""
+
+    hash: str
+    subscription: str = ""
+    unchanged: bool = False
+    snapshot: str | None = None
+    cause: tuple[Cause, ...] = ()
+    more_causes: int = 0
+    key: tuple[str, ...] = ()
+    rows: list[msgspec.Raw] | msgspec.UnsetType = msgspec.UNSET
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, rename={"before": "from"}):
+    """`delta`: what leads from the result with the hash `before` to the one with `hash`."""
+
+    hash: str
+    before: str
+    removed: list[msgspec.Raw]
+    changed: list[msgspec.Raw]
+    added: list[msgspec.Raw]
+    at: list[int]
+    order: list[msgspec.Raw] | None = None
+    subscription: str = ""
+    snapshot: str | None = None
+    cause: tuple[Cause, ...] = ()
+    more_causes: int = 0
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """`session`: the stream is open."""
+
+    session: str
+
+
+class About(msgspec.Struct, frozen=True):
+    """`gap` and `error`: of a subscription, or of the session when that is empty."""
+
+    subscription: str = ""
+    code: str = "failed"
+    message: str = "the server failed"
+    fix: str = "see the server's log"
+    retry_after_secs: float | None = None
+
+
+class AuthTold(msgspec.Struct, frozen=True):
+    """`auth`: a newer token is wanted, or the session ends for a reason."""
+
+    renew: bool = False
+    reason: str | None = None
+
+
+class Bye(msgspec.Struct, frozen=True):
+    """`bye`: the server ends the stream; come back after a while."""
+
+    retry_after_ms: float = 0.0
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of an answer that is an error."""
+
+    error: About
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer to a query or a mutation."""
+
+    result: msgspec.Raw
+    xid: str | None = None
+
+
+def read(kind: type[T], text: bytes) -> T:
+    """The message; raise ProtocolError if the text is none."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise malformed(error) from None
+
+
+def malformed(reason: object) -> ProtocolError:
+    """The error for what no Forge server sends."""
+    line = " ".join(str(reason).split())[:200]
+    return ProtocolError(f"the server sent what cannot be read: {line}", fix="use client and server of one version")
+
+
+def decode_result(text: bytes) -> Any:
+    """A result as Python values: tags are decoded, a list of rows is a list.
+
+    >>> decode_result(b'[{"id":1,"total":{"$numeric":"12.30"}},{"id":2,"total":null}]')
+    [{'id': 1, 'total': Decimal('12.30')}, {'id': 2, 'total': None}]
+    >>> decode_result(b'{"$int":"9007199254740993"}')
+    9007199254740993
+    """
+    try:
+        value = msgspec.json.decode(text)
+        if b'"$' not in text:
+            return value
+        return [_row(row) for row in value] if isinstance(value, list) else _row(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ForgeError) as error:
+        raise malformed(error) from None
+
+
+def _row(row: Any) -> Any:
+    """A row's column names are no tags, whatever they are; but a row may be one tagged value."""
+    if not isinstance(row, dict):
+        return decode_value(row)
+    if len(row) == 1:
+        try:
+            return decode_value(row)
+        except DecodeError:
+            pass
+    return decode_row(row)
