@@ -333,6 +333,21 @@ async def test_a_result_beyond_the_limit_is_an_error(database: str, shop: Connec
         assert "1000 bytes" in str(watcher.errors[0])
 
 
+async def test_what_changes_while_nobody_subscribes_is_not_shown_old(database: str, shop: Connection) -> None:
+    async with live(database) as node:
+        node.sql("orders", ORDERS)
+        watcher = node.watch("orders", args={"customer": 7})
+        await watcher.has([{"id": 1, "status": "placed"}])
+        assert watcher.group is not None
+        node.reactor.unsubscribe(watcher.group, watcher)
+        shop.execute("UPDATE orders SET status = 'paid'")
+        await node.settled()
+        other = node.watch("orders", args={"customer": 7})
+        await other.until(lambda w: w.pushes)
+        assert other.group is watcher.group
+        assert other.pushes[0].result.rows == (b'{"id":1,"status":"paid"}',)
+
+
 @pytest.mark.contract("R15")
 async def test_nodes_agree(database: str, shop: Connection) -> None:
     async with live(database) as first, live(database) as second:

@@ -79,6 +79,10 @@ class Group:
         self.call = call
         self.key: GroupKey = call.group
         self.subscribers: set[Subscriber] = set()
+        self.newcomers: set[Subscriber] = set()
+        """Subscribers that were pushed nothing yet."""
+        self.stale = False
+        """Touched while nobody subscribed: the result is not to be shown before another run."""
         self.result: Result | None = None
         self.error: ForgeError | None = None
         self.coverage = Snapshot(1, 1)
@@ -168,10 +172,15 @@ class Reactor:
         group = self.groups.get(call.group)
         if group is None:
             group = self.groups[call.group] = Group(call)
-            self._start([group])
+            group.stale = True
         group.subscribers.add(subscriber)
-        if group.result is not None:
+        if group.result is not None and not group.stale:
             subscriber.push(Push(group.result, None, group.coverage, (), 0))
+            return group
+        group.newcomers.add(subscriber)
+        if group.stale:
+            group.stale = False
+            self._start([group])
         elif group.error is not None:
             subscriber.fail(group.error)
         return group
@@ -179,6 +188,7 @@ class Reactor:
     def unsubscribe(self, group: Group, subscriber: Subscriber) -> None:
         """Nothing more is pushed to it; a group without subscribers goes after a while."""
         group.subscribers.discard(subscriber)
+        group.newcomers.discard(subscriber)
         if not group.subscribers:
             group.idle_since = self._clock()
 
@@ -302,9 +312,11 @@ class Reactor:
         for group in groups:
             if group.running:
                 group.waiting = True
-            elif group.subscribers or group.result is None:
+            elif group.subscribers:
                 group.running = True
                 ready.append(group)
+            else:
+                group.stale = True
         if ready:
             self._spawn(self._run(ready))
 
@@ -364,8 +376,11 @@ class Reactor:
         self._index.put(group.key, outcome.reads)
         self._catch_up(group, outcome.reads, began)
         previous, group.result = group.result, result
+        newcomers, group.newcomers = group.newcomers, set()
         if previous is not None and previous.hash == result.hash:
             self.metrics.wasted += 1
+            for subscriber in newcomers:
+                subscriber.push(Push(result, None, outcome.coverage, (), 0))
             return
         self.metrics.pushed += 1
         push = Push(result, previous, outcome.coverage, causes, more)

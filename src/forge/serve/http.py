@@ -20,7 +20,7 @@ from forge.errors import ForgeError, ServerError
 from forge.react.registry import BadArguments, UnknownName
 from forge.react.result import ResultTooLarge
 from forge.serve import openapi
-from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.serve.auth import AuthFailed, Identity, KeysUnavailable, bearer
 from forge.serve.limits import TooMany
 from forge.serve.messages import PING, error_fields, fields, shared_sse, sse
 from forge.serve.node import Node, UnknownSession
@@ -33,6 +33,7 @@ _STREAM_HEADERS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 _STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (
+    (KeysUnavailable, 503),
     (AuthFailed, 401),
     (UnknownName, 404),
     (UnknownSession, 404),
@@ -108,7 +109,7 @@ class Routes:
         """POST /forge/session/{id}/subscribe"""
 
         async def answer(identity: Identity) -> Response:
-            asked = _read(Subscribe, await self._body(request))
+            asked = _read(openapi.SubscribeBody, await self._body(request))
             session = self.node.session(request.path_params["id"], identity)
             self.node.subscribe(session, asked.subscription, asked.query, asked.args, asked.mode, asked.hash)
             return _json({"subscription": asked.subscription})
@@ -119,7 +120,7 @@ class Routes:
         """POST /forge/session/{id}/unsubscribe"""
 
         async def answer(identity: Identity) -> Response:
-            asked = _read(Unsubscribe, await self._body(request))
+            asked = _read(openapi.UnsubscribeBody, await self._body(request))
             session = self.node.session(request.path_params["id"], identity)
             return _json({"unsubscribed": self.node.unsubscribe(session, asked.subscription)})
 
@@ -129,7 +130,7 @@ class Routes:
         """POST /forge/session/{id}/auth"""
 
         async def answer(identity: Identity) -> Response:
-            asked = _read(Renew, await self._body(request))
+            asked = _read(openapi.AuthBody, await self._body(request))
             session = self.node.session(request.path_params["id"], identity)
             await self.node.renew(session, asked.token)
             return _json({"expires_at": session.identity.expires_at})
@@ -256,24 +257,6 @@ class Routes:
         except TimeoutError:
             raise TooLarge("the request took too long to arrive", fix="send it at once") from None
         return bytes(found)
-
-
-class Subscribe(msgspec.Struct, forbid_unknown_fields=True):
-    """A wish to subscribe; `hash` is of the result that the client holds already."""
-
-    subscription: str
-    query: str
-    args: Any = None
-    mode: Mode = "full"
-    hash: str | None = None
-
-
-class Unsubscribe(msgspec.Struct, forbid_unknown_fields=True):
-    subscription: str
-
-
-class Renew(msgspec.Struct, forbid_unknown_fields=True):
-    token: str
 
 
 def _session_events(session: Session) -> bytes:

@@ -100,6 +100,7 @@ class Node:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
+        await self.authenticator.close()
         await self.bus.stop()
         await self.reactor.stop()
 
@@ -136,7 +137,7 @@ class Node:
     def session(self, id: str, identity: Identity) -> Session:
         """The session, if it is the caller's own."""
         session = self.sessions.get(id)
-        if session is None or session.identity.auth.user != identity.auth.user:
+        if session is None or not _same_person(session.identity, identity):
             raise UnknownSession("there is no such session", fix="open one: GET /forge/session")
         return session
 
@@ -171,7 +172,7 @@ class Node:
     async def renew(self, session: Session, token: str | None) -> None:
         """Go on as the same user with a newer token; subscriptions are asked anew if it says otherwise."""
         identity = await self.identify(token)
-        if identity.auth.user != session.identity.auth.user:
+        if not _same_person(session.identity, identity):
             raise AuthFailed("the token is another user's", fix="open a session of its own")
         before, session.identity, session.warned = session.identity, identity, False
         session.send(Frame("auth", fields(expires_at=identity.expires_at)))
@@ -236,3 +237,8 @@ class Node:
             self.unsubscribe(session, name)
         session.send(Frame("auth", fields(reason=reason)))
         session.close(reason)
+
+
+def _same_person(one: Identity, other: Identity) -> bool:
+    """A user's name means somebody only within a tenant."""
+    return (one.auth.user, one.auth.tenant) == (other.auth.user, other.auth.tenant)

@@ -1,0 +1,380 @@
+"""Live queries over HTTP: streams, sessions, resuming, limits, tokens, and clients that do not read."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+
+from forge.app import Forge
+from forge.changelog.connection import Connection
+from forge.react.reactor import Settings
+from forge.serve.auth import AuthSettings
+from forge.serve.limits import Limits
+from forge.serve.node import Options
+from tests.integration.serving import Served, serving
+
+QUICK = Settings(quiet=0.005, longest=0.05, check=1e9)
+SECRET = "a secret of thirty-two characters!"
+
+
+def token(user: str, tenant: str = "t", seconds: float = 60, **more: Any) -> str:
+    claims = {"sub": user, "tenant": tenant, "iat": int(time.time()) - 1, "exp": time.time() + seconds, **more}
+    return jwt.encode(claims, SECRET, algorithm="HS256")
+
+
+def bearing(user: str, tenant: str = "t", **more: Any) -> dict[str, str]:
+    return {"authorization": f"Bearer {token(user, tenant, **more)}"}
+
+
+@pytest.fixture
+def shop(connection: Connection) -> Connection:
+    connection.execute("CREATE TABLE orders (id int PRIMARY KEY, customer_id int, status text, tenant text)")
+    connection.execute("SELECT public.forge_enable_reactivity('orders')")
+    connection.execute("INSERT INTO orders VALUES (1, 7, 'placed', 'a'), (2, 8, 'placed', 'b')")
+    return connection
+
+
+def application(database: str, **options: Any) -> Forge:
+    app = Forge(database, settings=QUICK, options=Options(**options))
+
+    @app.query(key="id")
+    async def orders_of(ctx: Any, customer_id: int) -> Any:
+        """The orders of a customer."""
+        return await ctx.db.fetch("SELECT id, status FROM orders WHERE customer_id = %(customer_id)s ORDER BY id")
+
+    @app.query(scope="tenant", key="id")
+    async def ours(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT id, status FROM orders WHERE tenant = %(t)s ORDER BY id", t=ctx.auth.tenant)
+
+    @app.query
+    async def fails(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT 1 / (count(*) - count(*)) FROM orders")
+
+    @app.query
+    async def big(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT id, repeat(status, 100000) AS x FROM orders ORDER BY id")
+
+    @app.mutation
+    async def pay(ctx: Any, id: int) -> Any:
+        return await ctx.db.execute("UPDATE orders SET status = 'paid' WHERE id = %(id)s")
+
+    @app.mutation
+    async def breaks(ctx: Any) -> Any:
+        raise RuntimeError("secret inside")
+
+    return app
+
+
+SECURED = {"auth": AuthSettings(algorithms=("HS256",), secret=SECRET)}
+
+
+@pytest.mark.contract("W8", "R1")
+async def test_one_query_as_a_stream(database: str, shop: Connection) -> None:
+    async with (
+        serving(application(database)) as served,
+        served.stream('/forge/live/orders_of?args={"customer_id":7}') as stream,
+    ):
+        assert stream.response.headers["content-type"].startswith("text/event-stream")
+        first = await stream.next()
+        assert (first.name, first.body["rows"]) == ("snapshot", [{"id": 1, "status": "placed"}])
+        assert first.id == first.body["hash"]
+        answer = await served.post("/forge/mutation/pay", {"id": 1})
+        assert (answer.status_code, answer.json()["result"]) == (200, 1)
+        update = await stream.next()
+        assert (update.name, update.body["rows"]) == ("update", [{"id": 1, "status": "paid"}])
+        assert update.body["cause"][0]["xid"] == answer.json()["xid"]
+        assert update.body["cause"][0]["function"] == "pay"
+
+
+@pytest.mark.contract("R14")
+async def test_a_stream_of_deltas(database: str, shop: Connection) -> None:
+    async with (
+        serving(application(database)) as served,
+        served.stream('/forge/live/orders_of?args={"customer_id":7}&mode=delta') as stream,
+    ):
+        first = await stream.next()
+        shop.execute("INSERT INTO orders VALUES (3, 7, 'new', 'a')")
+        delta = await stream.next()
+        assert delta.name == "delta"
+        assert (delta.body["added"], delta.body["at"], delta.body["changed"]) == ([{"id": 3, "status": "new"}], [1], [])
+        assert delta.body["from"] == first.body["hash"]
+        shop.execute("UPDATE orders SET customer_id = 9 WHERE id = 1")
+        assert (await stream.next()).body["removed"] == [[1]]
+
+
+async def test_an_unchanged_result_is_not_sent_again(database: str, shop: Connection) -> None:
+    path = '/forge/live/orders_of?args={"customer_id":7}'
+    async with serving(application(database)) as served:
+        async with served.stream(path) as stream:
+            known = (await stream.next()).id or ""
+        async with served.stream(path, headers={"last-event-id": known}) as stream:
+            async with asyncio.timeout(30):
+                while not served.node.sessions:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            shop.execute("UPDATE orders SET status = 'paid'")
+            event = await stream.next()
+            assert (event.name, event.body["rows"]) == ("update", [{"id": 1, "status": "paid"}])
+        shop.execute("UPDATE orders SET status = 'sent'")
+        async with served.stream(path, headers={"last-event-id": known}) as stream:
+            await stream.until(lambda event: event.body["rows"] == [{"id": 1, "status": "sent"}])
+
+
+async def subscribe(served: Served, session: str, name: str, query: str, **more: Any) -> httpx.Response:
+    return await served.post(f"/forge/session/{session}/subscribe", {"subscription": name, "query": query, **more})
+
+
+@pytest.mark.contract("W8")
+async def test_a_session_carries_many_subscriptions(database: str, shop: Connection) -> None:
+    async with serving(application(database)) as served, served.stream("/forge/session") as stream:
+        session = (await stream.next()).body["session"]
+        for customer in (7, 8):
+            answer = await subscribe(served, session, f"c{customer}", "orders_of", args={"customer_id": customer})
+            assert answer.status_code == 200
+        found = {(event := await stream.next()).body["subscription"]: event.body["rows"] for _ in range(2)}
+        assert found == {"c7": [{"id": 1, "status": "placed"}], "c8": [{"id": 2, "status": "placed"}]}
+        shop.execute("UPDATE orders SET status = 'paid'")
+        snapshots = {(await stream.next()).body["snapshot"] for _ in range(2)}
+        assert len(snapshots) == 1  # both on one snapshot
+        gone = await served.post(f"/forge/session/{session}/unsubscribe", {"subscription": "c7"})
+        assert gone.json() == {"unsubscribed": True}
+        shop.execute("UPDATE orders SET status = 'sent'")
+        assert (await stream.next()).body["subscription"] == "c8"
+        known = stream.seen[-1].body["hash"]
+        again = await subscribe(served, session, "again", "orders_of", args={"customer_id": 8}, hash=known)
+        assert again.status_code == 200
+        unchanged = await stream.next()
+        assert (unchanged.body["subscription"], unchanged.body["unchanged"]) == ("again", True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/forge/query/nope", {}, 404, "unknown_name"),
+        ("/forge/query/orders_of", {"customer_id": "x"}, 400, "bad_arguments"),
+        ("/forge/query/orders_of", {"customer_id": 7, "more": 1}, 400, "bad_arguments"),
+        ("/forge/query/orders_of", [], 400, "bad_arguments"),
+        ("/forge/query/fails", {}, 422, "query_failed"),
+        ("/forge/mutation/breaks", {}, 500, "failed"),
+        ("/forge/session/none/subscribe", {"subscription": "a", "query": "big"}, 404, "unknown_session"),
+        ("/forge/session/none/subscribe", {"nonsense": 1}, 400, "bad_arguments"),
+        ("/forge/query/orders_of", {"customer_id": 7, "x": "y" * 100_000}, 413, "too_large"),
+    ],
+)
+async def test_bad_requests(database: str, shop: Connection, path: str, body: Any, status: int, code: str) -> None:
+    async with serving(application(database)) as served:
+        answer = await served.post(path, body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert "secret" not in answer.text
+
+
+@pytest.mark.contract("W11")
+@pytest.mark.parametrize("kind", ["none", "garbage", "expired", "unsigned", "other key"])
+async def test_without_a_good_token_nothing_is_answered(database: str, shop: Connection, kind: str) -> None:
+    tokens = {
+        "none": None,
+        "garbage": "a.b.c",
+        "expired": token("ada", seconds=-60),
+        "unsigned": jwt.encode({"sub": "ada"}, "", algorithm="none"),
+        "other key": jwt.encode({"sub": "ada"}, "x" * 32, algorithm="HS256"),
+    }
+    headers = {} if tokens[kind] is None else {"authorization": f"Bearer {tokens[kind]}"}
+    async with serving(application(database, **SECURED)) as served:
+        for path in ("/forge/live/ours", "/forge/session", "/forge/changes?table=orders"):
+            answer = await served.client.get(path, headers=headers)
+            assert answer.status_code == 401
+        for path in ("/forge/query/ours", "/forge/mutation/pay"):
+            assert (await served.post(path, {}, headers=headers)).status_code == 401
+
+
+@pytest.mark.contract("R6", "W11")
+async def test_tenants_never_see_each_other(database: str, shop: Connection) -> None:
+    shop.execute("UPDATE orders SET status = 'secret-of-' || tenant")
+    async with (
+        serving(application(database, **SECURED)) as served,
+        served.stream("/forge/live/ours", headers=bearing("ada", "a")) as first,
+        served.stream("/forge/live/ours", headers=bearing("bob", "b")) as second,
+    ):
+        assert (await first.next()).body["rows"] == [{"id": 1, "status": "secret-of-a"}]
+        assert (await second.next()).body["rows"] == [{"id": 2, "status": "secret-of-b"}]
+        shop.execute("UPDATE orders SET tenant = 'b' WHERE id = 1")  # moves out, and in
+        assert (await first.next()).body["rows"] == []
+        assert len((await second.next()).body["rows"]) == 2
+        shop.execute("INSERT INTO orders VALUES (3, 9, 'secret-of-c', 'c'), (4, 9, 'done', 'a'), (5, 9, 'done', 'b')")
+        await first.until(lambda event: "done" in event.data)
+        await second.until(lambda event: "done" in event.data)
+        assert not any("secret-of-b" in event.data or "secret-of-c" in event.data for event in first.seen)
+        assert not any("secret-of-c" in event.data for event in second.seen)
+
+
+async def test_a_session_is_its_users_alone(database: str, shop: Connection) -> None:
+    async with (
+        serving(application(database, **SECURED)) as served,
+        served.stream("/forge/session", headers=bearing("ada")) as stream,
+    ):
+        session = (await stream.next()).body["session"]
+        path = f"/forge/session/{session}/subscribe"
+        body = {"subscription": "s", "query": "ours"}
+        assert (await served.post(path, body, headers=bearing("bob"))).status_code == 404
+        assert (await served.post(path, body, headers=bearing("ada"))).status_code == 200
+
+
+@pytest.mark.contract("W11")
+async def test_a_stream_ends_when_its_token_does_unless_renewed(database: str, shop: Connection) -> None:
+    async with (
+        serving(application(database, **SECURED)) as served,
+        served.stream("/forge/session", headers=bearing("ada", seconds=2)) as stream,
+    ):
+        session = (await stream.next()).body["session"]
+        assert (await stream.named("auth")).body["renew"] is True
+        renewed = {"token": token("ada", seconds=5)}
+        path = f"/forge/session/{session}/auth"
+        assert (await served.post(path, renewed, headers=bearing("ada"))).status_code == 200
+        assert (await served.post(path, {"token": token("bob")}, headers=bearing("ada"))).status_code == 401
+        assert (await stream.named("auth")).body["expires_at"] > time.time() + 2
+        end = await stream.until(lambda event: event.name == "auth" and event.body.get("reason"))
+        assert end.body["reason"] == "expired"
+        with pytest.raises(StopAsyncIteration):
+            await stream.next()
+
+
+@pytest.mark.contract("X4")
+async def test_revoked_tokens_end_their_streams_at_once(database: str, shop: Connection) -> None:
+    first, second = application(database, **SECURED), application(database, **SECURED)
+    async with (
+        serving(first) as one,
+        serving(second) as other,
+        other.stream("/forge/live/ours", headers=bearing("ada")) as ada,
+        other.stream("/forge/live/ours", headers=bearing("bob")) as bob,
+    ):
+        await ada.next()
+        await bob.next()
+        await first.revoke(user="ada")  # on another node
+        assert (await ada.named("auth")).body["reason"] == "revoked"
+        with pytest.raises(StopAsyncIteration):
+            await ada.next()
+        assert (await one.client.get("/forge/live/ours", headers=bearing("ada"))).status_code == 401
+        shop.execute("INSERT INTO orders VALUES (9, 9, 'new', 't')")
+        assert (await bob.next()).name == "update"
+
+
+@pytest.mark.contract("R13")
+async def test_limits_are_429_with_when_to_come_back(database: str, shop: Connection) -> None:
+    limits = Limits(sessions_per_user=2, sessions_per_ip=3, subscriptions_per_user=3)
+    async with (
+        serving(application(database, limits=limits, **SECURED)) as served,
+        served.stream("/forge/session", headers=bearing("ada")) as stream,
+    ):
+        session = (await stream.next()).body["session"]
+        async with served.stream("/forge/session", headers=bearing("ada")) as second:
+            await second.next()
+            third = await served.client.get("/forge/session", headers=bearing("ada"))
+            assert third.status_code == 429
+            assert third.json()["error"]["retry_after_secs"] >= 1
+            assert third.headers["retry-after"]
+            async with served.stream("/forge/session", headers=bearing("bob")) as other:
+                await other.next()
+                assert (await served.client.get("/forge/session", headers=bearing("eve"))).status_code == 429
+        codes = []
+        for number in range(4):
+            body = {"subscription": str(number), "query": "orders_of", "args": {"customer_id": number}}
+            answer = await served.post(f"/forge/session/{session}/subscribe", body, headers=bearing("ada"))
+            codes.append(answer.status_code)
+        assert codes == [200, 200, 200, 429]
+
+
+@pytest.mark.contract("R11", "W10")
+async def test_a_client_that_does_not_read_slows_nobody_and_recovers(database: str, shop: Connection) -> None:
+    app = application(database)
+
+    @app.query(key="id")
+    async def wide(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT id, status, repeat('x', 300000) AS x FROM orders ORDER BY id")
+
+    async with serving(app) as served:
+        slow_reader, slow_writer = await asyncio.open_connection(
+            "127.0.0.1", int(served.url.rsplit(":", 1)[1]), limit=1024
+        )
+        slow_writer.write(b"GET /forge/live/wide?mode=delta HTTP/1.1\r\nhost: x\r\n\r\n")
+        await slow_writer.drain()
+        async with served.stream("/forge/live/wide?mode=delta") as quick:
+            await quick.next()
+            for number in range(60):
+                shop.execute("UPDATE orders SET status = %s WHERE id = %s", (str(number), number % 2 + 1))
+                await quick.until(lambda event, number=number: f'"status":"{number}"' in event.data)
+            waiting = max(session.waiting for session in served.node.sessions.values())
+            assert waiting <= 1  # of sixty results one waits
+        # now it reads, and finds a gap and then the newest result
+        seen = b""
+        async with asyncio.timeout(30):
+            while (
+                b"event: gap" not in seen
+                or seen.count(b"\n\n") < 3
+                or b'"status":"59"' not in seen[seen.rindex(b"event: ") :]
+            ):
+                chunk = await slow_reader.read(1 << 20)
+                assert chunk
+                seen += chunk
+        after = seen[seen.rindex(b"event: gap") :]
+        assert b"event: snapshot" in after
+        slow_writer.close()
+
+
+async def test_a_restart_tells_clients_to_come_back(database: str, shop: Connection) -> None:
+    async with serving(application(database)) as served, served.stream("/forge/live/big") as stream:
+        await stream.next()
+        served.node.farewell()
+        bye = await stream.named("bye")
+        assert 0 < bye.body["retry_after_ms"] <= 3000
+        with pytest.raises(StopAsyncIteration):
+            await stream.next()
+
+
+async def test_comments_keep_a_quiet_stream_alive(database: str, shop: Connection) -> None:
+    async with (
+        serving(application(database, keepalive=0.2)) as served,
+        served.client.stream("GET", '/forge/live/orders_of?args={"customer_id":7}') as response,
+    ):
+        comments = 0
+        async with asyncio.timeout(30):
+            async for line in response.aiter_lines():
+                comments += line.startswith(":")
+                if comments >= 4:
+                    break
+
+
+async def test_what_operators_ask(database: str, shop: Connection) -> None:
+    async with serving(application(database)) as served, served.stream("/forge/live/ours") as stream:
+        await stream.next()
+        assert (await served.client.get("/healthz")).json() == {"ok": True}
+        assert (await served.client.get("/readyz")).status_code == 200
+        metrics = (await served.client.get("/metrics")).text
+        assert "forge_sessions 1.0" in metrics
+        assert "forge_missed_total 0.0" in metrics
+        document = (await served.client.get("/forge/openapi.json")).json()
+        assert "/forge/query/orders_of" in document["paths"]
+
+
+async def test_gone_clients_leave_nothing_behind(database: str, shop: Connection) -> None:
+    async with serving(application(database)) as served:
+        for _ in range(5):
+            async with served.stream('/forge/live/orders_of?args={"customer_id":7}') as stream:
+                await stream.next()
+        async with asyncio.timeout(30):
+            while served.node.sessions or len(served.node.gate):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+async def test_mounted_into_another_application(database: str, shop: Connection) -> None:
+    """No lifespan reaches a mounted app: it starts with its first request."""
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    app = application(database)
+    outer = Starlette(routes=[Mount("/", app.asgi())])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://x") as client:
+        answer = await client.post("/forge/query/orders_of", json={"customer_id": 7})
+        assert answer.json()["result"] == [{"id": 1, "status": "placed"}]
+    await app.asgi().stop()
