@@ -13,6 +13,7 @@ from forge.client import (
     Client,
     Closed,
     Failed,
+    NotForge,
     Refused,
     ResultMismatch,
     Subscription,
@@ -290,11 +291,23 @@ async def test_a_url_without_forge_is_an_error() -> None:
     fake = Server()
     fake.refusals = [httpx.Response(404, text="not here")]
     async with fake.client() as client:
-        with pytest.raises(Refused, match="404"):
+        with pytest.raises(NotForge, match="404"):
             await within(anext(client.subscribe("q")))
         fake.refusals = [httpx.Response(200, html="<html>")]
-        with pytest.raises(Refused, match="no stream"):
+        with pytest.raises(NotForge, match="no stream"):
             await within(anext(client.subscribe("q")))
+
+
+async def test_what_stands_before_a_server_ends_nothing_that_was_once_connected() -> None:
+    fake = Server()
+    async with fake.client() as client, client.subscribe("q") as subscription:
+        stream = await fake.stream()
+        await fake.subscribed()
+        fake.refusals = [httpx.Response(404, text="being deployed"), httpx.Response(200, html="soon")]
+        stream.end()
+        stream = await fake.stream()
+        stream.send("snapshot", named((await fake.subscribed())["subscription"], messages.whole(push(ONE))))
+        assert await within(anext(subscription)) == ONE
 
 
 async def test_what_is_refused_raises_and_harms_no_other() -> None:

@@ -1,27 +1,30 @@
 """The raw feed of a server: every change in order, from a cursor on, however often the connection breaks.
 
-Nothing is left out: a consumer that is slow slows the server's sending to it. At least once: what follows the cursor of
-a broken connection is sent again, and `cursor` is that of the last change given; save it after the change was handled.
+Nothing is left out: a consumer that is slow slows the server's sending to it. The cursor is that of the last change
+given: whoever saves it after the change was handled, and comes back with it, gets every change at least once.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from types import TracebackType
 from typing import Final, Self
 
 from forge.change import Change
 from forge.client.backoff import Backoff
-from forge.client.errors import Failed, TooMany, Unauthorized, Unreachable, told
-from forge.client.http import Http
+from forge.client.errors import Unreachable, passing, told
+from forge.client.http import Events, Http
 from forge.client.messages import About, AuthTold, Bye, read
+from forge.client.sse import Event
 from forge.cursor import Cursor
+from forge.errors import DecodeError, ForgeError
 from forge.wire import decode
 
 _SETTLED: Final = 5.0
 
 
 class Changes:
-    """An async iterator of changes."""
+    """An async iterator of changes. What it raises ends it; iterating again goes on from the cursor."""
 
     def __init__(
         self,
@@ -31,14 +34,24 @@ class Changes:
         backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         self._http = http
-        self._tables = tuple(tables)
+        self._parameters = [("backpressure", "pause"), *(("table", table) for table in tables)]
         self._new_backoff = backoff
-        self._reading: AsyncGenerator[tuple[Change, str | None], None] | None = None
+        self._cursor = None if after is None else str(after)
+        self._events: Events | None = None
+        self._reading: AsyncGenerator[Change, None] | None = None
         self._closed = False
-        self.cursor: str | None = None if after is None else str(after)
-        """What `after` takes to go on behind the last change given; None before the server has said where it is."""
+        self._wait = 0.0
+        self._expelled: str | None = None
         self.error: Exception | None = None
         """Why there is nothing new now; None when all is well."""
+
+    @property
+    def cursor(self) -> str | None:
+        """Where one stands behind the last change given; None before the server has said where that is.
+
+        It moves on while nothing of interest happens, so that it does not grow old.
+        """
+        return (self._events and self._events.last_id) or self._cursor
 
     def __aiter__(self) -> Self:
         return self
@@ -46,69 +59,74 @@ class Changes:
     async def __anext__(self) -> Change:
         if self._closed:
             raise StopAsyncIteration
-        if self._reading is None:
-            self._reading = self._read()
+        self._reading = self._reading or self._read()
         try:
-            change, self.cursor = await anext(self._reading)
+            return await anext(self._reading)
         except BaseException:
-            # a read that was broken off starts again at the cursor
-            reading, self._reading = self._reading, None
-            if reading is not None:
-                await reading.aclose()
+            await self._stop()
             raise
-        return change
-
-    async def aclose(self) -> None:
-        """End it."""
-        self._closed = True
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            await reading.aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         await self.aclose()
 
-    async def _read(self) -> AsyncGenerator[tuple[Change, str | None], None]:
+    async def aclose(self) -> None:
+        """End it."""
+        self._closed = True
+        await self._stop()
+
+    async def _stop(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            await reading.aclose()
+
+    async def _read(self) -> AsyncGenerator[Change, None]:
         backoff = self._new_backoff()
+        connected = False
         while True:
             opened = time.monotonic()
-            wait = 0.0
-            expelled: str | None = None
+            self._wait, self._expelled = 0.0, None
             try:
-                async with self._http.stream("/forge/changes", self._parameters(), self.cursor) as events:
-                    async for event in events:
-                        self.error = None
+                async with self._http.stream("/forge/changes", self._parameters, self._cursor) as self._events:
+                    connected, self.error = True, None
+                    async for event in self._events:
                         if event.name == "change":
-                            yield decode(event.data), event.id or self.cursor
-                        elif event.name == "error":
-                            raise _error(read(About, event.data))
-                        elif event.name == "auth":
-                            expelled = read(AuthTold, event.data).reason
-                        elif event.name == "bye":
-                            wait = read(Bye, event.data).retry_after_ms / 1000
-                        self.cursor = event.id or self.cursor
+                            yield self._decoded(event)
+                        else:
+                            self._handle(event)
                 self.error = Unreachable("the server ended the stream", fix="it is opened again")
-                if expelled is not None:
-                    await self._new_token(expelled)
-            except (Failed, TooMany, Unreachable) as error:
+                await self._renew()
+            except ForgeError as error:
+                if not passing(error, connected=connected):
+                    raise
                 self.error = error
-                wait = max(wait, getattr(error, "retry_after_secs", 0.0))
+                self._wait = max(self._wait, getattr(error, "retry_after_secs", 0.0))
+            finally:
+                self._cursor, self._events = self.cursor, None
             if time.monotonic() - opened > _SETTLED:
                 backoff.reset()
-            await asyncio.sleep(backoff.next(wait))
+            await asyncio.sleep(backoff.next(self._wait))
 
-    def _parameters(self) -> dict[str, str]:
-        return {"tables": ",".join(self._tables)} if self._tables else {}
+    def _decoded(self, event: Event) -> Change:
+        try:
+            return decode(event.data)
+        except DecodeError:
+            self._events = None  # the cursor stays before what could not be read
+            raise
 
-    async def _new_token(self, reason: str) -> None:
-        tokens = self._http.tokens
-        if not tokens.renewable:
-            raise Unauthorized(f"the token is {reason}", fix="connect with a newer token", code=reason)
-        await tokens.newer(await tokens.current())
+    def _handle(self, event: Event) -> None:
+        if event.name == "error":
+            message = read(About, event.data)
+            raise told(message.code, message.message, message.fix, retry_after_secs=message.retry_after_secs)
+        if event.name == "auth":
+            self._expelled = read(AuthTold, event.data).reason
+        elif event.name == "bye":
+            self._wait = read(Bye, event.data).retry_after_ms / 1000
 
-
-def _error(message: About) -> Exception:
-    return told(message.code, message.message, message.fix, retry_after_secs=message.retry_after_secs)
+    async def _renew(self) -> None:
+        if self._expelled is not None:
+            await self._http.tokens.replace(self._expelled)

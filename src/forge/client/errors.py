@@ -3,6 +3,8 @@
 An error that the server told has its `code` (one word, stable) and HTTP `status`, and the server's own `fix`.
 """
 
+from typing import Final
+
 from forge.errors import CursorError, CursorExpired, CursorForeign, CursorInvalid, ForgeError
 
 
@@ -40,6 +42,10 @@ class Refused(_Told):
     """The server does not do what was asked, and would not do it later either."""
 
 
+class NotForge(Refused):
+    """What answers is not a Forge server, or stands before it."""
+
+
 class Unauthorized(Refused):
     """The token is missing, expired, revoked or not valid here."""
 
@@ -56,7 +62,20 @@ class Failed(_Told):
     """The server could not do it this time."""
 
 
-_CURSORS: dict[str, type[CursorError]] = {
+def passing(error: Exception, *, connected: bool) -> bool:
+    """Whether it is worth opening a stream again.
+
+    What the server refuses is final. What something else refuses is so at first; later, when the way to the server is
+    known to be right, it comes from what stands in between.
+    """
+    if isinstance(error, (Failed, TooMany, Unreachable)):
+        return True
+    return connected and isinstance(error, NotForge)
+
+
+NOT_FORGE: Final = "not_forge"
+"""The code of an answer that no Forge server gives."""
+_CURSORS: Final[dict[str, type[CursorError]]] = {
     "cursor_invalid": CursorInvalid,
     "cursor_foreign": CursorForeign,
     "cursor_expired": CursorExpired,
@@ -82,4 +101,6 @@ def told(
         return TooMany(message, fix=fix, code=code, status=status, retry_after_secs=after)
     if code in ("server_error", "failed", "unexpected") or (status is not None and status >= 500):
         return Failed(message, fix=fix, code=code, status=status)
+    if code == NOT_FORGE:
+        return NotForge(message, fix=fix, code=code, status=status)
     return Refused(message, fix=fix, code=code, status=status)

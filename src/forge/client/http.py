@@ -4,18 +4,19 @@ A 401 is tried once more with a newer token, if there can be one: nothing was do
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
 import httpx
 
-from forge.client.errors import Closed, ProtocolError, Unauthorized, Unreachable, told
+from forge.client.errors import NOT_FORGE, Closed, ProtocolError, Unauthorized, Unreachable, told
 from forge.client.messages import ErrorBody, read
 from forge.client.sse import Event, Parser
 from forge.client.tokens import Tokens
 from forge.errors import ForgeError
 
+Parameters = Sequence[tuple[str, str]]
 _STREAM = {"accept": "text/event-stream", "accept-encoding": "identity", "cache-control": "no-store"}
 
 
@@ -23,6 +24,8 @@ class Events:
     """The events of an open stream, in order."""
 
     def __init__(self, response: httpx.Response) -> None:
+        self.last_id = ""
+        """What to come back with to get what follows the last event given."""
         self._pieces = response.aiter_bytes()
         self._parser = Parser()
         self._found: deque[Event] = deque()
@@ -32,8 +35,11 @@ class Events:
 
     async def __anext__(self) -> Event:
         while not self._found:
+            self.last_id = self._parser.last_id
             self._found.extend(self._parser.feed(await anext(self._pieces)))
-        return self._found.popleft()
+        event = self._found.popleft()
+        self.last_id = event.id if self._found else self._parser.last_id
+        return event
 
 
 class Http:
@@ -74,9 +80,7 @@ class Http:
         return response.content
 
     @asynccontextmanager
-    async def stream(
-        self, path: str, params: Mapping[str, str] | None = None, last_id: str | None = None
-    ) -> AsyncIterator[Events]:
+    async def stream(self, path: str, params: Parameters = (), last_id: str | None = None) -> AsyncIterator[Events]:
         """The events of a GET, while the block lasts."""
         token = await self.tokens.current()
         try:
@@ -94,11 +98,11 @@ class Http:
 
     @asynccontextmanager
     async def _stream(
-        self, path: str, params: Mapping[str, str] | None, last_id: str | None, token: str | None
+        self, path: str, params: Parameters, last_id: str | None, token: str | None
     ) -> AsyncIterator[Events]:
         headers = {**_STREAM, **_bearer(token), **({"last-event-id": last_id} if last_id else {})}
         asked = self._http.stream(
-            "GET", self._base + path, params=params, headers=headers, timeout=self._stream_timeout
+            "GET", self._base + path, params=list(params), headers=headers, timeout=self._stream_timeout
         )
         try:
             async with asked as response:
@@ -107,9 +111,7 @@ class Http:
                     error = failure(response)
                     raise _Rejected(error) if isinstance(error, Unauthorized) else error
                 if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                    raise told(
-                        "no_stream", f"{path} is no stream of events", "use the URL of a Forge server", status=200
-                    )
+                    raise told(NOT_FORGE, f"{path} is no stream of events", "use the URL of a Forge server", status=200)
                 yield Events(response)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
@@ -146,7 +148,7 @@ def failure(response: httpx.Response) -> ForgeError:
         error = read(ErrorBody, response.content).error
     except ProtocolError:
         message = f"{response.request.url.path} was answered with {status} {response.reason_phrase}".rstrip()
-        return told(f"http_{status}", message, "use the URL of a Forge server", status=status, retry_after_secs=header)
+        return told(NOT_FORGE, message, "use the URL of a Forge server", status=status, retry_after_secs=header)
     secs = header if error.retry_after_secs is None else error.retry_after_secs
     return told(error.code, error.message, error.fix, status=status, retry_after_secs=secs)
 

@@ -4,9 +4,6 @@ It is open while there is a subscription. When it ends, however it ends, the cli
 as the server asks) and opens another; then it subscribes anew to all, with the hash of what it holds, so nothing is
 sent again that did not change. A subscription has another name each time that it is asked for: what still comes under
 an old name is of no interest.
-
-What refuses the first stream is the end of all subscriptions. Later, when the way to the server is known to be right,
-only a token that is refused is.
 """
 
 import asyncio
@@ -21,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from forge.client.backoff import Backoff
-from forge.client.errors import Closed, Failed, Refused, ResultMismatch, TooMany, Unauthorized, Unreachable, told
+from forge.client.errors import Closed, Refused, ResultMismatch, TooMany, Unreachable, passing, told
 from forge.client.http import Http
 from forge.client.live import Live, Metrics
 from forge.client.messages import About, AuthTold, Bye, Delta, Opened, Whole, read
@@ -100,9 +97,9 @@ class Session:
                 expelled = await self._stream()
                 error: Exception = Unreachable("the server ended the stream", fix="it is opened again")
                 if expelled is not None:
-                    await self._new_token(expelled)
+                    await self._http.tokens.replace(expelled)
             except Exception as found:
-                if not self._passing(found):
+                if not passing(found, connected=self._metrics.connects > 0):
                     self._end(found)
                     return
                 error = found
@@ -114,12 +111,6 @@ class Session:
             delay = backoff.next(max(self._wait, getattr(error, "retry_after_secs", 0.0)))
             _log.info("%s; next try in %.1f s", error, delay)
             await asyncio.sleep(delay)
-
-    def _passing(self, error: Exception) -> bool:
-        """Whether it is worth trying again."""
-        if isinstance(error, (Failed, TooMany, Unreachable)):
-            return True
-        return self._metrics.connects > 0 and isinstance(error, Refused) and not isinstance(error, Unauthorized)
 
     async def _stream(self) -> str | None:
         """Open the stream and handle what comes, until it ends; returns why the token is not good any more."""
@@ -193,12 +184,6 @@ class Session:
             self._fail(live, error)
         else:
             live.error = error
-
-    async def _new_token(self, reason: str) -> None:
-        tokens = self._http.tokens
-        if not tokens.renewable:
-            raise Unauthorized(f"the token is {reason}", fix="connect with a newer token", code=reason)
-        await tokens.newer(await tokens.current())
 
     def _end(self, error: Exception) -> None:
         for live in list(self._lives):

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 
-from forge.client.errors import Unreachable
+from forge.client.errors import Unauthorized, Unreachable
 
 Token = str | Callable[[], Awaitable[str]] | None
 
@@ -26,6 +26,12 @@ class Tokens:
     async def current(self) -> str | None:
         """The token to use."""
         return await self.newer(None) if self._token is None else self._token
+
+    async def replace(self, reason: str) -> None:
+        """The server does not take it any more: have another, or raise Unauthorized."""
+        if not self.renewable:
+            raise Unauthorized(f"the token is {reason}", fix="connect with a newer token", code=reason)
+        await self.newer(self._token)
 
     async def newer(self, than: str | None) -> str | None:
         """A token that is not this one, as far as there can be one; many who ask at once get the same."""
