@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 import sqlglot
 from psycopg import sql
-from sqlglot.tokens import Token, TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
 from forge.change import UNAVAILABLE, JsonNull
 from forge.changelog.connection import AsyncConnection, connect, connect_async

@@ -96,7 +96,7 @@ class ForgeApp:
             if callable(before):
                 before(number, frame)
 
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number in handlers:
             signal.signal(number, ending)
 
@@ -109,11 +109,10 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
 
     middleware = []
     if origins:
-        allowed = {
-            "allow_methods": ["GET", "POST"],
-            "allow_headers": ["authorization", "content-type", "last-event-id"],
-        }
-        middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), **allowed))
+        headers = ["authorization", "content-type", "last-event-id", "traceparent"]
+        middleware.append(
+            Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=headers)
+        )
     return Starlette(
         routes=[
             Route("/forge/query/{name}", routes.query, methods=["POST"]),
