@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +17,10 @@ from forge.changelog.install import install
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor
 from forge.errors import CursorForeign, ServerError
-from forge.postgres import PostgresServer, machine
+from forge.postgres import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
-from forge.testing.postgres import TEST_SETTINGS
 from tests.integration.following import Follower, add, batches, changes, eventually, keys, now, orders
-
-
-@contextmanager
-def standby_of(primary: PostgresServer) -> Iterator[PostgresServer]:
-    """A running standby, from a base backup of the primary beside it; gone after the block."""
-    standby = PostgresServer(
-        primary.data.parent / "standby", bin=primary.bin, settings=TEST_SETTINGS, tcp=True, durable=False
-    )
-    with standby._lock():
-        standby.cluster.mkdir(mode=0o700)
-        machine.give(standby.cluster)
-        done = standby._run(
-            "pg_basebackup",
-            *("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres", "-D", str(standby.cluster)),
-            *("-R", "-X", "stream", "-c", "fast", "--no-sync", "--no-manifest"),
-        )
-        assert done == 0, standby.log.read_text()
-        (standby.cluster / "forge.conf").unlink()  # it would take the primary's port
-    try:
-        standby.start()
-        yield standby
-    finally:
-        standby.stop("immediate")
+from tests.integration.standby import standby_of
 
 
 def one(connection: Connection, query: str, *parameters: Any) -> Any:
