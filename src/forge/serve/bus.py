@@ -24,6 +24,7 @@ from forge.track.notify import Listener, listen, notify
 
 CHANNEL: Final = "forge_nodes"
 BEAT: Final = 10.0
+_FAREWELL: Final = 5.0
 _MOST_REMEMBERED: Final = 4096
 _MOST_REVOKED: Final = 100_000
 _log = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class Bus(Exchange):
         self._listener: Listener | None = None
         self._sender: AsyncConnection | None = None
         self._sending = asyncio.Lock()
+        self._sends: set[asyncio.Task[None]] = set()
         self._stopped = False
 
     async def start(self) -> None:
@@ -125,6 +127,8 @@ class Bus(Exchange):
 
     async def stop(self) -> None:
         await super().stop()
+        if self._sends:
+            await asyncio.wait(self._sends, timeout=_FAREWELL)
         if self._listener is not None:
             await self._listener.aclose()
         async with self._sending:
@@ -132,7 +136,21 @@ class Bus(Exchange):
             await self._hang_up()
 
     async def publish(self, kind: str, payload: Any = None) -> None:
-        """Send to all nodes, this one included; raises ServerError when that cannot be done."""
+        """Send to all nodes, this one included; raises ServerError when that cannot be done.
+
+        Whoever is cancelled while it waits has sent it all the same.
+        """
+        sending = asyncio.get_running_loop().create_task(self._publish(kind, payload))
+        self._sends.add(sending)
+        sending.add_done_callback(self._sent)
+        await asyncio.shield(sending)
+
+    def _sent(self, sending: asyncio.Task[None]) -> None:
+        self._sends.discard(sending)
+        if not sending.cancelled():
+            sending.exception()  # whoever still waits for it has it raised
+
+    async def _publish(self, kind: str, payload: Any) -> None:
         async with self._sending:
             if self._stopped:
                 raise ServerError("this node has stopped", fix="connect to another one")
