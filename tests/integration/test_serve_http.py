@@ -378,3 +378,108 @@ async def test_mounted_into_another_application(database: str, shop: Connection)
         answer = await client.post("/forge/query/orders_of", json={"customer_id": 7})
         assert answer.json()["result"] == [{"id": 1, "status": "placed"}]
     await app.asgi().stop()
+
+
+@pytest.mark.contract("R16")
+async def test_forges_own_tables_are_live(database: str, shop: Connection) -> None:
+    app = application(database)
+
+    @app.query
+    async def tables(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT table_name FROM forge.tracked_table WHERE disabled_at IS NULL ORDER BY 1")
+
+    @app.query
+    async def latest(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT operation, row_id FROM forge_events ORDER BY id DESC LIMIT 1")
+
+    async with (
+        serving(app) as served,
+        served.stream("/forge/live/tables") as names,
+        served.stream("/forge/live/latest") as events,
+    ):
+        assert (await names.next()).body["rows"] == [{"table_name": "orders"}]
+        await events.next()
+        shop.execute("DELETE FROM orders WHERE id = 2")
+        assert (await events.next()).body["rows"] == [{"operation": "DELETE", "row_id": "2"}]
+        shop.execute("CREATE TABLE more (id int PRIMARY KEY); SELECT public.forge_enable_reactivity('more')")
+        assert (await names.next()).body["rows"] == [{"table_name": "more"}, {"table_name": "orders"}]
+        secret = await served.post("/forge/query/latest")
+        assert secret.status_code == 200
+
+
+@pytest.mark.contract("X4")
+async def test_a_changed_permission_takes_rows_away_at_once(database: str, shop: Connection) -> None:
+    role = f"reader_{database.rsplit('_', 1)[1]}"
+    shop.execute(
+        f"CREATE ROLE {role}; GRANT {role} TO CURRENT_USER; GRANT SELECT ON orders TO {role};"
+        "CREATE TABLE member (person text PRIMARY KEY, tenant text);"
+        f"GRANT SELECT ON member TO {role};"
+        "ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
+        "CREATE POLICY own ON orders USING (tenant IN (SELECT m.tenant FROM member m"
+        " WHERE m.person = current_setting('request.jwt.claims', true)::json ->> 'sub'));"
+        "INSERT INTO member VALUES ('ada', 'a'), ('ada too', 'b')"
+    )
+    shop.execute("SELECT public.forge_enable_reactivity('member')")
+    auth = AuthSettings(algorithms=("HS256",), secret=SECRET, default_role=role)
+    app = application(database, auth=auth)
+
+    @app.query
+    async def everything(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT id FROM orders ORDER BY id")
+
+    try:
+        async with serving(app) as served, served.stream("/forge/live/everything", headers=bearing("ada")) as stream:
+            assert (await stream.next()).body["rows"] == [{"id": 1}]
+            shop.execute("UPDATE member SET tenant = 'b' WHERE person = 'ada'")
+            assert (await stream.next()).body["rows"] == [{"id": 2}]
+            shop.execute("ALTER POLICY own ON orders USING (false)")  # no row changed, only the rule
+            assert (await stream.next()).body["rows"] == []
+            shop.execute("ALTER TABLE orders DISABLE ROW LEVEL SECURITY")
+            assert (await stream.next()).body["rows"] == [{"id": 1}, {"id": 2}]
+            shop.execute(f"REVOKE SELECT ON orders FROM {role}")
+            assert (await stream.next()).name == "error"
+    finally:
+        shop.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_another_view_is_another_result(database: str, shop: Connection) -> None:
+    shop.execute("CREATE VIEW v AS SELECT id FROM orders WHERE id < 2")
+    app = application(database)
+
+    @app.query
+    async def seen(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT * FROM v ORDER BY id")
+
+    async with serving(app) as served, served.stream("/forge/live/seen") as stream:
+        assert (await stream.next()).body["rows"] == [{"id": 1}]
+        shop.execute("CREATE OR REPLACE VIEW v AS SELECT id FROM orders")
+        assert (await stream.next()).body["rows"] == [{"id": 1}, {"id": 2}]
+
+
+async def test_a_write_and_its_push_are_one_trace(database: str, shop: Connection) -> None:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    found = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(found))
+    trace.set_tracer_provider(provider)
+    number = "0af7651916cd43dd8448eb211c80319c"
+    async with (
+        serving(application(database)) as served,
+        served.stream('/forge/live/orders_of?args={"customer_id":7}') as stream,
+    ):
+        await stream.next()
+        headers = {"traceparent": f"00-{number}-b7ad6b7169203331-01"}
+        await served.post("/forge/mutation/pay", {"id": 1}, headers=headers)
+        await stream.next()
+    (span,) = [span for span in found.get_finished_spans() if span.name == "forge.push"]
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}" == number
+    assert span.attributes is not None
+    assert span.attributes["forge.query"] == "orders_of"
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert span.end_time > span.start_time

@@ -26,6 +26,10 @@ from forge.react.condition import TRUE, Condition
 from forge.react.readset import Analysis, ColumnType, TableRead
 from forge.react.scopes import Name, Occurrence, Relation, Statement, Unreadable
 
+OWN_SCHEMA: Final = "forge"
+OWN_TABLES: Final = frozenset({"forge_event_log", "tracked_table", "table_version", "trimmed", "instant"})
+"""Tables of Forge's own that may be watched: any change touches who reads them, as the log itself changes with it."""
+
 
 class QueryRefused(ForgeError):
     """What the query reads cannot be known, or it is no query."""
@@ -274,7 +278,7 @@ WHERE r.table_oid = ANY (%s::oid[])
 """
 
 _DECLARE: Final = "declare what the query reads: reads=[…]"
-_SYSTEM: Final = ("pg_catalog", "information_schema", "pg_toast", "forge")
+_SYSTEM: Final = ("pg_catalog", "information_schema", "pg_toast", OWN_SCHEMA)
 _KINDS: Final = {
     "m": "a materialized view, which changes only when it is refreshed",
     "f": "a foreign table, which changes elsewhere",
@@ -369,11 +373,15 @@ class _Catalog:
 def _refuse_class(found: _Class) -> None:
     if found.persistence == "t" and found.name != _VIEW:
         raise QueryRefused(f"{found.written} is temporary, and its changes are never logged", fix=_DECLARE)
-    if found.schema in _SYSTEM:
+    if found.schema in _SYSTEM and not _is_own(found):
         raise QueryRefused(f"{found.written} is the system's own, and its changes are not logged", fix=_DECLARE)
     if found.kind not in ("r", "p", "v"):
         what = _KINDS.get(found.kind, "no table")
         raise QueryRefused(f"{found.written} is {what}", fix=_DECLARE)
+
+
+def _is_own(found: _Class) -> bool:
+    return found.schema == OWN_SCHEMA and found.name in OWN_TABLES
 
 
 class _Read(msgspec.Struct):
@@ -471,6 +479,9 @@ def _indirect(catalog: _Catalog, view: int) -> list[int]:
 
 async def _tracked(catalog: _Catalog, reads: Mapping[int, list[_Read]]) -> Analysis:
     """The reads as reads of what is tracked."""
+    own = [oid for oid in reads if _is_own(catalog.classes[oid])]
+    watched = tuple(TableRead(OWN_SCHEMA, catalog.classes[oid].name, None) for oid in own)
+    reads = {oid: found for oid, found in reads.items() if oid not in own}
     roots: dict[int, set[int]] = {oid: set() for oid in reads}
     for oid, kind, part, found, top in await catalog.rows(_PARTS, (list(reads),)):
         if kind not in ("r", "p"):
@@ -506,4 +517,4 @@ async def _tracked(catalog: _Catalog, reads: Mapping[int, list[_Read]]) -> Analy
                         fix=f"read only those that it has from {schema}.{table}",
                     )
                 found_reads[TableRead(schema, table, read.columns, read.condition)] = None
-    return Analysis(tuple(found_reads), types, tuple(sorted(catalog.volatile)))
+    return Analysis((*found_reads, *watched), types, tuple(sorted(catalog.volatile)))

@@ -30,6 +30,7 @@ from forge.changelog.follow import Wakeup, follow
 from forge.changelog.reader import Batch
 from forge.cursor import Snapshot
 from forge.errors import CursorExpired, CursorForeign, ForgeError, ServerError
+from forge.react.catalog import OWN_SCHEMA, OWN_TABLES
 from forge.react.debounce import Debounce
 from forge.react.index import BoundRead, Index
 from forge.react.push import MOST_CAUSES, Cause, Push, Subscriber
@@ -134,6 +135,8 @@ class Reactor:
         self.reached: Reached | None = None
         self.on_batch: list[Callable[[Batch], None]] = []
         """Called with every batch of the log, as soon as it is read."""
+        self.on_push: list[Callable[[Group, Push], None]] = []
+        """Called with every fresh result, when its subscribers have it."""
         self.on_latency: Callable[[str, float], None] = lambda stage, seconds: None
         self.url = url
         self._clock = clock
@@ -262,6 +265,7 @@ class Reactor:
                 group.touch(change, transaction)
                 self._debounce.touch(key, now)
         if batch.changes:
+            self._touch_own(batch.changes[-1], now)
             self.on_latency("commit_to_batch", time.time() - batch.changes[-1].at.timestamp())
         if defined:
             self.runner.forget()
@@ -269,6 +273,14 @@ class Reactor:
         self._remember(batch.changes)
         if len(self._debounce):
             self._due.set()
+
+    def _touch_own(self, last: Change, now: float) -> None:
+        """Whatever changes, the log and what else is Forge's own changes with it."""
+        for table in OWN_TABLES:
+            own = msgspec.structs.replace(last, op=Op.INVALIDATE, schema=OWN_SCHEMA, table=table, key=None)
+            for key in self._index.touched(own):
+                self.groups[key].touch(last, int(last.source.transaction or 0))
+                self._debounce.touch(key, now)
 
     def _remember(self, changes: list[Change]) -> None:
         if not self._inflight:
@@ -388,6 +400,8 @@ class Reactor:
             self.on_latency("commit_to_push", time.time() - causes[0].at.timestamp())
         for subscriber in list(group.subscribers):
             subscriber.push(push)
+        for observer in self.on_push:
+            observer(group, push)
 
     def _catch_up(self, group: Group, reads: Iterable[BoundRead], began: int) -> None:
         """Hold what arrived during a run against what it turned out to read."""

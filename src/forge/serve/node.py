@@ -28,6 +28,7 @@ from forge.serve.limits import Gate, Hold, Limits
 from forge.serve.messages import Frame, fields
 from forge.serve.metrics import Instruments
 from forge.serve.session import Mode, Session, Subscription
+from forge.serve.traces import trace_push
 
 LONGEST_NAME: Final = 64
 _WARNING: Final = 30.0
@@ -68,6 +69,7 @@ class Node:
             waiting=lambda: sum(session.waiting for session in self.sessions.values()),
         )
         reactor.on_latency = self.instruments.observe
+        reactor.on_push.append(trace_push)
         self.bus = Bus(reactor.url)
         self.channels = Channels(self.bus)
         self.stopping = False
@@ -80,6 +82,7 @@ class Node:
     async def start(self) -> None:
         await self.reactor.start()
         wire_revocations(self, self.bus)
+        self.bus.on("definitions", self._redefined)
         await self.bus.start()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
@@ -194,6 +197,11 @@ class Node:
         for session in list(self.sessions.values()):
             if self.revocations.revoked(session.identity):
                 self._expel(session, "revoked")
+
+    def _redefined(self, payload: Any) -> None:
+        """Views, functions, policies or grants are others now, which changes what queries return and to whom."""
+        self.reactor.runner.forget()
+        self.reactor.resync()
 
     # Calls
 

@@ -71,6 +71,20 @@ BEGIN
 END
 $body$;
 
+-- Views, functions, policies and grants change what queries return without any row changing: nodes that serve live queries
+-- are told, as forge.serve.bus has it.
+CREATE OR REPLACE FUNCTION forge.on_definition() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    IF current_setting('forge.refreshing', true) IS DISTINCT FROM 'yes'
+       AND (NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands())
+            OR EXISTS (SELECT FROM pg_event_trigger_ddl_commands() c WHERE c.schema_name IS DISTINCT FROM 'pg_temp')) THEN
+        PERFORM pg_notify('forge_nodes', json_build_object('sender', 'definitions ' || pg_current_xact_id(), 'number', 1,
+                                                           'kind', 'definitions')::text);
+    END IF;
+END
+$body$;
+
 DO $body$
 BEGIN
     IF NOT (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user) THEN
@@ -84,5 +98,10 @@ BEGIN
         EXECUTE FUNCTION forge.on_ddl();
     DROP EVENT TRIGGER IF EXISTS forge_rewrite;
     CREATE EVENT TRIGGER forge_rewrite ON table_rewrite EXECUTE FUNCTION forge.on_rewrite();
+    DROP EVENT TRIGGER IF EXISTS forge_definition;
+    CREATE EVENT TRIGGER forge_definition ON ddl_command_end
+        WHEN TAG IN ('CREATE VIEW', 'ALTER VIEW', 'DROP VIEW', 'CREATE FUNCTION', 'ALTER FUNCTION', 'CREATE POLICY', 'ALTER POLICY',
+                     'DROP POLICY', 'GRANT', 'REVOKE', 'ALTER TABLE')
+        EXECUTE FUNCTION forge.on_definition();
 END
 $body$;
