@@ -41,6 +41,8 @@ class Stream(httpx.AsyncByteStream):
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self.closed = asyncio.Event()
+        self.closing = 0.0
+        """How long it takes to close."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while (piece := await self.pieces.get()) is not None:
@@ -49,6 +51,7 @@ class Stream(httpx.AsyncByteStream):
             yield piece
 
     async def aclose(self) -> None:
+        await asyncio.sleep(self.closing)
         self.closed.set()
 
     def send(self, event: str, body: bytes) -> None:
@@ -482,6 +485,7 @@ async def test_the_stream_ends_with_the_last_subscription_and_comes_back_with_th
     async with fake.client() as client:
         async with client.subscribe("a"):
             stream = await fake.stream()
+            stream.closing = 0.05
             await fake.subscribed()
             async with client.subscribe("b"):
                 await fake.subscribed()
