@@ -1,0 +1,49 @@
+"""How a seed becomes a plan: the same seed, the same plan."""
+
+import random
+from typing import Final
+
+from forge.testing.oracle import schema as schemas
+from forge.testing.oracle.plan import FAULTS, Ask, Fault, Plan, Round, Subscription
+from forge.testing.oracle.queries import Maker, views
+from forge.testing.oracle.writes import Writer
+
+
+def generate(
+    seed: int, *, rounds: int = 40, queries: int = 16, faults: tuple[str, ...] = FAULTS, ddl: bool = True
+) -> Plan:
+    """The plan of a seed."""
+    chance = random.Random(seed)
+    schema = views(schemas.generate(chance), chance)
+    nodes = chance.choice((1, 1, 2))
+    maker = Maker(schema, chance)
+    asked, made = [], []
+    for number in range(queries):
+        query, draws = maker.query()
+        made.append(query)
+        for _ in range(chance.choice((1, 1, 2, 3))):
+            values = {name: draw() for name, draw in draws.items()}
+            asked.append(Ask(number, values, chance.choice((None, "a", "b")), chance.random() < 0.3))
+    subscriptions = []
+    for number in range(len(asked)):
+        for _ in range(chance.choice((1, 1, 2))):
+            begins = 0 if chance.random() < 0.6 else chance.randrange(rounds)
+            ends = chance.randrange(begins, rounds) if chance.random() < 0.15 else None
+            subscriptions.append(
+                Subscription(number, chance.randrange(nodes), chance.randrange(4), chance.random() < 0.6, begins, ends)
+            )
+    writer = Writer(schema, chance, ddl=ddl)
+    filling = tuple(writer.filling())
+    planned = tuple(Round(writer.round(), _faults(chance, faults)) for _ in range(rounds))
+    return Plan(seed, schema, filling, tuple(made), tuple(asked), tuple(subscriptions), planned, nodes)
+
+
+_SHARES: Final = {"terminate": 0.05, "hold": 0.02, "slow": 0.1, "restart": 0.008, "immediate": 0.008, "writers": 0.02}
+
+
+def _faults(chance: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(kind, round(chance.uniform(0, 0.05), 3), round(chance.uniform(0.02, 0.4), 3))
+        for kind in kinds
+        if chance.random() < _SHARES[kind]
+    )
