@@ -6,14 +6,18 @@ from typing import Literal
 
 import msgspec
 
-Form = Literal["ratio", "percent", "rate", "ms", "MB"]
+Form = Literal["ratio", "percent", "rate", "µs", "ms", "s", "kB", "MB", "count"]
 
 _FORMS: dict[Form, str] = {
     "ratio": "{:.2f}×",
     "percent": "{:.0%}",
     "rate": "{:,.0f}/s",
+    "µs": "{:.1f} µs",
     "ms": "{:.2f} ms",
+    "s": "{:.2f} s",
+    "kB": "{:.1f} kB",
     "MB": "{:.0f} MB",
+    "count": "{:,.0f}",
 }
 
 
