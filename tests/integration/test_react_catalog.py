@@ -242,7 +242,7 @@ async def test_what_is_not_tracked_is_refused(analyst: AsyncConnection, connecti
         "SELECT 1 FROM pg_stat_activity",
         "SELECT 1 FROM information_schema.tables",
         "SELECT 1 FROM sees",
-        "SELECT 1 FROM forge.tracked_table",
+        "SELECT 1 FROM forge.log_identity",
         "SELECT 1 FROM stored",
         "SELECT 1 FROM counter",
         "SELECT 1 FROM passing",

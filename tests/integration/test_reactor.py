@@ -394,3 +394,25 @@ async def test_a_crash_of_the_server(server: PostgresServer) -> None:
                 writer.execute("INSERT INTO t VALUES (3, 3)")
                 rows = [{"id": id, "v": id} for (id,) in writer.execute("SELECT id FROM t ORDER BY id").fetchall()]
             await watcher.has(rows)
+
+
+async def test_sqlalchemy_selects_are_watched_as_precisely(database: str, shop: Connection) -> None:
+    import sqlalchemy as sa
+
+    orders = sa.table("orders", sa.column("id", sa.Integer), sa.column("customer_id", sa.Integer), sa.column("status"))
+    async with live(database) as node:
+
+        async def of(ctx: Any, customer: int) -> Any:
+            return await ctx.db.fetch(
+                sa.select(orders.c.id, orders.c.status).where(orders.c.customer_id == customer, orders.c.id.in_([1, 2]))
+            )
+
+        node.registry.query(of)
+        watcher = node.watch("of", customer=7)
+        await watcher.has([{"id": 1, "status": "placed"}])
+        runs = node.reactor.metrics.runs
+        shop.execute("UPDATE orders SET status = 'paid' WHERE id = 2")
+        await node.settled()
+        assert node.reactor.metrics.runs == runs
+        shop.execute("UPDATE orders SET status = 'paid' WHERE id = 1")
+        await watcher.has([{"id": 1, "status": "paid"}])

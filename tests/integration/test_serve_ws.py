@@ -38,7 +38,7 @@ class Socket:
 
     async def code(self) -> int:
         """The code that the server closes with."""
-        with pytest.raises(ConnectionClosed) as closed:
+        with pytest.raises(ConnectionClosed) as closed:  # noqa: PT012
             while True:
                 await self.next()
         assert closed.value.rcvd is not None

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -28,4 +29,4 @@ def test_examples(name: str) -> None:
         pytest.skip(f"{missing.name} is not installed")
     result = doctest.testmod(module)
     assert result.failed == 0
-    assert bool(result.attempted) == ("    >>> " in Path(str(module.__file__)).read_text(encoding="utf-8"))
+    assert bool(result.attempted) == bool(re.search(r"^ *>>> ", Path(str(module.__file__)).read_text("utf-8"), re.M))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.change import UNAVAILABLE
-from forge.react.bound import FALSE, GREATEST, LEAST, MAYBE, NULL, TRUE, Points, Range, bind, rejects_nulls
+from forge.react.bound import FALSE, MAYBE, NULL, TRUE, Points, Range, bind, rejects_nulls
 from forge.react.condition import TRUE as NO_CONDITION
 from forge.react.condition import (
     All,
@@ -31,6 +31,7 @@ from forge.react.condition import (
     Undecided,
 )
 from forge.react.condition import Any as Some
+from forge.react.forms import GREATEST, LEAST
 from forge.react.readset import ColumnType
 
 EITHER = TRUE | FALSE
@@ -468,3 +469,23 @@ def test_knowing_less_never_rules_out_what_is_so(
     if rejects_nulls(condition):
         assert not bind(condition, types, parameters).may(nulls)
     assert bind(condition, types, parameters).rejects_nulls() >= rejects_nulls(condition)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "image", "value", "expected"),
+    [
+        ("integer", 3, 3, TRUE),
+        ("integer", 3, "3", TRUE),
+        ("integer", 3, Decimal("3.4"), MAYBE),  # the cast makes it 3
+        ("integer", 3, True, MAYBE),
+        ("date", "2026-01-02", date(2026, 1, 2), TRUE),
+        ("date", "2026-01-02", datetime(2026, 1, 2, 3), MAYBE),  # the cast cuts the time
+    ],
+)
+def test_a_parameter_that_is_cast_counts_only_where_it_stays_the_same(
+    type_name: str, image: Any, value: Any, expected: int
+) -> None:
+    condition = Compare("x", "=", Parameter("p", cut=True))
+    assert bind(condition, {"x": ColumnType(type_name)}, {"p": value}).outcome({"x": image}) == expected
+    among = AnyOf("x", Parameter("p", cut=True))
+    assert bind(among, {"x": ColumnType(type_name)}, {"p": [value]}).outcome({"x": image}) == expected

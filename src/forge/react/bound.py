@@ -14,30 +14,24 @@ Everything else is undecided: other types and values, subclasses of the plain Py
 something else), and columns that are hidden, `UNAVAILABLE` or missing. Comparisons are taken to be strict, as all of
 PostgreSQL's own are: with a NULL on either side they are null.
 
-Values are compared in a canonical form, one for each type: equal values are equal and hash alike, and where the type
-is ordered so are they. NaN is `GREATEST`. A date or time is its text: in four-digit years, with a trimmed fraction
-and in UTC the order of the texts is the order of time, and '-infinity' and 'infinity' come first and last by
-themselves. Dates before year 1 and after 9999 have no such form and are undecided.
+Values are compared in a canonical form: see `forge.react.forms`.
 
 `Bound.covers` is what an index of many conditions needs: each cover is a set of probes of which at least one hits
 every row on which the condition may be true. A cover without probes says that it never is.
 """
 
-import math
 import operator
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import date, datetime
 from functools import reduce
 from typing import Any, Final, final
-from uuid import UUID
 
 import msgspec
 
 from forge.change import UNAVAILABLE, Row
 from forge.react.condition import All, AnyOf, Compare, Condition, Constant, Distinct, IsNull, Not, OneOf, Operand
 from forge.react.condition import Any as Some
+from forge.react.forms import GREATEST, HIDDEN, LEAST, PLAIN, UNKNOWN, Form, form_of, is_scalar
 from forge.react.readset import ColumnType
 
 TRUE: Final = 1
@@ -47,46 +41,6 @@ MAYBE: Final = TRUE | FALSE | NULL
 _EITHER: Final = TRUE | FALSE
 
 Outcome = Callable[[Row], int]
-
-
-@final
-class Extreme:
-    """The type of `LEAST` and `GREATEST`, which compare with anything."""
-
-    __slots__ = ("_greatest",)
-
-    def __init__(self, *, greatest: bool) -> None:
-        self._greatest = greatest
-
-    def __lt__(self, other: object) -> bool:
-        return not self._greatest and other is not self
-
-    def __le__(self, other: object) -> bool:
-        return not self._greatest or other is self
-
-    def __gt__(self, other: object) -> bool:
-        return self._greatest and other is not self
-
-    def __ge__(self, other: object) -> bool:
-        return self._greatest or other is self
-
-
-LEAST: Final = Extreme(greatest=False)
-GREATEST: Final = Extreme(greatest=True)
-UNKNOWN: Final = object()
-"""What a value is when it has no canonical form."""
-
-
-class Form(msgspec.Struct, frozen=True, eq=False):
-    """How the values of a type are compared.
-
-    `read` makes the canonical form of a value of an image, `operand` that of what it is compared with; both give
-    UNKNOWN where there is none. `read` gives None for NULL; `operand` is not asked about NULL.
-    """
-
-    read: Callable[[Any], Any]
-    operand: Callable[[Any], Any]
-    ordered: bool = True
 
 
 class Points(msgspec.Struct, frozen=True, eq=False):
@@ -198,7 +152,7 @@ def _on_nulls(condition: Condition, parameters: Mapping[str, object]) -> int:
             return FALSE | NULL
         case Distinct():
             value = _value(condition.operand, parameters)
-            return FALSE if value is None else TRUE if type(value) in _PLAIN else _EITHER
+            return FALSE if value is None else TRUE if type(value) in PLAIN else _EITHER
         case IsNull():
             return TRUE
         case Not():
@@ -230,21 +184,21 @@ _Compiled = tuple[Outcome, tuple[Cover, ...]]
 def _compile(condition: Condition, types: Mapping[str, ColumnType], parameters: Mapping[str, object]) -> _Compiled:
     match condition:
         case Compare():
-            form = _form(types.get(condition.column))
+            form = form_of(types.get(condition.column))
             return _compare(condition, form, _canonical(form, _value(condition.operand, parameters)))
         case OneOf():
             members = [_value(operand, parameters) for operand in condition.operands]
-            return _among(condition.column, _form(types.get(condition.column)), members)
+            return _among(condition.column, form_of(types.get(condition.column)), members)
         case AnyOf():
-            form = _form(types.get(condition.column))
+            form = form_of(types.get(condition.column))
             return _any_of(condition.column, form, _value(condition.operand, parameters))
         case Distinct():
-            form = _form(types.get(condition.column))
+            form = form_of(types.get(condition.column))
             return _distinct(condition.column, form, _canonical(form, _value(condition.operand, parameters))), ()
         case IsNull():
             column_type = types.get(condition.column)
-            otherwise = FALSE if column_type is not None and _is_scalar(column_type) else _EITHER
-            return _null_test(condition.column, _form(column_type), TRUE, otherwise), ()
+            otherwise = FALSE if column_type is not None and is_scalar(column_type) else _EITHER
+            return _null_test(condition.column, form_of(column_type), TRUE, otherwise), ()
         case Not():
             inner, _ = _compile(condition.condition, types, parameters)
             return (lambda row: _NOT[inner(row)]), ()
@@ -257,7 +211,15 @@ def _compile(condition: Condition, types: Mapping[str, ColumnType], parameters: 
 
 
 def _value(operand: Operand, parameters: Mapping[str, object]) -> object:
-    return operand.value if isinstance(operand, Constant) else parameters.get(operand.name, UNKNOWN)
+    if isinstance(operand, Constant):
+        return operand.value
+    value = parameters.get(operand.name, UNKNOWN)
+    return value if not operand.cut or all(map(_stays, value if type(value) is list else [value])) else UNKNOWN
+
+
+def _stays(value: object) -> bool:
+    """Whether a cast to a whole number or a date leaves the value what it is, or fails."""
+    return value is None or type(value) in (int, str, date)
 
 
 def _canonical(form: Form, value: object) -> Any:
@@ -337,7 +299,7 @@ def _is_uniform(members: Collection[object]) -> bool:
         for member in members
         if member is not None
     }
-    return not kinds or (len(kinds) == 1 and kinds.pop()[0] in _PLAIN)
+    return not kinds or (len(kinds) == 1 and kinds.pop()[0] in PLAIN)
 
 
 def _distinct(column: str, form: Form, operand: Any) -> Outcome:
@@ -357,7 +319,7 @@ def _distinct(column: str, form: Form, operand: Any) -> Outcome:
 
 
 def _null_test(column: str, form: Form, when_null: int, otherwise: int) -> Outcome:
-    if form is _HIDDEN:
+    if form is HIDDEN:
         return _always(_EITHER)
 
     def outcome(row: Row) -> int:
@@ -421,215 +383,3 @@ def _breadth(cover: Cover) -> tuple[int, int]:
     """How much a cover is likely to hit: ranges more than points."""
     points = [len(probe.values) for probe in cover if isinstance(probe, Points)]
     return len(cover) - len(points), sum(points)
-
-
-# The forms of values, by type.
-
-_PLAIN: Final = frozenset((int, str, Decimal, float, bool, bytes, date, datetime, UUID))
-_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,20}")
-_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,400}(?:\.[0-9]{1,400})?")
-_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?")
-_TIME_AND_OFFSET: Final = re.compile(_TIME.pattern + r"(?:Z|[+-][0-9]{2}(?::[0-9]{2})?)")
-_STAMP: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{0,5}[1-9])?")
-_STAMP_IN_UTC: Final = re.compile(_STAMP.pattern + r"\+00:00")
-_INFINITIES: Final = ("infinity", "-infinity")
-_NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
-_MOST_DIGITS: Final = 1000
-_EXACT_IN_FLOAT: Final = 2**53
-_LEAST_NORMAL: Final = 2.3e-308
-
-
-def _kept(kind: type) -> Callable[[Any], Any]:
-    """Values of one Python type that are their own canonical form."""
-    return lambda value: value if value is None or type(value) is kind else UNKNOWN
-
-
-def _matching(pattern: re.Pattern[str]) -> Callable[[Any], Any]:
-    """Texts of one form that are their own canonical form, and the infinities."""
-    matches = pattern.fullmatch
-
-    def read(value: Any) -> Any:
-        if type(value) is str:
-            return value if matches(value) or value in _INFINITIES else UNKNOWN
-        return None if value is None else UNKNOWN
-
-    return read
-
-
-def _read_numeric(value: Any) -> Any:
-    if type(value) is Decimal:
-        return GREATEST if value.is_nan() else value
-    return value if value is None or type(value) is int else UNKNOWN
-
-
-def _numeric_operand(value: Any) -> Any:
-    kind = type(value)
-    if kind is int:
-        return value
-    if kind is str and (_NUMBER.fullmatch(value) or value in _NOT_FINITE):
-        value = Decimal(value)
-    elif kind is not Decimal:
-        return UNKNOWN
-    if value.is_nan():
-        return GREATEST
-    exponent = value.as_tuple().exponent
-    if isinstance(exponent, int) and max(-exponent, abs(value.adjusted())) > _MOST_DIGITS:
-        return UNKNOWN
-    return value
-
-
-def _whole_operand(bits: int) -> Callable[[Any], Any]:
-    """Numbers of any size, and text that is an integer of so many bits."""
-    most = 2 ** (bits - 1)
-
-    def operand(value: Any) -> Any:
-        if type(value) is not str:
-            return _numeric_operand(value)
-        if not _WHOLE.fullmatch(value):
-            return UNKNOWN
-        whole = int(value)
-        return whole if -most <= whole < most else UNKNOWN
-
-    return operand
-
-
-def _read_float(value: Any) -> Any:
-    if type(value) is float:
-        return value if value == value else GREATEST
-    return None if value is None else UNKNOWN
-
-
-def _float_operand(value: Any) -> Any:
-    if type(value) is float:
-        return _read_float(value)
-    if type(value) is int and abs(value) > _EXACT_IN_FLOAT:
-        return UNKNOWN
-    exact = _numeric_operand(value)
-    if exact is GREATEST or exact is UNKNOWN:
-        return exact
-    near = float(exact)
-    if math.isinf(near) != (type(exact) is Decimal and exact.is_infinite()) or (exact and abs(near) < _LEAST_NORMAL):
-        return UNKNOWN
-    return near
-
-
-def _boolean_operand(value: Any) -> Any:
-    if type(value) is str:
-        return {"true": True, "t": True, "false": False, "f": False}.get(value, UNKNOWN)
-    return value if type(value) is bool else UNKNOWN
-
-
-def _text_operand(value: Any) -> Any:
-    return value if type(value) is str else UNKNOWN
-
-
-def _unpadded(value: Any) -> Any:
-    if type(value) is str:
-        return value.rstrip(" ")
-    return None if value is None else UNKNOWN
-
-
-def _uuid_operand(value: Any) -> Any:
-    if type(value) is UUID:
-        return str(value)
-    return value.lower() if type(value) is str and _UUID.fullmatch(value) else UNKNOWN
-
-
-def _bytes_operand(value: Any) -> Any:
-    return value if type(value) is bytes else UNKNOWN
-
-
-def _stamp(moment: datetime) -> str:
-    """As an image has it: microseconds without trailing zeros."""
-    text = moment.replace(tzinfo=None).isoformat()
-    return text.rstrip("0") if moment.microsecond else text
-
-
-def _date_operand(value: Any) -> Any:
-    kind = type(value)
-    if kind is date:
-        return value.isoformat()
-    if kind is datetime and value.tzinfo is None:
-        return _stamp(value).removesuffix("T00:00:00")
-    if kind is not str or value in _INFINITIES:
-        return value if kind is str else UNKNOWN
-    try:
-        return date.fromisoformat(value).isoformat() if _DATE.fullmatch(value) else UNKNOWN
-    except ValueError:
-        return UNKNOWN
-
-
-def _timestamp_operand(value: Any) -> Any:
-    kind = type(value)
-    if kind is date:
-        return value.isoformat() + "T00:00:00"
-    if kind is datetime:
-        return _stamp(value) if value.tzinfo is None else UNKNOWN
-    if kind is not str or value in _INFINITIES:
-        return value if kind is str else UNKNOWN
-    try:
-        whole = _DATE.fullmatch(value) or _TIME.fullmatch(value)
-        return _stamp(datetime.fromisoformat(value)) if whole else UNKNOWN
-    except ValueError:
-        return UNKNOWN
-
-
-def _timestamptz_operand(value: Any) -> Any:
-    kind = type(value)
-    if kind is str and value in _INFINITIES:
-        return value
-    try:
-        if kind is str and _TIME_AND_OFFSET.fullmatch(value):
-            value = datetime.fromisoformat(value)
-        elif kind is not datetime or value.utcoffset() is None:
-            return UNKNOWN
-        return _stamp(value.astimezone(UTC)) + "+00:00"
-    except (ValueError, OverflowError):
-        return UNKNOWN
-
-
-def _unknown(value: Any) -> Any:
-    return UNKNOWN
-
-
-_HIDDEN: Final = Form(_unknown, _unknown)
-_OPAQUE: Final = Form(lambda value: None if value is None else UNKNOWN, _unknown)
-_TEXT: Final = Form(_kept(str), _text_operand, ordered=False)
-_CHARACTER: Final = Form(_unpadded, lambda value: _unpadded(_text_operand(value)), ordered=False)
-_FORMS: Final[Mapping[str, Form]] = {
-    "smallint": Form(_kept(int), _whole_operand(16)),
-    "integer": Form(_kept(int), _whole_operand(32)),
-    "bigint": Form(_kept(int), _whole_operand(64)),
-    "numeric": Form(_read_numeric, _numeric_operand),
-    "double precision": Form(_read_float, _float_operand),
-    "boolean": Form(_kept(bool), _boolean_operand),
-    "text": _TEXT,
-    "character varying": _TEXT,
-    "character": _CHARACTER,
-    "bpchar": _CHARACTER,
-    "uuid": Form(_kept(str), _uuid_operand),
-    "bytea": Form(_kept(bytes), _bytes_operand),
-    "date": Form(_matching(_DATE), _date_operand),
-    "timestamp without time zone": Form(_matching(_STAMP), _timestamp_operand),
-    "timestamp with time zone": Form(_matching(_STAMP_IN_UTC), _timestamptz_operand),
-}
-_OTHER_SCALARS: Final = re.compile(
-    r".*\[\]|real|jsonb?|interval|time with(?:out)? time zone|inet|cidr|macaddr8?|money|bit|bit varying|xml|name|oid"
-    r"|tsvector|tsquery|(?:int4|int8|num|ts|tstz|date)(?:multi)?range",
-)
-
-
-def _form(column: ColumnType | None) -> Form:
-    if column is None or column.hidden:
-        return _HIDDEN
-    if column.enum:
-        return _TEXT
-    form = _FORMS.get(column.type, _OPAQUE)
-    return form if column.deterministic or (form is not _TEXT and form is not _CHARACTER) else _OPAQUE
-
-
-def _is_scalar(column: ColumnType) -> bool:
-    """Whether IS NULL asks about the value itself: of a composite it asks about every field."""
-    return column.enum or column.type in _FORMS or _OTHER_SCALARS.fullmatch(column.type) is not None

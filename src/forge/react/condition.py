@@ -18,9 +18,13 @@ class Constant(msgspec.Struct, frozen=True):
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A parameter `%(name)s`; its value is known when the query runs."""
+    """A parameter `%(name)s`; its value is known when the query runs.
+
+    `cut` when it is cast to a type that could round or cut it: only a value that surely stays the same counts then.
+    """
 
     name: str
+    cut: bool = False
 
 
 Operand = Constant | Parameter

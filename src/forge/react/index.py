@@ -20,7 +20,8 @@ from typing import Any, Final, Generic, TypeVar, final
 import msgspec
 
 from forge.change import UNAVAILABLE, Change, Op, Row
-from forge.react.bound import TRUE, UNKNOWN, Bound, Cover, Form, Points
+from forge.react.bound import TRUE, Bound, Cover, Points
+from forge.react.forms import UNKNOWN, Form
 
 Key = TypeVar("Key", bound=Hashable)
 

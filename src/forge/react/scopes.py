@@ -355,8 +355,8 @@ _CASTS: Final = {
 }
 _STRINGS: Final = frozenset({"text", "character varying"})
 _INTEGERS: Final = frozenset({"smallint", "integer", "bigint"})
-# Casts that leave every parameter what it is: one to integer would round, one to date would cut.
-_PARAMETER_CASTS: Final = frozenset(_CASTS.values()) - _INTEGERS - {"date"}
+_CUTTING: Final = _INTEGERS | {"date"}
+"""A cast to one of these may round or cut a parameter."""
 
 
 class _Reading:
@@ -411,6 +411,7 @@ class _Reading:
     def _any(self, node: exp.Expression) -> c.Condition:
         column = self._column(node.this)
         operand = _bare(node.expression.this)
+        cut = False
         if column is None:
             return c.Undecided()
         if isinstance(operand, exp.Cast):
@@ -418,11 +419,12 @@ class _Reading:
             element = (
                 written.expressions[0] if written.this == exp.DataType.Type.ARRAY and written.expressions else None
             )
-            if element is None or not self._casts(operand, element, column, _PARAMETER_CASTS):
+            if element is None or not self._casts(operand, element, column, frozenset(_CASTS.values())):
                 return c.Undecided()
+            cut = self._type(column) in _CUTTING
             operand = _bare(operand.this)
         if isinstance(operand, exp.Parameter):
-            return c.AnyOf(column, c.Parameter(self._parameters[_number(operand)]))
+            return c.AnyOf(column, c.Parameter(self._parameters[_number(operand)], cut))
         return c.Undecided()
 
     def _in(self, node: exp.In) -> c.Condition:
@@ -498,10 +500,12 @@ class _Reading:
         node = _bare(node)
         if column is None:
             return None
+        cut = False
         if type(node) is exp.Cast:
             inner = _bare(node.this)
             if isinstance(inner, exp.Parameter):
-                kept = _PARAMETER_CASTS
+                kept = frozenset(_CASTS.values())
+                cut = self._type(column) in _CUTTING
             elif isinstance(inner, exp.Null) or (isinstance(inner, exp.Literal) and inner.is_string):
                 kept = frozenset(_CASTS.values())
             elif isinstance(inner, exp.Literal) and isinstance(_numeral(inner.name), int):
@@ -515,7 +519,7 @@ class _Reading:
             node = inner
         match node:
             case exp.Parameter():
-                return c.Parameter(self._parameters[_number(node)])
+                return c.Parameter(self._parameters[_number(node)], cut)
             case exp.Null():
                 return c.Constant(None)
             case exp.Boolean():

@@ -267,16 +267,15 @@ def _live_events(session: Session) -> bytes:
     """As `_session_events`, for a stream of one subscription: without its name, so all clients get the same bytes."""
     found = []
     for subscription in session.ready_subscriptions():
+        push, event, missed = subscription.take()
+        if missed:
+            found.append(sse("gap", b"{}"))
+        if event == "unchanged":
+            found.append(b": unchanged\n\n")
+        elif push is not None:
+            found.append(shared_sse(push, "delta" if event == "delta" else "full", event) or b"")
         if (error := subscription.take_error()) is not None:
             found.append(sse("error", b"{" + fields(**error_fields(error))))
-            continue
-        push, event, missed = subscription.take()
-        if push is not None:
-            if missed:
-                found.append(sse("gap", b"{}"))
-            found.append(shared_sse(push, "delta" if event == "delta" else "full", event) or b"")
-        elif event == "unchanged":
-            found.append(b": unchanged\n\n")
     small = session.frames()
     return b"".join([*found, *(sse(frame.event, b"{" + frame.body, frame.id) for frame in small)])
 

@@ -21,6 +21,7 @@ from forge.serve.limits import Hold
 from forge.serve.messages import Frame, error_fields, fields, shared
 
 Mode = Literal["full", "delta"]
+Taken = Literal["snapshot", "update", "delta", "unchanged", ""]
 MOST_WAITING: Final = 256
 
 
@@ -55,8 +56,11 @@ class Subscription:
         self._error = error
         self._session.ready(self)
 
-    def take(self) -> tuple[Push | None, str, bool]:
-        """The push to send, the event that it is, and whether others were left out before it; None when it is known."""
+    def take(self) -> tuple[Push | None, Taken, bool]:
+        """The push to send, the event that it is, and whether others were left out before it; None when there is none.
+
+        The event is `unchanged` when the client said that it holds this very result.
+        """
         push, missed, first = self._latest, self._missed, self._first
         self._latest, self._missed = None, False
         if push is None:
@@ -64,7 +68,7 @@ class Subscription:
         self._first = False
         known, self._sent = self._sent, push.result.hash
         if known == push.result.hash:
-            return None, "unchanged" if first else "", False
+            return (push, "unchanged", False) if first else (None, "", False)
         if first or self.mode == "full":
             return push, "snapshot" if first else "update", False
         follows = push.previous is not None and push.previous.hash == known and push.delta is not None
@@ -78,19 +82,21 @@ class Subscription:
         return error
 
     def frames(self) -> list[Frame]:
-        """What is to be sent now."""
-        if (error := self.take_error()) is not None:
-            return [Frame("error", fields(subscription=self.name, **error_fields(error)))]
+        """What is to be sent now: a result, and after it an error that came later."""
         push, event, missed = self.take()
-        if push is None:
-            unchanged = fields(subscription=self.name, hash=self._sent, unchanged=True)
-            return [Frame("snapshot", unchanged, self._sent)] if event == "unchanged" else []
-        body = shared(push, "delta" if event == "delta" else "full")
-        assert body is not None
-        named = fields(subscription=self.name)[:-1] + b"," + body
-        gap = [Frame("gap", fields(subscription=self.name))] if missed else []
-        found = Frame("delta" if event == "delta" else "snapshot" if event == "snapshot" else "update", named)
-        return [*gap, found]
+        found = []
+        if missed:
+            found.append(Frame("gap", fields(subscription=self.name)))
+        if push is not None and event == "unchanged":
+            known = {"hash": push.result.hash, "snapshot": str(push.coverage), "unchanged": True}
+            found.append(Frame("snapshot", fields(subscription=self.name, **known)))
+        elif push is not None and event != "":
+            body = shared(push, "delta" if event == "delta" else "full")
+            assert body is not None
+            found.append(Frame(event, fields(subscription=self.name)[:-1] + b"," + body))
+        if (error := self.take_error()) is not None:
+            found.append(Frame("error", fields(subscription=self.name, **error_fields(error))))
+        return found
 
 
 class Session:
