@@ -9,7 +9,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import bulk, latency, memory, polling, reading, report, transactions
+from benchmarks import (
+    bulk,
+    fanout,
+    feed_grid,
+    latency,
+    live_latency,
+    matching,
+    memory,
+    polling,
+    pruning,
+    reading,
+    report,
+    subscribers,
+    transactions,
+)
 from benchmarks.bench import RESULTS, Bench, running
 from benchmarks.figures import Figure
 
@@ -20,6 +34,12 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     "latency": latency.run,
     "polling": polling.run,
     "memory": memory.run,
+    "matching": matching.run,
+    "live_latency": live_latency.run,
+    "fanout": fanout.run,
+    "feed_grid": feed_grid.run,
+    "subscribers": subscribers.run,
+    "pruning": pruning.run,
 }
 
 

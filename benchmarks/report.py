@@ -22,10 +22,18 @@ TITLES = {
     "latency": "Wake-up: commit to reader",
     "polling": "A poll with nothing new",
     "memory": "Bounded memory",
+    "matching": "Matching a change to live queries",
+    "live_latency": "Live queries: commit to client, 200 changes a second",
+    "fanout": "Fan-out of one query",
+    "feed_grid": "Changes a second to authorized clients",
+    "subscribers": "Memory of idle subscribers",
+    "pruning": "Subscribers whom a write does not concern",
 }
 CHARTS = {
     "bulk": "Bulk writes of 100,000 rows: time over untracked (less is better)",
     "transactions": "One-row transactions a second, 8 connections",
+    "fanout": "Messages a second to clients of one query",
+    "feed_grid": "Changes a second to authorized clients, below a latency",
 }
 
 
@@ -118,8 +126,8 @@ def _groups(run: Run) -> Iterator[tuple[str, list[Figure]]]:
 
 
 def _bars(group: str, run: Run) -> Iterator[Bar]:
-    form = {"bulk": "ratio", "transactions": "rate"}[group]
+    form = "ratio" if group == "bulk" else "rate"
     for figure in run.figures:
         if figure.group == group and figure.form == form and " over " not in figure.name:
-            ours = "row trigger" not in figure.name and "untracked" not in figure.name
+            ours = not any(other in figure.name for other in ("row trigger", "untracked", "bare", "Supabase"))
             yield Bar(figure.name, figure.value, figure.shown, ours)
