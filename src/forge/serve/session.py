@@ -90,7 +90,7 @@ class Subscription:
         if push is not None and event == "unchanged":
             known = {"hash": push.result.hash, "snapshot": str(push.coverage), "unchanged": True}
             found.append(Frame("snapshot", fields(subscription=self.name, **known)))
-        elif push is not None and event != "":
+        elif push is not None and event in ("snapshot", "update", "delta"):
             body = shared(push, "delta" if event == "delta" else "full")
             assert body is not None
             found.append(Frame(event, fields(subscription=self.name)[:-1] + b"," + body))
