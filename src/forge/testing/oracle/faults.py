@@ -24,7 +24,7 @@ class Faults:
         self.done: list[str] = []
 
     async def delay(self) -> None:
-        """What a run waits for, before and after it asks."""
+        """What a run waits for, before and after it asks, and after a snapshot was taken for it."""
         if self.slow and self._chance.random() < 0.5:
             await asyncio.sleep(self._chance.uniform(0, self.slow))
 

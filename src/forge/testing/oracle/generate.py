@@ -28,10 +28,12 @@ def generate(
     for number in range(len(asked)):
         for _ in range(chance.choice((1, 1, 2))):
             begins = 0 if chance.random() < 0.6 else chance.randrange(rounds)
-            ends = chance.randrange(begins, rounds) if chance.random() < 0.15 else None
-            subscriptions.append(
-                Subscription(number, chance.randrange(nodes), chance.randrange(4), chance.random() < 0.6, begins, ends)
-            )
+            ends = chance.randrange(begins, rounds) if chance.random() < 0.2 else None
+            node, session, delta = chance.randrange(nodes), chance.randrange(4), chance.random() < 0.6
+            subscriptions.append(Subscription(number, node, session, delta, begins, ends))
+            if ends is not None and chance.random() < 0.7:  # the client comes back
+                back = min(rounds - 1, ends + chance.randint(1, 3))
+                subscriptions.append(Subscription(number, node, session, delta, back))
     writer = Writer(schema, chance, ddl=ddl)
     filling = tuple(writer.filling())
     planned = tuple(Round(writer.round(), _faults(chance, faults)) for _ in range(rounds))

@@ -109,6 +109,9 @@ class Maker:
             listed, returned = _written([self._aggregate((source,), _DEEPEST, ())])
             return Selected(f"SELECT {listed}{tail}", returned, ordered=True, single=True)
         outputs = [self._any_column((source,)) for _ in range(self._pick((1, 1, 2, 3)))]
+        numbers = [column for column in source.columns if column.kind == "int"]
+        if numbers and self._chance.random() < 0.04:  # fails for some rows
+            outputs.append(Output(f"10 / {source.alias}.{self._pick(numbers).name}", "int"))
         return self._plain(tail, (source,), outputs)
 
     # Statements of several SELECTs

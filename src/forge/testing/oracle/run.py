@@ -8,7 +8,8 @@ import asyncio
 import random
 import time
 from collections import Counter, deque
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +26,7 @@ from forge.react.reactor import Group, Metrics, Reactor, Settings
 from forge.react.registry import Registry
 from forge.react.result import Result, encode
 from forge.react.runner import Runner
+from forge.serve.node import Node, Options
 from forge.testing.oracle import ask as asking
 from forge.testing.oracle.faults import Faults
 from forge.testing.oracle.holder import Holder
@@ -135,11 +137,26 @@ class _Subscribed(msgspec.Struct, eq=False):
     group: Group
 
 
-class _Node:
-    """A reactor, the last tick that it has read, and the last changes."""
+class _SlowRunner(Runner):
+    """Waits between a shared snapshot and the runs on it."""
 
-    def __init__(self, url: str) -> None:
-        self.reactor = Reactor(Runner(url), url, REACTOR)
+    def __init__(self, url: str, delay: asking.Delay) -> None:
+        super().__init__(url)
+        self._delay = delay
+
+    @asynccontextmanager
+    async def shared_snapshot(self) -> AsyncIterator[str]:
+        async with super().shared_snapshot() as snapshot:
+            await self._delay()
+            yield snapshot
+
+
+class _Node:
+    """A serving node, the last tick that its reactor has read, and the last changes."""
+
+    def __init__(self, url: str, registry: Registry, delay: asking.Delay) -> None:
+        self.reactor = Reactor(_SlowRunner(url, delay), url, REACTOR)
+        self.serving = Node(registry, self.reactor, Options())
         self.reactor.on_batch.append(self._take)
         self.tick = 0
         self.changes: deque[Change] = deque(maxlen=_LAST_CHANGES)
@@ -189,9 +206,9 @@ class _Run:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close)
             for _ in range(self._plan.nodes):
-                node = _Node(self._url)
-                await node.reactor.start()
-                stack.push_async_callback(node.reactor.stop)
+                node = _Node(self._url, self._registry, self._faults.delay)
+                await node.serving.start()
+                stack.push_async_callback(node.serving.stop)
                 self._nodes.append(node)
             for number, each in enumerate(self._plan.rounds):
                 if time.monotonic() - began > seconds:
@@ -264,7 +281,8 @@ class _Run:
         have committed a moment ago."""
         waiting = list(self._subscribed)
         wrong: list[tuple[_Subscribed, str, str]] = []
-        for _ in range(_LOOKS):
+        for look in range(_LOOKS):
+            await asyncio.sleep(look * 0.2)  # a new view or policy is told by NOTIFY, beside the log
             settled = await self._settle()
             if not settled:
                 break

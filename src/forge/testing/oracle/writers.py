@@ -41,7 +41,7 @@ class WriterTask:
         if self._connection is None or self._connection.closed:
             self._connection = None
             self._connection = await connect_async(self._url, application_name=APPLICATION)
-            await self._connection.execute("SET lock_timeout = '3s'; SET deadlock_timeout = '50ms'")
+            await self._connection.execute("SET lock_timeout = '3s'; SET deadlock_timeout = '1500ms'")
         return self._connection
 
     async def _roll_back(self) -> None:

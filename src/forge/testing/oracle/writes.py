@@ -192,6 +192,15 @@ class Writer:
             f"CREATE INDEX ON {table.name} (i1)",
             f"CREATE TABLE aside_{number} (LIKE {table.name} INCLUDING ALL)",
             f"ANALYZE {table.name}",
+            f"LOCK TABLE {table.name}",
+            f"LOCK TABLE {table.name}",
+            f"ALTER TABLE {table.name} {self._pick(('ENABLE', 'DISABLE'))} ROW LEVEL SECURITY",
+            f"CREATE POLICY added_{number} ON {table.name} FOR SELECT USING (i1 = {self._chance.randint(0, 3)})",
+        ]
+        forms += [
+            f"CREATE OR REPLACE VIEW {view.name} AS SELECT * FROM ({_body(view)}) AS old WHERE {self._where(view)}"
+            for view in self._schema.relations
+            if view.shape == "view"
         ]
         parted = [each for each in self._schema.tables if each.partitioned]
         if parted:
@@ -200,7 +209,7 @@ class Writer:
                 f"ALTER TABLE {name} DETACH PARTITION {name}_1",
                 f"ALTER TABLE {name} ATTACH PARTITION {name}_1 FOR VALUES FROM (2) TO (4)",
             ] * 2
-        return self._pick(forms)
+        return self._pick(forms).replace("%%", "%")
 
     # Parts of statements
 
@@ -230,11 +239,17 @@ class Writer:
             column = self._pick([column for column in table.columns if column.kind not in ("list", "json")])
             text = quoted(self._pick(KINDS[column.kind].texts))
             return f"{column.name} = {text}::{KINDS[column.kind].sql}".replace("%", "%%")
-        alias = table.name.rpartition(".")[2]
+        alias = "old" if table.shape == "view" else table.name.rpartition(".")[2]
         return self._maker.condition((Source(alias, table.columns, table.key),), 2)
 
     def _pick(self, among: Sequence[_Choice]) -> _Choice:
         return self._chance.choice(among)
+
+
+def _body(view: Relation) -> str:
+    """What a view selects, under the names that it has for it."""
+    names = ", ".join(f"c{n} AS {column.name}" for n, column in enumerate(view.columns))
+    return f"SELECT {names} FROM ({view.ddl[0].partition(' AS ')[2]}) AS inner_{view.name}".replace("%", "%%")
 
 
 def _has(table: Relation, name: str) -> bool:
