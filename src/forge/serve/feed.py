@@ -10,9 +10,9 @@ The reactor reads the log once for all. A client that begins in the past reads i
 the reactor reads is held for it; when it has come to a snapshot, it is sent what that snapshot does not show. The hub
 hands out only what no crash can take back, and reads the log itself where the reactor may have left something out.
 
-A client that does not read costs at most 256 events or a megabyte. Then, as it wishes, the oldest are dropped and a
-`gap` says how many and from which cursor they can be had (`drop`), or it is given no more until it has read those and
-goes on from the log (`pause`).
+A client that does not read costs at most 256 events or a megabyte, or one page of the log, which all clients share.
+Then, as it wishes, the oldest are dropped and a `gap` says how many and from which cursor they can be had (`drop`), or
+it is given no more until it has read those and goes on from the log (`pause`).
 
 With tokens a client sees the rows of its tenant only: a row that leaves the tenant is a delete with the old image, one
 that comes an insert with the new. What concerns a whole table is shown without rows. Who did it, and why, is shown only
@@ -475,6 +475,7 @@ class Client:
             self._fall_behind()
             return
         events = page.events(self._view, since)
+        drained = not self._queue
         for event in events:
             if self._asked.backpressure == "pause" and self._size >= MOST_BYTES:
                 self._cursor = Cursor.parse(self._queue[-1].id)
@@ -482,15 +483,18 @@ class Client:
                 return
             self._queue.append(event)
             self._size += len(event.data)
-            while len(self._queue) > MOST_WAITING or (self._size > MOST_BYTES and len(self._queue) > 1):
-                if self._asked.backpressure == "pause":
-                    break
-                self._size -= len(self._queue.popleft().data)
-                self._gap_from = self._gap_from or self._taken
-                self.dropped += 1
+        if self._asked.backpressure == "drop" and not drained:
+            self._drop()
         self._cursor = after
         if events:
             self._session.ping()
+
+    def _drop(self) -> None:
+        """Let the oldest go that are too many. Of one page none is: a client may have read all that came before."""
+        while len(self._queue) > MOST_WAITING or (self._size > MOST_BYTES and len(self._queue) > 1):
+            self._size -= len(self._queue.popleft().data)
+            self._gap_from = self._gap_from or self._taken
+            self.dropped += 1
 
     def _fall_behind(self) -> None:
         """Take nothing more: the log has it."""
