@@ -14,6 +14,7 @@ import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -76,12 +77,13 @@ def test_every_answer_is_as_the_document_says(served: str, mode: schemathesis.Ge
     schema = schemathesis.openapi.from_url(f"{served}/forge/openapi.json").exclude(path_regex=STREAMS)
     tested = 0
     for found in schema.get_all_operations():
+        assert isinstance(found, Ok)
         operation = found.ok()
         tested += 1
 
         @given(case=operation.as_strategy(generation_mode=mode))
         @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-        def check(case: schemathesis.Case) -> None:
+        def check(case: schemathesis.Case[Any]) -> None:
             response = case.call()
             assert response.status_code < 500, (case.as_curl_command(), response.text)
             case.validate_response(response, checks=CHECKS)

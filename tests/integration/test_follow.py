@@ -487,7 +487,7 @@ async def test_a_stalled_follower_goes_on_by_a_new_connection(
     with Locks(database) as locks:
         if where == "candidate":
             blocker = connect(database)
-            blocker.execute("SELECT pg_advisory_lock(%s)", (locks.PACE,))
+            blocker.execute("SELECT pg_advisory_lock(%s)", (changelog_locks.PACE,))
         mode: Wakeup = "poll" if where == "awake" else "auto"
         async with Follower(url, cursor, wakeup=mode, each=stall_inside if where == "in a batch" else None) as node:
             if where in ("asleep", "awake"):

@@ -1,6 +1,6 @@
 """Live queries on read replicas: never an older result than was pushed, and the primary where no replica will do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -9,7 +9,7 @@ from forge.changelog.install import install
 from forge.postgres import PostgresServer
 from forge.testing.postgres import temporary_postgres
 from tests.integration.following import eventually
-from tests.integration.live import QUICK, Live, live
+from tests.integration.live import QUICK, Live, Watcher, live
 from tests.integration.standby import standby_of
 
 WHERE = "SELECT v, pg_is_in_recovery() AS replica FROM t WHERE id = 1"
@@ -30,6 +30,10 @@ def servers() -> Iterator[tuple[PostgresServer, PostgresServer]]:
 def register(node: Live) -> None:
     node.sql("anywhere", WHERE, reads=["t"])
     node.sql("consistent", WHERE, reads=["t"], consistent=True)
+
+
+def has(number: int) -> Callable[[Watcher], bool]:
+    return lambda watcher: bool(watcher.value[0]["v"] == number)
 
 
 def replay(standby: PostgresServer, function: str) -> None:
@@ -53,7 +57,7 @@ async def test_a_lagging_replica_never_yields_an_older_result(servers: tuple[Pos
                 if number == 20:
                     replay(standby, "pg_wal_replay_resume")
                 writer.execute("UPDATE t SET v = %s", (number,))
-                await watcher.until(lambda w, number=number: w.value[0]["v"] == number)
+                await watcher.until(has(number))
         await strict.until(lambda w: w.value[0]["v"] == 29)
         values = [push.result.rows for push in watcher.pushes]
         seen = [int(row.split(b":")[1].split(b",")[0]) for (row,) in values]

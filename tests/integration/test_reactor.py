@@ -1,6 +1,7 @@
 """Live queries: whatever changes a result is pushed, nothing else is, and each push says why."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from forge.postgres import PostgresServer
 from forge.react.reactor import Settings
 from forge.react.registry import Auth
 from forge.react.result import apply
-from tests.integration.live import QUICK, live
+from tests.integration.live import QUICK, Watcher, live
 
 ORDERS = "SELECT id, status FROM orders WHERE customer_id = %(customer)s ORDER BY id"
+
+
+def pushed_more(than: int, watcher: Watcher) -> bool:
+    return len(watcher.pushes) > than
 
 
 @pytest.fixture
@@ -181,7 +186,7 @@ async def test_deltas_lead_from_result_to_result(database: str, shop: Connection
         ):
             seen = len(watcher.pushes)
             shop.execute(statement.encode())
-            await watcher.until(lambda w, seen=seen: len(w.pushes) > seen)
+            await watcher.until(partial(pushed_more, seen))
             await node.settled()
         for push in watcher.pushes[1:]:
             assert push.delta is not None

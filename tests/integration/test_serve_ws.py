@@ -63,7 +63,8 @@ async def test_subscriptions_calls_and_answers_on_one_connection(database: str, 
         assert (await client.event("answer"))["id"] == "1"
         assert (await client.event("snapshot"))["rows"] == [{"id": 1, "status": "placed"}]
         await client.send("mutate", id="2", mutation="pay", args={"id": 1})
-        answer, delta = {}, {}
+        answer: Any = None
+        delta: Any = None
         while not (answer and delta):
             event = await client.next()
             answer = event if event["event"] == "answer" else answer
@@ -162,7 +163,7 @@ async def test_channels_between_clients_of_two_nodes(database: str, shop: Connec
         await eve.send("publish", id="p", channel="room", data="secret of b")
         await eve.event("answer")
         await ada.send("publish", channel="room", data="last")
-        seen = []
+        seen: list[Any] = []
         while not seen or seen[-1].get("data") != "last":
             seen.append(await bob.event("channel"))
         assert not any(event.get("data") == "secret of b" for event in seen)

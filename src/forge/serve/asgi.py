@@ -82,7 +82,6 @@ class ForgeApp:
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
-
     def _mind_signals(self) -> None:
         """A server that is told to end waits for its connections, and streams do not end by themselves: end them."""
         if threading.current_thread() is not threading.main_thread():
