@@ -21,6 +21,7 @@ from forge.changelog import reader
 from forge.changelog.connection import AsyncConnection, Connection, connect
 from forge.changelog.follow import Ears, Pace, Wakeup, follow
 from forge.changelog.install import install
+from forge.changelog.locks import PACE
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor, LogIdentity
 from forge.errors import CursorExpired, CursorForeign, NotInstalled, ServerError
@@ -487,7 +488,7 @@ async def test_a_stalled_follower_goes_on_by_a_new_connection(
     with Locks(database) as locks:
         if where == "candidate":
             blocker = connect(database)
-            blocker.execute("SELECT pg_advisory_lock(%s)", (changelog_locks.PACE,))
+            blocker.execute("SELECT pg_advisory_lock(%s)", (PACE,))
         mode: Wakeup = "poll" if where == "awake" else "auto"
         async with Follower(url, cursor, wakeup=mode, each=stall_inside if where == "in a batch" else None) as node:
             if where in ("asleep", "awake"):
