@@ -139,11 +139,6 @@ async def test_what_is_written_after_a_view_was_replaced(database: str, connecti
         await held.becomes((b'{"id":7}',))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a lost message about definitions is no gap, each having its own sender; who hears again does not resync",
-)
 async def test_a_view_is_replaced_while_a_node_does_not_hear(database: str, connection: Connection) -> None:
     """A NOTIFY is lost to a node whose listening connection is down, and nothing tells it that it missed one."""
     connection.execute(TABLES)
@@ -196,11 +191,6 @@ class Gated(Runner):
             yield snapshot
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Reactor._run_together takes the snapshot before Group.begin(), which forgets what touched in between",
-)
 async def test_a_change_between_a_shared_snapshot_and_the_runs_on_it(database: str, connection: Connection) -> None:
     """`Group.begin` forgets what touched the group after the snapshot was taken, and the snapshot does not show it."""
     connection.execute(TABLES)
@@ -231,9 +221,6 @@ async def test_a_change_between_a_shared_snapshot_and_the_runs_on_it(database: s
         await reactor.stop()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the reads of a run that failed are not put into the index"
-)
 async def test_a_statement_that_failed_is_mended_by_a_change_of_what_it_alone_reads(
     database: str, connection: Connection
 ) -> None:
@@ -264,11 +251,6 @@ async def test_a_statement_that_failed_is_mended_by_a_change_of_what_it_alone_re
         await reactor.stop()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="DeadlockDetected leaves Runner.query untyped, so Reactor._failed does not try again",
-)
 async def test_a_query_that_a_deadlock_ended(database: str, connection: Connection) -> None:
     """The server says "again"; a mutation is tried again, a query is not."""
     connection.execute(TABLES)
@@ -301,13 +283,11 @@ async def test_a_query_that_a_deadlock_ended(database: str, connection: Connecti
         async with asyncio.timeout(10):
             await between.wait()
         connection.execute("SET deadlock_timeout = '1h'; BEGIN; LOCK TABLE banned")
-        held.told.clear()
         locking = asyncio.create_task(asyncio.to_thread(connection.execute, "LOCK TABLE orders"))
         async with asyncio.timeout(10):
-            while not waits(connection.info.backend_pid):
+            while not waits(connection.info.backend_pid):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             go_on.set()
-            await held.told.wait()
         await locking
         connection.execute("ROLLBACK")
         await held.becomes((b'{"id":2}',), timeout=8)
@@ -315,11 +295,6 @@ async def test_a_query_that_a_deadlock_ended(database: str, connection: Connecti
         await reactor.stop()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="'cached plan must not change result type' is a QueryFailed, which is not tried again",
-)
 async def test_a_prepared_statement_whose_result_has_another_type(database: str, connection: Connection) -> None:
     """psycopg prepares a statement at its sixth run; after ALTER TYPE the server refuses the cached plan."""
     connection.execute(TABLES)
@@ -344,11 +319,6 @@ async def test_a_prepared_statement_whose_result_has_another_type(database: str,
         await reactor.stop()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Runner._analyses is keyed by the text of a statement, whatever the types of its parameters",
-)
 async def test_a_parameter_of_another_type_chooses_another_function(database: str, connection: Connection) -> None:
     """What a statement reads is remembered by its text alone."""
     connection.execute(TABLES)
@@ -378,11 +348,6 @@ async def test_a_parameter_of_another_type_chooses_another_function(database: st
         await reactor.stop()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Runner analyses as the role that connects: $user in its search_path is another schema",
-)
 async def test_a_role_whose_own_schema_hides_a_table(database: str, connection: Connection) -> None:
     """`$user` in the search path is the role that reads, but the query is analysed as the role that connects."""
     connection.execute(TABLES)

@@ -36,9 +36,13 @@ class QueryRefused(ForgeError):
 
 
 async def analyze(
-    connection: AsyncConnection, sql: str, parameters: Mapping[str, object] | Sequence[object]
+    connection: AsyncConnection,
+    sql: str,
+    parameters: Mapping[str, object] | Sequence[object],
+    role: str | None = None,
 ) -> Analysis:
-    """What one SQL text reads. The connection is a primary's, in autocommit, idle, and has the query's search_path."""
+    """What one SQL text reads, asked by a role. The connection is a primary's, in autocommit, idle, and has the query's
+    search_path."""
     try:
         statement = Statement(sql)
     except Unreadable:
@@ -47,6 +51,8 @@ async def analyze(
         raise QueryRefused("not a query", fix="write one SELECT, VALUES, TABLE, or WITH … SELECT")
     with typed_errors():
         async with connection.transaction(force_rollback=True):
+            if role is not None:
+                await connection.execute(_SEARCH_PATH, (role,))
             view = await _create_view(connection, sql, parameters)
             names = await _resolve(connection, statement.names if statement is not None else ())
             await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
@@ -66,6 +72,9 @@ async def declared(connection: AsyncConnection, names: Sequence[str]) -> Analysi
             return await _tracked(catalog, {oid: [_Read(None, TRUE)] for oid in catalog.tables()})
 
 
+_SEARCH_PATH: Final = (
+    "SELECT set_config('search_path', replace(current_setting('search_path'), '\"$user\"', quote_ident(%s)), true)"
+)
 _BEGINS: Final = re.compile(
     r"(?:[\s(]|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*(?:SELECT|VALUES|TABLE|WITH)\b", re.IGNORECASE
 )

@@ -92,10 +92,12 @@ class Db:
 class WatchedDb(Db):
     """A query's database: it remembers what was read."""
 
-    def __init__(self, connection: AsyncConnection, arguments: Mapping[str, Any], analyze: Analyze) -> None:
+    def __init__(
+        self, connection: AsyncConnection, arguments: Mapping[str, Any], analyze: Analyze, reads: list[BoundRead]
+    ) -> None:
         super().__init__(connection, arguments)
         self._analyze = analyze
-        self.reads: list[BoundRead] = []
+        self.reads = reads
         self.volatile: set[str] = set()
 
     async def _prepare(self, text: str, values: Parameters) -> None:

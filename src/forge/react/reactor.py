@@ -20,8 +20,8 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -30,7 +30,7 @@ from forge.changelog.follow import Wakeup, follow
 from forge.changelog.reader import Batch
 from forge.cursor import Snapshot
 from forge.errors import CursorExpired, CursorForeign, ForgeError, ServerError
-from forge.react.catalog import OWN_SCHEMA, OWN_TABLES
+from forge.react.catalog import OWN_SCHEMA, OWN_TABLES, QueryRefused
 from forge.react.debounce import Debounce
 from forge.react.index import BoundRead, Index
 from forge.react.push import MOST_CAUSES, Cause, Push, Subscriber
@@ -86,6 +86,7 @@ class Group:
         """Touched while nobody subscribed: the result is not to be shown before another run."""
         self.result: Result | None = None
         self.error: ForgeError | None = None
+        self.reads: Sequence[BoundRead] = ()
         self.coverage = Snapshot(1, 1)
         self.lsn = 0
         self.running = False
@@ -333,14 +334,15 @@ class Reactor:
             self._spawn(self._run(ready))
 
     async def _run(self, groups: list[Group]) -> None:
-        began = self._batch
-        token = id(groups)
-        self._inflight[token] = began
+        # before any snapshot is taken: what touches a group from now on may not be in it
+        runs = [_Run(group, *group.begin(), self._batch) for group in groups]
+        token = id(runs)
+        self._inflight[token] = self._batch
         try:
-            if len(groups) == 1:
-                await self._run_one(groups[0], None)
+            if len(runs) == 1:
+                await self._run_one(runs[0], None)
             else:
-                await self._run_together(groups)
+                await self._run_together(runs)
         finally:
             del self._inflight[token]
             for group in groups:
@@ -349,32 +351,33 @@ class Reactor:
                     group.waiting = False
                     self._start([group])
 
-    async def _run_together(self, groups: list[Group]) -> None:
+    async def _run_together(self, runs: "list[_Run]") -> None:
         try:
             async with self.runner.shared_snapshot() as snapshot:
-                await asyncio.gather(*(self._run_one(group, snapshot) for group in groups))
+                await asyncio.gather(*(self._run_one(run, snapshot) for run in runs))
         except ForgeError as error:
-            for group in groups:
-                self._failed(group, error)
+            for run in runs:
+                self._failed(run, error, [])
 
-    async def _run_one(self, group: Group, snapshot: str | None) -> None:
-        causes, more = group.begin()
+    async def _run_one(self, run: "_Run", snapshot: str | None) -> None:
+        group, causes, more, began = run
         started = self._clock()
-        began = self._batch
+        reads: list[BoundRead] = []
         try:
             async with self._room:
-                outcome = await self.runner.query(group.call, reached=self.reached, floor=group.lsn, snapshot=snapshot)
+                outcome = await self.runner.query(
+                    group.call, reached=self.reached, floor=group.lsn, snapshot=snapshot, reads=reads
+                )
             result = self._encoded(group.call, outcome)
         except ForgeError as error:
-            self._failed(group, error)
+            self._failed(run, error, reads)
             return
         except asyncio.CancelledError:
             raise
         except Exception as error:
             _log.exception("%s failed", group.call.query.name)
-            self._failed(
-                group, _Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
-            )
+            told = _Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
+            self._failed(run, told, reads)
             return
         self.metrics.runs += 1
         self.on_latency("run", self._clock() - started)
@@ -385,6 +388,7 @@ class Reactor:
         group.coverage = outcome.coverage
         group.lsn = max(group.lsn, outcome.lsn)
         group.refreshed = self._clock()
+        group.reads = outcome.reads
         self._index.put(group.key, outcome.reads)
         self._catch_up(group, outcome.reads, began)
         previous, group.result = group.result, result
@@ -421,7 +425,9 @@ class Reactor:
     def _encoded(self, call: Call, outcome: Outcome) -> Result:
         return encode(outcome.value, key=call.query.key, most=self.settings.max_result_bytes)
 
-    def _failed(self, group: Group, error: ForgeError) -> None:
+    def _failed(self, run: "_Run", error: ForgeError, reads: Sequence[BoundRead]) -> None:
+        """Tell the subscribers. A change of what was read, now or before, may mend it."""
+        group = run.group
         self.metrics.failed += 1
         group.failures += 1
         group.error = error
@@ -430,8 +436,12 @@ class Reactor:
         if isinstance(error, ServerError):
             delay = min(5.0, 0.1 * 2 ** min(group.failures, 6)) * random.uniform(0.5, 1.0)
             asyncio.get_running_loop().call_later(delay, self._again, group)
-        elif group.result is None:
-            self._drop(group)
+        elif isinstance(error, QueryRefused):
+            if group.result is None:
+                self._drop(group)
+        else:
+            self._index.put(group.key, [*group.reads, *reads])
+            self._catch_up(group, reads, run.began)
 
     def _again(self, group: Group) -> None:
         if not self._stopping and self.groups.get(group.key) is group:
@@ -504,6 +514,15 @@ class Reactor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a task of the reactor failed", exc_info=error)
+
+
+class _Run(NamedTuple):
+    """A run of a group that has begun: why it runs, and the batch that was read last by then."""
+
+    group: Group
+    causes: tuple[Cause, ...]
+    more: int
+    began: int
 
 
 class _Unexpected(ForgeError):

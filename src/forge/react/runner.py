@@ -13,7 +13,8 @@ push whose snapshot shows that number is the one that contains it.
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -32,10 +33,17 @@ from forge.react.registry import ANYONE, Auth, Call, Mutation
 from forge.track.context import transaction
 
 TRIES: Final = 4
+HOLDERS: Final = 4
+"""How many snapshots are held for several runs at once."""
+MOST_ANALYSES: Final = 10_000
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PRIMARY: Final = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
 _REPLICA: Final = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()::text END"
-_AGAIN: Final = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
+_RACES: Final = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
+
+
+class _Again(Exception):
+    """The server says that it might work when tried again."""
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -69,8 +77,10 @@ class Runner:
         self._url = url
         self._timeout = timeout
         self._primary = _pool(url, connections)
+        # of their own: whoever holds a snapshot waits for runs that need connections too
+        self._holders = _pool(url, HOLDERS)
         self._replicas = [_pool(replica, connections) for replica in replicas]
-        self._analyses: dict[str, Analysis] = {}
+        self._analyses: dict[Hashable, Analysis] = {}
         self._declared: dict[tuple[str, ...], Analysis] = {}
         self._epoch = 0
         self._analyst: AsyncConnection | None = None
@@ -81,12 +91,11 @@ class Runner:
         """Connect to the primary; a server that is not there is an error at once."""
         connection = await connect_async(self._url)
         await connection.close()
-        await self._primary.open()
-        for pool in self._replicas:
+        for pool in (self._primary, self._holders, *self._replicas):
             await pool.open()
 
     async def close(self) -> None:
-        for pool in (self._primary, *self._replicas):
+        for pool in (self._primary, self._holders, *self._replicas):
             await pool.close()
         if self._analyst is not None:
             await self._analyst.close()
@@ -98,13 +107,34 @@ class Runner:
         self._declared.clear()
 
     async def query(
-        self, call: Call, *, reached: Reached | None = None, floor: int = 0, snapshot: str | None = None
+        self,
+        call: Call,
+        *,
+        reached: Reached | None = None,
+        floor: int = 0,
+        snapshot: str | None = None,
+        reads: list[BoundRead] | None = None,
     ) -> Outcome:
-        """Run a query: on a replica that has passed what is known, else on the primary."""
+        """Run a query: on a replica that has passed what is known, else on the primary.
+
+        What it reads is put into `reads` as it goes, so that it is known even if the run fails.
+        """
+        for tried in range(1, TRIES + 1):
+            try:
+                return await self._query(call, reached, floor, snapshot, [] if reads is None else reads)
+            except _Again as again:
+                if tried == TRIES:
+                    raise QueryFailed(f"{call.query.name} lost every race: {again}", fix="try again") from again
+                await asyncio.sleep(random.uniform(0, 0.01 * 2**tried))
+        raise AssertionError
+
+    async def _query(
+        self, call: Call, reached: Reached | None, floor: int, snapshot: str | None, reads: list[BoundRead]
+    ) -> Outcome:
         if reached is not None and snapshot is None and not call.query.consistent and self._replicas:
             needed = max(reached.lsn, floor)
             for pool in random.sample(self._replicas, len(self._replicas)):
-                outcome = await self._on_replica(pool, call, reached.snapshot, needed)
+                outcome = await self._on_replica(pool, call, reached.snapshot, needed, reads)
                 if outcome is not None:
                     return outcome
             self.fallbacks += 1
@@ -113,10 +143,15 @@ class Runner:
             self._primary.connection() as connection,
             _reading(connection, call.auth, _PRIMARY, snapshot) as (seen, lsn),
         ):
-            return await self._run(connection, call, Snapshot.parse(seen), _number(lsn))
+            return await self._run(connection, call, Snapshot.parse(seen), _number(lsn), reads)
 
     async def _on_replica(
-        self, pool: AsyncConnectionPool[AsyncConnection], call: Call, coverage: Snapshot, needed: int
+        self,
+        pool: AsyncConnectionPool[AsyncConnection],
+        call: Call,
+        coverage: Snapshot,
+        needed: int,
+        reads: list[BoundRead],
     ) -> Outcome | None:
         """The outcome of a run there; None when it has not come as far yet, or is not there."""
         try:
@@ -129,22 +164,32 @@ class Runner:
                 async with _reading(connection, call.auth, _REPLICA, None) as (lsn,):
                     if lsn is None:
                         return None
-                    return await self._run(connection, call, coverage, _number(lsn))
+                    return await self._run(connection, call, coverage, _number(lsn), reads)
         except (psycopg.OperationalError, PoolTimeout):
             return None
 
-    async def _run(self, connection: AsyncConnection, call: Call, coverage: Snapshot, lsn: int) -> Outcome:
-        db = WatchedDb(connection, call.arguments, self._analyze)
+    async def _run(
+        self, connection: AsyncConnection, call: Call, coverage: Snapshot, lsn: int, reads: list[BoundRead]
+    ) -> Outcome:
+        reads.clear()
+        analyze = partial(self._analyze, call.auth.role)
+        db = WatchedDb(connection, call.arguments, analyze, reads)
         if call.query.reads:
-            db.reads += bound_reads(await self._declare(call.query.reads), {})
-            db = _DeclaredDb(connection, call.arguments, db)
-        value = await call.query.function(Context(db, call.auth), **call.arguments)
-        return Outcome(value, db.reads, frozenset(db.volatile), coverage, lsn)
+            reads += bound_reads(await self._declare(call.query.reads), {})
+            db = _DeclaredDb(connection, call.arguments, analyze, reads)
+        try:
+            value = await call.query.function(Context(db, call.auth), **call.arguments)
+        except psycopg.errors.FeatureNotSupported as error:
+            if "cached plan" in str(error):  # a prepared statement's result has other types than it had
+                await connection.close()
+                raise _Again(_line(error)) from error
+            raise
+        return Outcome(value, reads, frozenset(db.volatile), coverage, lsn)
 
     @contextlib.asynccontextmanager
     async def shared_snapshot(self) -> AsyncIterator[str]:
         """A snapshot that several runs may use while this lasts."""
-        async with self._errors(), self._primary.connection() as connection:
+        async with self._errors(), self._holders.connection() as connection:
             await connection.execute(_BEGIN)
             try:
                 row = await (await connection.execute("SELECT pg_export_snapshot()")).fetchone()
@@ -162,9 +207,9 @@ class Runner:
             try:
                 async with self._errors(), self._primary.connection() as connection:
                     return await self._mutate(connection, mutation, arguments, auth, trace)
-            except _AGAIN as error:
+            except _Again as again:
                 if tried == TRIES:
-                    raise QueryFailed(f"{mutation.name} lost every race: {_line(error)}", fix="try again") from error
+                    raise QueryFailed(f"{mutation.name} lost every race: {again}", fix="try again") from again
                 await asyncio.sleep(random.uniform(0, 0.01 * 2**tried))
         raise AssertionError
 
@@ -190,16 +235,20 @@ class Runner:
             assert row is not None
             return Reached(Snapshot.parse(row[0]), _number(row[1]))
 
-    async def _analyze(self, statement: str, parameters: Parameters, /) -> Analysis:
-        known = self._analyses.get(statement)
+    async def _analyze(self, role: str | None, statement: str, parameters: Parameters, /) -> Analysis:
+        """What a statement reads; the types of its parameters and the reader's search_path may decide it."""
+        asked = (statement, role, _kind(parameters))
+        known = self._analyses.get(asked)
         if known is None:
             epoch = self._epoch
             async with self._analysing, self._errors():
-                known = self._analyses.get(statement)
+                known = self._analyses.get(asked)
                 if known is None:
-                    known = await catalog.analyze(await self._analyst_connection(), statement, parameters)
+                    known = await catalog.analyze(await self._analyst_connection(), statement, parameters, role)
             if epoch == self._epoch:
-                self._analyses[statement] = known
+                if len(self._analyses) >= MOST_ANALYSES:
+                    self._analyses.clear()
+                self._analyses[asked] = known
         return known
 
     async def _declare(self, names: tuple[str, ...]) -> Analysis:
@@ -219,11 +268,11 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
-        """The server's errors as Forge's; those that mean "again" as they are."""
+        """The server's errors as Forge's."""
         try:
             yield
-        except _AGAIN:
-            raise
+        except _RACES as error:
+            raise _Again(_line(error)) from error
         except PoolTimeout as error:
             raise ServerError("no connection to the database came free in time", fix="look at the server") from error
         except psycopg.Error as error:
@@ -237,10 +286,6 @@ class Runner:
 
 class _DeclaredDb(WatchedDb):
     """The database of a query that declares what it reads: what its statements show is added where it can be known."""
-
-    def __init__(self, connection: AsyncConnection, arguments: Mapping[str, Any], declared: WatchedDb) -> None:
-        super().__init__(connection, arguments, declared._analyze)
-        self.reads = declared.reads
 
     async def _prepare(self, text: str, values: Parameters) -> None:
         with contextlib.suppress(catalog.QueryRefused):
@@ -303,6 +348,21 @@ def _pool(url: str, connections: int) -> AsyncConnectionPool[AsyncConnection]:
 async def _configure(connection: AsyncConnection) -> None:
     """The same values give the same text, whatever server it is and whatever a role's settings are."""
     await connection.execute("SELECT set_config('TimeZone', 'UTC', false)")
+
+
+def _kind(value: Any) -> Hashable:
+    """What decides the type that psycopg sends a value as.
+
+    >>> _kind({"id": 7}) == _kind({"id": 8}), _kind([1]) == _kind(["a"]), _kind(1) == _kind(2**40)
+    (True, False, False)
+    """
+    if isinstance(value, Mapping):
+        return tuple(sorted((name, _kind(inner)) for name, inner in value.items()))
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *sorted({str(_kind(inner)) for inner in value}))
+    if type(value) is int:
+        return f"int{sum(abs(value) >= 1 << bits for bits in (15, 31, 63))}"
+    return type(value).__name__
 
 
 def _number(lsn: str) -> int:

@@ -50,6 +50,8 @@ class Exchange:
         """The name of this node among the others, another one after each start."""
         self.on_gap: list[Callable[[str], None]] = []
         """Called with a node whose messages were missed."""
+        self.on_reconnect: list[Callable[[], None]] = []
+        """Called when messages are heard again after they were not for a while."""
         self._handlers: dict[str, list[Handler]] = {}
         self._work: list[Work] = []
         self._running: list[asyncio.Task[None]] = []
@@ -121,9 +123,14 @@ class Bus(Exchange):
     async def start(self) -> None:
         """Begin to hear; raises ServerError when the database is not there."""
         self._listener = await listen(self._url, CHANNEL).__aenter__()
+        self._listener.on_reconnect = self._reconnected
         loop = asyncio.get_running_loop()
         self._running += [loop.create_task(self._listen(self._listener)), loop.create_task(self._beat_for_ever())]
         await super().start()
+
+    def _reconnected(self) -> None:
+        for handler in self.on_reconnect:
+            handler()
 
     async def stop(self) -> None:
         await super().stop()

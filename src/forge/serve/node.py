@@ -82,7 +82,8 @@ class Node:
     async def start(self) -> None:
         await self.reactor.start()
         wire_revocations(self, self.bus)
-        self.bus.on("definitions", self._redefined)
+        self.bus.on("definitions", lambda payload: self._redefined())
+        self.bus.on_reconnect.append(self._redefined)
         await self.bus.start()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
@@ -198,7 +199,7 @@ class Node:
             if self.revocations.revoked(session.identity):
                 self._expel(session, "revoked")
 
-    def _redefined(self, payload: Any) -> None:
+    def _redefined(self) -> None:
         """Views, functions, policies or grants are others now, which changes what queries return and to whom."""
         self.reactor.runner.forget()
         self.reactor.resync()

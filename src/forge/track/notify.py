@@ -20,7 +20,7 @@ import logging
 import random
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar, overload
 
@@ -117,6 +117,8 @@ class Listener(AsyncIterator[Notification]):
         self._connection: AsyncConnection | None = None
         self._received: deque[psycopg.Notify] = deque()
         self._closed = False
+        self.on_reconnect: Callable[[], None] | None = None
+        """Called when it listens again after a lost connection: messages sent in between are lost."""
 
     async def __aenter__(self) -> Self:
         if self._connection is None:
@@ -191,6 +193,8 @@ class Listener(AsyncIterator[Notification]):
         while not self._closed:
             try:
                 self._connection = await self._connect()
+                if self.on_reconnect is not None:
+                    self.on_reconnect()
                 return
             except (psycopg.OperationalError, ServerError) as error:
                 logger.warning("the listener cannot connect: %s", error)
