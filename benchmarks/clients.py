@@ -45,7 +45,7 @@ class Count(msgspec.Struct, frozen=True, tag=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """How many messages arrived, in how many seconds, and what one of them looks like on the wire."""
+    """How many messages arrived, in how many seconds, and what the last of them looks like on the wire."""
 
     messages: int
     seconds: float
@@ -155,8 +155,8 @@ class _Sockets:
                 self._first(number, whole)
             if looking:
                 self._look(number, whole)
-            elif not self.sample and b"\nevent: update" in whole:
-                self.sample = whole
+            elif b"\nevent: update" in whole:
+                self.sample = whole[: whole.index(_END) + len(_END)]
 
     def _first(self, number: int, whole: bytes) -> None:
         if b"\nid: " in whole:

@@ -10,7 +10,8 @@ from benchmarks.figures import Figure, at_least, figure, ratios
 from benchmarks.served import Served, Serving, prepare, serving
 from benchmarks.writer import UPDATE, Writer, writing
 
-RATE = 200
+RATE = 100
+"""Changes a second: more than there can be pushes, and few enough that a message does not list many causes."""
 SHARE = 0.40
 
 
