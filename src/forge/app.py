@@ -15,6 +15,7 @@ forge serve shop:app
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
@@ -111,7 +112,7 @@ class Forge:
         await node.bus.publish("revoke", {"user": user, "tenant": tenant, "token_id": token_id, "at": time.time()})
 
     def _config(self) -> Config:
-        config = load()
+        config = load(environ=os.environ)
         return config if self._url is None else msgspec.structs.replace(config, database_url=self._url)
 
     @contextlib.asynccontextmanager

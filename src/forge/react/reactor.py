@@ -157,11 +157,15 @@ class Reactor:
         """Begin to follow the log; returns when it is being followed."""
         await self.runner.open()
         self.reached = await self.runner.reached()
-        following = asyncio.Event()
+        following: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._spawn(self._follow(following))
+        try:
+            await asyncio.wait_for(following, 60)
+        except BaseException:
+            await self.stop()
+            raise
         self._spawn(self._flush_for_ever())
         self._spawn(self._look_after())
-        await asyncio.wait_for(following.wait(), 30)
 
     async def stop(self) -> None:
         self._stopping = True
@@ -213,7 +217,7 @@ class Reactor:
 
     # Following
 
-    async def _follow(self, following: asyncio.Event) -> None:
+    async def _follow(self, following: asyncio.Future[None]) -> None:
         while True:
             batches = follow(
                 self.url,
@@ -228,17 +232,21 @@ class Reactor:
             except (CursorExpired, CursorForeign) as error:
                 _log.warning("the log cannot be followed from where it was left, all queries run again: %s", error)
             except ForgeError as error:
+                if not following.done():
+                    following.set_exception(error)
+                    return
                 _log.error("the log cannot be followed, trying again: %s (fix: %s)", error, error.fix)
                 await asyncio.sleep(random.uniform(0.5, 1.5))
             self._lost = True
 
-    def _opened(self, restarted: bool, following: asyncio.Event) -> None:
+    def _opened(self, restarted: bool, following: asyncio.Future[None]) -> None:
         """The log is followed from here. What was missed, or was lost in a crash, is found by running all groups."""
         if restarted or self._lost:
             self._lost = False
             self.runner.forget()
             self.resync()
-        following.set()
+        if not following.done():
+            following.set_result(None)
 
     def _take(self, batch: Batch) -> None:
         """Match a batch; a moment of the event loop, however many groups there are."""

@@ -1,0 +1,125 @@
+"""`forge serve`: an application on a port, one process or several, told to end while clients listen."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from forge.changelog.connection import connect
+from forge.changelog.install import install
+from forge.testing.postgres import fresh_database, temporary_postgres
+
+SHOP = '''
+import forge
+
+app = forge.Forge()
+
+
+@app.query
+async def items(ctx):
+    return await ctx.db.fetch("SELECT id FROM item ORDER BY id")
+
+
+@app.mutation
+async def add(ctx, id: int):
+    await ctx.db.execute("INSERT INTO item VALUES (%(id)s)")
+
+
+not_an_app = 1
+'''
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with temporary_postgres() as server, fresh_database(server) as url:
+        with connect(url) as connection:
+            install(connection)
+            connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+            connection.execute("SELECT public.forge_enable_reactivity('item')")
+        yield url
+
+
+def forge(*arguments: str, folder: Path, url: str) -> subprocess.Popen[str]:
+    (folder / "shop.py").write_text(SHOP)
+    return subprocess.Popen(
+        [sys.executable, "-m", "forge", "serve", *arguments],
+        cwd=folder,
+        env={**os.environ, "FORGE_DATABASE_URL": url, "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextmanager
+def serving(url: str, folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = forge("shop:app", "--port", str(port), *options, folder=folder, url=url)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                if httpx.get(f"{address}/readyz").status_code == 200:
+                    break
+            except httpx.TransportError:
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        yield address, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one", "two"])
+def test_clients_are_told_to_come_back_when_it_ends(database: str, tmp_path: Path, options: tuple[str, ...]) -> None:
+    with serving(database, tmp_path, *options) as (address, process):
+        with httpx.stream("GET", f"{address}/forge/live/items", timeout=30) as response:
+            lines = response.iter_lines()
+            assert any(line == "event: snapshot" for line in lines)
+            added = httpx.post(f"{address}/forge/mutation/add", json={"id": len(options) + 1}, timeout=30)
+            assert added.status_code == 200
+            assert any(line == "event: update" for line in lines)
+            process.send_signal(signal.SIGTERM)
+            assert any(line == "event: bye" for line in lines)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode in (0, 128 + signal.SIGTERM, -signal.SIGTERM), err
+        assert "Traceback" not in err, err
+        assert address in out
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("shop", "'shop' is not MODULE:APP"),
+        ("nowhere:app", "there is no module nowhere"),
+        ("shop:missing", "missing in shop is not a forge.Forge"),
+        ("shop:not_an_app", "not_an_app in shop is not a forge.Forge"),
+    ],
+)
+def test_what_cannot_be_served(database: str, tmp_path: Path, target: str, said: str) -> None:
+    process = forge(target, folder=tmp_path, url=database)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said in err
+    assert "fix: " in err
+    assert "Traceback" not in err
+
+
+def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+    process = forge("shop:app", "--port", "0", folder=tmp_path, url="postgresql://postgres@127.0.0.1:1/postgres")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "cannot reach the database" in err
+    assert "Traceback" not in err
