@@ -107,6 +107,10 @@ class Group:
         else:
             self.more += 1
 
+    def busy(self) -> bool:
+        """Whether a run is in flight."""
+        return self.running
+
     def settled(self) -> bool:
         """Whether the last result shows everything that touched the group, so that it need not run."""
         return not self.forced and self.error is None and all(map(self.coverage.sees, self.unseen))
@@ -152,6 +156,7 @@ class Reactor:
         self._due = asyncio.Event()
         self._stopping = False
         self._lost = False
+        self._checking = False
 
     async def start(self) -> None:
         """Begin to follow the log; returns when it is being followed."""
@@ -236,6 +241,9 @@ class Reactor:
                     following.set_exception(error)
                     return
                 _log.error("the log cannot be followed, trying again: %s (fix: %s)", error, error.fix)
+                await asyncio.sleep(random.uniform(0.5, 1.5))
+            except Exception:
+                _log.exception("following the log failed, trying again")
                 await asyncio.sleep(random.uniform(0.5, 1.5))
             self._lost = True
 
@@ -355,8 +363,8 @@ class Reactor:
             del self._inflight[token]
             for group in groups:
                 group.running = False
-                if group.waiting:
-                    group.waiting = False
+                waiting, group.waiting = group.waiting, False
+                if waiting and not group.settled():
                     self._start([group])
 
     async def _run_together(self, runs: "list[_Run]") -> None:
@@ -472,22 +480,22 @@ class Reactor:
             if now - resynced >= self.settings.resync:
                 resynced = now
                 self.resync()
-            if now - checked >= self.settings.check:
+            if now - checked >= self.settings.check and not self._checking:
                 checked = now
-                await self._check_one()
+                self._checking = True
+                self._spawn(self._check_one())
 
     async def _check_one(self) -> None:
         """Run a random group that nothing has touched; when its result is another, a change was missed."""
-        idle = [
-            group
-            for group in self.groups.values()
-            if group.result is not None and not group.running and group.subscribers
-        ]
-        if not idle:
+        try:
+            await self._check(random.choice(list(self.groups.values())) if self.groups else None)
+        finally:
+            self._checking = False
+
+    async def _check(self, group: Group | None) -> None:
+        if group is None or group.result is None or group.busy() or not group.subscribers:
             return
-        group = random.choice(idle)
         known = group.result
-        assert known is not None
         try:
             outcome = await self.runner.query(group.call)
             found = self._encoded(group.call, outcome)
@@ -502,7 +510,7 @@ class Reactor:
             if self.reached and self.reached.snapshot.xmin >= outcome.coverage.xmax and group.settled():
                 break
             await asyncio.sleep(0.05)
-        if group.result is known and not group.running and self.groups.get(group.key) is group:
+        if group.result is known and not group.busy() and self.groups.get(group.key) is group:
             self.metrics.missed += 1
             _log.error("a change of %s was missed; it runs again", group.call.query.name)
             self._start([group])
