@@ -110,7 +110,11 @@ def connect(url: str, **more: Any) -> Connection:
     """A synchronous connection in autocommit mode."""
     with typed_errors():
         connection = psycopg.Connection.connect(**parameters(url, **more), autocommit=True)
-        connection.execute(_SETTINGS)
+        try:
+            connection.execute(_SETTINGS)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 
@@ -118,5 +122,9 @@ async def connect_async(url: str, **more: Any) -> AsyncConnection:
     """An asynchronous connection in autocommit mode."""
     with typed_errors():
         connection = await psycopg.AsyncConnection.connect(**parameters(url, **more), autocommit=True)
-        await connection.execute(_SETTINGS)
+        try:
+            await connection.execute(_SETTINGS)
+        except BaseException:
+            await connection.close()
+            raise
         return connection

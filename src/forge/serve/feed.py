@@ -39,10 +39,10 @@ from forge.change import NO_CONTEXT, Change, Op, Row, text
 from forge.changelog.connection import translate
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor, Position, Snapshot
-from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError
+from forge.errors import CursorError, ForgeError, ServerError
 from forge.react.registry import BadArguments
 from forge.serve.auth import Identity, bearer
-from forge.serve.http import _STREAM_HEADERS, _address, _left, failure
+from forge.serve.http import STREAM_HEADERS, Forbidden, address_of, failure, left
 from forge.serve.limits import TooMany
 from forge.serve.messages import error_fields, fields, sse
 from forge.serve.node import Node
@@ -70,10 +70,6 @@ _log = logging.getLogger(__name__)
 Backpressure = Literal["drop", "pause"]
 Form = Literal["whole", "unsigned", "out", "in", "bare"]
 """A change as it is; without who did it; as it looks to whom a row leaves, to whom it comes; without any row."""
-
-
-class Forbidden(ForgeError):
-    """Who asks may not see any of it."""
 
 
 # What of a change is shown
@@ -400,7 +396,7 @@ class Output:
         await self.written()
         if not self.started:
             self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self.at = asyncio.get_running_loop().time()
 
@@ -463,7 +459,7 @@ class Client:
     def fail(self, error: ForgeError) -> None:
         """The feed cannot go on."""
         self._error = error
-        self._session.ping()
+        self._session.wake()
 
     def _put(self, page: Page) -> None:
         assert self._cursor is not None
@@ -487,7 +483,7 @@ class Client:
             self._drop()
         self._cursor = after
         if events:
-            self._session.ping()
+            self._session.wake()
 
     def _drop(self) -> None:
         """Let the oldest go that are too many. Of one page none is: a client may have read all that came before."""
@@ -500,7 +496,7 @@ class Client:
         """Take nothing more: the log has it."""
         self._hub.clients.pop(self, None)
         self._held, self._holding, self._behind = None, 0, True
-        self._session.ping()
+        self._session.wake()
 
     # The writer
 
@@ -517,7 +513,7 @@ class Client:
                     await output.written()
                     continue
                 if self._queue:
-                    session.ping()
+                    session.wake()
                 await session.wait()
                 if self._valid():
                     await output.write(self._frames() + self._take() or self._alive())
@@ -679,8 +675,8 @@ async def changes(node: Node, scope: Scope, receive: Receive, send: Send) -> Non
         asked = _asked(request)
         identity = await node.identify(bearer(request.headers))
         view(node, asked, identity)
-        session = node.open(identity, _address(request))
-        leaving = asyncio.get_running_loop().create_task(_left(session, receive))
+        session = node.open(identity, address_of(request))
+        leaving = asyncio.get_running_loop().create_task(left(session, receive))
         try:
             async with _hub(node) as hub:
                 await Client(node, hub, session, asked, output).run()
@@ -695,9 +691,7 @@ async def changes(node: Node, scope: Scope, receive: Receive, send: Send) -> Non
     except ForgeError as error:
         if output.started:
             raise
-        answer = failure(error)
-        answer.status_code = _status(error, answer.status_code)
-        await answer(scope, receive, send)
+        await failure(error)(scope, receive, send)
 
 
 def view(node: Node, asked: Asked, identity: Identity) -> View:
@@ -713,14 +707,6 @@ def view(node: Node, asked: Asked, identity: Identity) -> View:
     if identity.auth.tenant is None:
         raise Forbidden("the token names no tenant", fix="have the issuer set the tenant claim")
     return View(asked.tables, asked.ops, column, identity.auth.tenant)
-
-
-def _status(error: ForgeError, other: int) -> int:
-    if isinstance(error, Forbidden):
-        return 403
-    if isinstance(error, CursorError):
-        return 400 if isinstance(error, CursorInvalid) else 410
-    return other
 
 
 def _asked(request: Request) -> Asked:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forge.errors import ForgeError, ServerError
+from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError
 from forge.react.registry import BadArguments, UnknownName
 from forge.react.result import ResultTooLarge
 from forge.serve import openapi
@@ -27,32 +27,40 @@ from forge.serve.node import Node, UnknownSession
 from forge.serve.session import Mode, Session
 
 BODY_SECONDS: Final = 10.0
-_STREAM_HEADERS: Final = [
+STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-_STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (
-    (KeysUnavailable, 503),
-    (AuthFailed, 401),
-    (UnknownName, 404),
-    (UnknownSession, 404),
-    (TooMany, 429),
-    (ResultTooLarge, 413),
-    (BadArguments, 400),
-    (ServerError, 503),
-)
 _log = logging.getLogger(__name__)
+
+
+class Forbidden(ForgeError):
+    """Who asks may not see any of it."""
 
 
 class TooLarge(ForgeError):
     """A request is larger than the limit, or takes too long to arrive."""
 
 
+_STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (
+    (KeysUnavailable, 503),
+    (AuthFailed, 401),
+    (Forbidden, 403),
+    (UnknownName, 404),
+    (UnknownSession, 404),
+    (TooMany, 429),
+    (TooLarge, 413),
+    (ResultTooLarge, 413),
+    (BadArguments, 400),
+    (CursorInvalid, 400),
+    (CursorError, 410),
+    (ServerError, 503),
+)
+
+
 def status(error: ForgeError) -> int:
     """The HTTP status that an error has."""
-    if isinstance(error, TooLarge):
-        return 413
     return next((number for kind, number in _STATUS if isinstance(error, kind)), 422)
 
 
@@ -173,7 +181,7 @@ class Routes:
             identity = await self._identity(request)
             arguments = _json_argument(request.query_params.get("args"))
             mode = _mode(request.query_params.get("mode"))
-            session = self.node.open(identity, _address(request))
+            session = self.node.open(identity, address_of(request))
             try:
                 known = request.headers.get("last-event-id")
                 self.node.subscribe(session, "live", request.path_params["name"], arguments, mode, known)
@@ -189,7 +197,7 @@ class Routes:
         """GET /forge/session: a stream for any number of subscriptions."""
         request = Request(scope, receive)
         try:
-            session = self.node.open(await self._identity(request), _address(request))
+            session = self.node.open(await self._identity(request), address_of(request))
         except ForgeError as error:
             await failure(error)(scope, receive, send)
             return
@@ -204,9 +212,9 @@ class Routes:
         events: Callable[[Session], bytes],
         hello: bytes = b": forge\n\n",
     ) -> None:
-        leaving = asyncio.get_running_loop().create_task(_left(session, receive))
+        leaving = asyncio.get_running_loop().create_task(left(session, receive))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             await send({"type": "http.response.body", "body": hello, "more_body": True})
             while session.closed != "gone":
                 await session.wait()
@@ -280,14 +288,14 @@ def _live_events(session: Session) -> bytes:
     return b"".join([*found, *(sse(frame.event, b"{" + frame.body, frame.id) for frame in small)])
 
 
-async def _left(session: Session, receive: Receive) -> None:
+async def left(session: Session, receive: Receive) -> None:
     """Close the session when the client goes."""
     while (await receive())["type"] != "http.disconnect":
         pass
     session.close("gone")
 
 
-def _address(request: Request) -> str:
+def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 

@@ -238,7 +238,7 @@ class Node:
                     session.warned = True
                     session.send(Frame("auth", fields(expires_at=expires, renew=True)))
                 elif now - session.written >= self.options.keepalive:
-                    session.ping()
+                    session.wake()
 
     def _expel(self, session: Session, reason: str) -> None:
         """Nothing more of its subscriptions is sent, but why it ends."""

@@ -136,8 +136,8 @@ class Session:
         self._small.append(frame)
         self._wake.set()
 
-    def ping(self) -> None:
-        """Have something sent, so that neither side takes the connection for dead."""
+    def wake(self) -> None:
+        """Have the writer look for something to send; where it finds nothing it sends a ping."""
         self._pinged = True
         self._wake.set()
 

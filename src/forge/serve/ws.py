@@ -135,8 +135,9 @@ class Socket:
         elif message.type == "auth":
             await node.renew(session, message.token)
         elif message.type == "join":
-            await node.channels.join(session, _given(message.channel))
-            self._answer(session, message, members=node.channels.members(session, _given(message.channel)))
+            own = await node.channels.join(session, _given(message.channel))
+            members = node.channels.members(session, _given(message.channel))
+            self._answer(session, message, you=own["id"], members=members)
         elif message.type == "leave":
             await node.channels.leave(session, _given(message.channel))
             self._answer(session, message)
