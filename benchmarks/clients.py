@@ -123,6 +123,7 @@ class _Sockets:
         self._sockets: dict[int, socket.socket] = {}
         self._tails: dict[int, bytes] = {}
         self._newest: dict[int, int] = {}
+        self._room = memoryview(bytearray(262_144))
         self.waiting: set[int] = set()
         self.messages = 0
         self.sample = b""
@@ -141,10 +142,10 @@ class _Sockets:
     def read(self, patience: float, *, looking: bool) -> None:
         """Take in what there is; with `looking`, note when values came that are new."""
         for number, _ in self._epoll.poll(patience):
-            chunk = self._sockets[number].recv(262_144)
-            if not chunk:
+            size = self._sockets[number].recv_into(self._room)
+            if not size:
                 raise RuntimeError("the server ended a stream")
-            data = self._tails[number] + chunk
+            data = self._tails[number] + self._room[:size]
             if data.startswith(b"HTTP/") and b" 200 " not in data[:16]:
                 raise RuntimeError(f"refused: {data[:500].decode()}")
             whole, self._tails[number] = split(data)
