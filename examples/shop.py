@@ -1,6 +1,6 @@
 """A small live shop: one query, two mutations. `docs/tutorial/a-live-page.md` builds it step by step.
 
-python shop.py setup         creates its table and some orders, once: in the embedded PostgreSQL, or as forge.toml says
+python shop.py setup         creates its table and some orders, once: in the embedded PostgreSQL, or FORGE_DATABASE_URL
 forge serve shop:app         serves it at http://127.0.0.1:8710
 """
 
