@@ -14,6 +14,7 @@ import msgspec
 from forge.postgres import PostgresServer
 from forge.testing.oracle.generate import generate
 from forge.testing.oracle.plan import FAULTS, Plan
+from forge.testing.oracle.pruning import check
 from forge.testing.oracle.run import SETTINGS, Report, run
 from forge.testing.oracle.shrink import shrink, until
 from forge.testing.postgres import available_versions, temporary_postgres
@@ -44,6 +45,12 @@ def _search(options: argparse.Namespace, server: PostgresServer) -> int:
     while True:
         plan = _plan(options, seed)
         print(plan.summary(), flush=True)
+        if options.pruning:
+            failed += _check_pruning(plan, options, server)
+            seed += 1
+            if not options.long or time.monotonic() > deadline or (failed and not options.keep_going):
+                return 1 if failed else 0
+            continue
         report = _run(plan, options, server)
         plans += 1
         asks += report.asks
@@ -63,11 +70,20 @@ def _search(options: argparse.Namespace, server: PostgresServer) -> int:
     return 1 if failed else 0
 
 
+def _check_pruning(plan: Plan, options: argparse.Namespace, server: PostgresServer) -> bool:
+    found = check(plan, server, seconds=1e9 if options.plan else options.seconds)
+    print(f"  {found}", flush=True)
+    for discrepancy in found.discrepancies[:SHOWN]:
+        print(f"  {discrepancy}", flush=True)
+    return bool(found.discrepancies)
+
+
 def _plan(options: argparse.Namespace, seed: int) -> Plan:
     if options.plan:
         return msgspec.json.decode(Path(options.plan).read_bytes(), type=Plan)
-    rounds = max(1, round(options.seconds * ROUNDS_A_SECOND))
-    return generate(seed, rounds=rounds, queries=options.queries, faults=tuple(options.faults))
+    rounds = max(1, round(options.seconds * ROUNDS_A_SECOND * (3 if options.pruning else 1)))
+    joins = 0.5 if options.pruning else 0.1
+    return generate(seed, rounds=rounds, queries=options.queries, faults=tuple(options.faults), joins=joins)
 
 
 def _run(plan: Plan, options: argparse.Namespace, server: PostgresServer) -> Report:
@@ -132,6 +148,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="SECONDS",
         help=f"make a failing plan smaller, for so long ({SHRINK_SECONDS:g}), and save it",
     )
+    parser.add_argument("--pruning", action="store_true", help="check what is pruned, statement by statement")
     parser.add_argument("--verbose", action="store_true")
     return parser.parse_args(arguments)
 

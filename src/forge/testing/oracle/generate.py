@@ -10,13 +10,19 @@ from forge.testing.oracle.writes import Writer
 
 
 def generate(
-    seed: int, *, rounds: int = 40, queries: int = 16, faults: tuple[str, ...] = FAULTS, ddl: bool = True
+    seed: int,
+    *,
+    rounds: int = 40,
+    queries: int = 16,
+    faults: tuple[str, ...] = FAULTS,
+    ddl: bool = True,
+    joins: float = 0.1,
 ) -> Plan:
-    """The plan of a seed."""
+    """The plan of a seed; `joins` is the share of queries that are plain outer joins."""
     chance = random.Random(seed)
     schema = views(schemas.generate(chance), chance)
     nodes = chance.choice((1, 1, 2))
-    maker = Maker(schema, chance)
+    maker = Maker(schema, chance, joins=joins)
     asked, made = [], []
     for number in range(queries):
         query, draws = maker.query()

@@ -54,12 +54,13 @@ class Selected(msgspec.Struct, frozen=True):
 
 
 class Maker:
-    """Makes queries. `constants` makes them without parameters."""
+    """Makes queries. `constants` makes them without parameters; `joins` is the share of plain outer joins."""
 
-    def __init__(self, schema: Schema, chance: random.Random, *, constants: bool = False) -> None:
+    def __init__(self, schema: Schema, chance: random.Random, *, constants: bool = False, joins: float = 0.0) -> None:
         self._schema = schema
         self._chance = chance
         self._constants = constants
+        self._joins = joins
         self._draws: Draws = {}
         self._aliases = 0
 
@@ -83,9 +84,13 @@ class Maker:
 
     def statement(self) -> Selected:
         """A whole statement: a SELECT, or several put together."""
+        if self._chance.random() < self._joins:
+            return self._joined()
         chance = self._chance.random()
         if chance < 0.35:
             return self._filtered()
+        if chance < 0.42:
+            return self._joined()
         if chance < 0.6:
             return self.select(_DEEPEST, ())  # without subqueries
         if chance < 0.67:
@@ -113,6 +118,36 @@ class Maker:
         if numbers and self._chance.random() < 0.04:  # fails for some rows
             outputs.append(Output(f"10 / {source.alias}.{self._pick(numbers).name}", "int"))
         return self._plain(tail, (source,), outputs)
+
+    def _joined(self) -> Selected:
+        """Two tables in an outer join, each asked something alone: in ON, in WHERE, or that it is not there."""
+        relations = self._schema.relations
+        left, first = self._relation(self._schema.some_relation(self._chance, relations), (), ())
+        right, second = self._relation(self._schema.some_relation(self._chance, relations), (), (first,))
+        side = self._pick(("LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "JOIN"))
+        on = self._on([first], second)
+        if side != "FULL JOIN" and self._chance.random() < 0.5:
+            on += f" AND {self._alone(self._pick((first, second)))}"
+        where = ""
+        if self._chance.random() < 0.5:
+            asked = [self._alone(self._pick((first, second))) for _ in range(self._pick((1, 1, 2)))]
+            where = f" WHERE {self._pick((' AND ', ' AND ', ' OR ')).join(asked)}"
+        tail = f" FROM {left} {side} {right} ON {on}{where}"
+        if self._chance.random() < 0.3:
+            return Selected(f"SELECT count(*) AS c0{tail}", (Column("c0", "big"),), ordered=True, single=True)
+        return self._plain(tail, (first, second), [self._any_column((first, second))])
+
+    def _alone(self, source: Source) -> str:
+        """Something asked of one table alone."""
+        column = self._schema.some_column(self._chance, source.columns)
+        name, kind = f"{source.alias}.{column.name}", KINDS[column.kind]
+        form = self._chance.random()
+        if form < 0.3:
+            return f"{name} IS {self._pick(('', '', 'NOT '))}NULL"
+        if form < 0.4:
+            return f"{name} IS {self._pick(('', 'NOT '))}DISTINCT FROM {self._operand(kind)}"
+        compared = self._compared(name, kind) if form < 0.8 else self._listed(name, kind)
+        return f"NOT ({compared})" if form > 0.95 else compared
 
     # Statements of several SELECTs
 

@@ -402,7 +402,7 @@ class _Run:
             lines += [f"read: {read}" for read in analysis.reads] if analysis else []
         lines.append(f"parameters: {asking.values(ask)}")
         lines += [f"written: {text}" for text in _written(self._plan.rounds[number])]
-        lines += [f"change: {_change(change)}" for change in node.changes]
+        lines += [f"change: {shown_change(change)}" for change in node.changes]
         return "\n  ".join(lines)
 
 
@@ -421,7 +421,7 @@ def _same(held: Result, expected: Result, *, ordered: bool) -> bool:
     return held.rows == expected.rows if ordered else sorted(held.rows) == sorted(expected.rows)
 
 
-def _change(change: Change) -> str:
+def shown_change(change: Change) -> str:
     return (
         f"{change.op} {change.schema}.{change.table} {_short(change.before)} -> {_short(change.after)} {change.hidden}"
     )

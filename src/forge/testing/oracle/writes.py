@@ -235,8 +235,9 @@ class Writer:
         return self._value(column)
 
     def _where(self, table: Relation) -> str:
-        if self._chance.random() < 0.6:
-            column = self._pick([column for column in table.columns if column.kind not in ("list", "json")])
+        plain = [column for column in table.columns if column.kind not in ("list", "json")]
+        if plain and self._chance.random() < 0.6:
+            column = self._pick(plain)
             text = quoted(self._pick(KINDS[column.kind].texts))
             return f"{column.name} = {text}::{KINDS[column.kind].sql}".replace("%", "%%")
         alias = "old" if table.shape == "view" else table.name.rpartition(".")[2]
