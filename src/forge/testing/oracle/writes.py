@@ -89,7 +89,7 @@ class Writer:
             return self._insert(table)
         columns = table.writable
         names = ", ".join(column.name for column in columns)
-        changed = self._assigned([column for column in columns if column.name not in table.key], table)
+        changed = self._assigned([column for column in columns if column.name not in table.key], table.name)
         return (
             f"INSERT INTO {table.name} ({names}) VALUES ({self._row(table, columns)})"
             f" ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {changed}"
@@ -97,7 +97,7 @@ class Writer:
 
     def _update(self, table: Relation) -> str:
         columns = [column for column in table.writable if column.name not in table.key]
-        return f"UPDATE {table.name} SET {self._assigned(columns, table)} WHERE {self._where(table)}"
+        return f"UPDATE {table.name} SET {self._assigned(columns, table.name)} WHERE {self._where(table)}"
 
     def _update_one(self, table: Relation) -> str:
         column = self._column(table)
@@ -146,7 +146,7 @@ class Writer:
         columns = table.writable
         names = ", ".join(column.name for column in columns)
         matched = " AND ".join(f"old.{name} = new.{name}" for name in table.key)
-        changed = self._assigned([column for column in columns if column.name not in table.key], table)
+        changed = self._assigned([column for column in columns if column.name not in table.key], "old")
         otherwise = self._pick((f"UPDATE SET {changed}", "DELETE", "DO NOTHING"))
         values = ", ".join(f"new.{column.name}" for column in columns)
         return (
@@ -225,13 +225,13 @@ class Writer:
             return str(self._chance.randrange(_KEYS))
         return stored(KINDS[column.kind], self._chance, nullable=column.nullable)
 
-    def _assigned(self, columns: Sequence[Column], table: Relation) -> str:
+    def _assigned(self, columns: Sequence[Column], table: str) -> str:
         chosen = self._chance.sample(list(columns), self._chance.randint(1, min(3, len(columns))))
         return ", ".join(f"{column.name} = {self._changed(column, table)}" for column in chosen)
 
-    def _changed(self, column: Column, table: Relation) -> str:
+    def _changed(self, column: Column, table: str) -> str:
         if column.kind == "int" and self._chance.random() < 0.3:
-            return f"coalesce({table.name}.{column.name}, 0) %% 4 + 1" if "." not in table.name else "2"
+            return f"coalesce({table.rpartition('.')[2]}.{column.name}, 0) %% 4 + 1"
         return self._value(column)
 
     def _where(self, table: Relation) -> str:
