@@ -19,11 +19,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar, overload
+from pathlib import Path
+from typing import Any, Final, TypeVar, overload
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from forge.changelog.connection import connect
+from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, maintain
 from forge.config import Config, load
 from forge.database import database
@@ -37,6 +40,8 @@ from forge.serve.asgi import ForgeApp
 from forge.serve.node import Node, Options
 
 F = TypeVar("F", bound=Function)
+SERVE_FLAGS: Final = "_FORGE_SERVE_FLAGS"
+"""The variable by which `forge serve` hands its flags to its processes."""
 
 
 class Forge:
@@ -112,7 +117,10 @@ class Forge:
         await node.bus.publish("revoke", {"user": user, "tenant": tenant, "token_id": token_id, "at": time.time()})
 
     def _config(self) -> Config:
-        config = load(environ=os.environ)
+        """What is in force: as everywhere, with the flags of `forge serve`; a URL of the application's own wins."""
+        given = msgspec.json.decode(os.environ.get(SERVE_FLAGS, "{}"))
+        file = given.pop("config", None)
+        config = load(given, os.environ, Path(file) if file else None)
         return config if self._url is None else msgspec.structs.replace(config, database_url=self._url)
 
     @contextlib.asynccontextmanager
@@ -120,6 +128,9 @@ class Forge:
         """A node of this application while the block lasts; it looks after the log too."""
         config = self._config()
         with database(config, create=True) as found:
+            if found.embedded:
+                with connect(found.url) as connection:
+                    install(connection)
             runner = Runner(found.url, replicas=self._replicas, connections=self._connections)
             node = Node(self.registry, Reactor(runner, found.url, self.settings), self.options)
             await node.start()

@@ -17,7 +17,7 @@ from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.testing.postgres import fresh_database, temporary_postgres
 
-SHOP = '''
+SHOP = """
 import forge
 
 app = forge.Forge()
@@ -34,7 +34,7 @@ async def add(ctx, id: int):
 
 
 not_an_app = 1
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,12 @@ def test_clients_are_told_to_come_back_when_it_ends(database: str, tmp_path: Pat
         assert process.returncode in (0, 128 + signal.SIGTERM, -signal.SIGTERM), err
         assert "Traceback" not in err, err
         assert address in out
+
+
+def test_flags_win_over_the_environment_and_the_file(database: str, tmp_path: Path) -> None:
+    (tmp_path / "forge.toml").write_text('database_url = "postgresql://postgres@127.0.0.1:1/nowhere"\n')
+    with serving("postgresql://postgres@127.0.0.1:1/nowhere", tmp_path, "--database-url", database) as (address, _):
+        assert httpx.post(f"{address}/forge/query/items", timeout=30).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -485,3 +485,23 @@ async def test_a_write_and_its_push_are_one_trace(database: str, shop: Connectio
     assert span.start_time is not None
     assert span.end_time is not None
     assert span.end_time > span.start_time
+
+
+async def test_pages_of_other_sites_cannot_write_or_listen(database: str, shop: Connection) -> None:
+    from websockets.asyncio.client import connect as open_socket
+    from websockets.exceptions import InvalidStatus
+    from websockets.typing import Origin
+
+    app = application(database, origins=("https://allowed.example",))
+    async with serving(app) as served:
+        own = {"origin": served.url}
+        for headers, status in (({"origin": "https://evil.example"}, 403), (own, 200), ({}, 200)):
+            assert (await served.post("/forge/mutation/pay", {"id": 1}, headers=headers)).status_code == status
+        allowed = await served.post("/forge/mutation/pay", {"id": 1}, headers={"origin": "https://allowed.example"})
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://allowed.example"
+        url = served.url.replace("http", "ws") + "/forge/ws"
+        with pytest.raises(InvalidStatus):
+            await open_socket(url, origin=Origin("https://evil.example"), proxy=None)
+        async with open_socket(url, origin=Origin("https://allowed.example"), proxy=None) as socket:
+            assert "session" in str(await socket.recv())

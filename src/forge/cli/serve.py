@@ -5,9 +5,10 @@ import os
 import sys
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from forge.cli.session import session
+from forge.cli.session import Session, session
 from forge.errors import ConfigError
 
 
@@ -15,7 +16,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         "serve",
         epilog="Examples:\n\nforge serve shop:app\n\nforge serve shop:app --port 9000 --workers 4\n\n"
-        "curl -N 'http://127.0.0.1:8710/forge/live/open_orders?args={\"customer_id\":7}'",
+        "curl -gN 'http://127.0.0.1:8710/forge/live/open_orders?args={\"customer_id\":7}'",
     )(serve)
 
 
@@ -28,16 +29,20 @@ def serve(
 ) -> None:
     """Serve an application: live queries over SSE and WebSocket, mutations, the raw feed, metrics."""
     run = session(context)
-    try:
-        import uvicorn
-    except ImportError:
-        raise ConfigError("the server is not installed", fix="pip install 'forge-changes[serve]'") from None
     sys.path.insert(0, os.getcwd())
-    check(target)
-    if run.config.origins.get("database_url", "").startswith("-"):
-        os.environ["FORGE_DATABASE_URL"] = run.config.database_url or ""
-    run.done(f"serving {target} at http://{host}:{port}")
-    uvicorn.run(
+    check(target, run)
+    import uvicorn
+    from uvicorn.supervisors import Multiprocess
+
+    class Server(uvicorn.Server):
+        """Says that it serves once it does."""
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                run.done(f"serving {target} at http://{host}:{port}")
+
+    options = uvicorn.Config(
         target,
         host=host,
         port=port,
@@ -51,12 +56,25 @@ def serve(
         timeout_graceful_shutdown=10,
         server_header=False,
     )
+    if workers > 1:
+        listening = options.bind_socket()
+        run.done(f"serving {target} at http://{host}:{port} by {workers} processes")
+        Multiprocess(options, [listening]).run()
+        return
+    server = Server(options)
+    server.run()
+    if not server.started:
+        raise typer.Exit(1)
 
 
-def check(target: str) -> Any:
-    """The application that is named; raise ConfigError when there is none."""
-    from forge.app import Forge
-
+def check(target: str, run: Session) -> Any:
+    """The application that is named; raise ConfigError when there is none. Its processes get the flags of this one."""
+    try:
+        from forge.app import SERVE_FLAGS, Forge
+    except ModuleNotFoundError as error:
+        missing = f"{error.name} is not installed"
+        raise ConfigError(missing, fix="pip install 'forge-changes[serve]'") from error
+    os.environ[SERVE_FLAGS] = msgspec.json.encode(run.given()).decode()
     module, _, name = target.partition(":")
     fix = "name a module and the Forge() in it, e.g. shop:app"
     if not module or not name:

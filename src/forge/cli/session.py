@@ -71,6 +71,11 @@ class Session:
         """The configuration in force."""
         return configuration.load(self._flags, os.environ, self._config_file, self._url)
 
+    def given(self) -> dict[str, str]:
+        """The flags that were given, and the file of settings, for a process that runs for this one."""
+        flags = {name: str(value) for name, value in self._flags.items() if value is not None}
+        return flags if self._config_file is None else {**flags, "config": str(self._config_file)}
+
     def use(self, url: str | None) -> None:
         """Take the database from a command's own argument."""
         self._url = url

@@ -95,6 +95,7 @@ class Group:
         self.more = 0
         self.unseen: set[int] = set()
         self.forced = False
+        self.touched_at: float | None = None
         self.idle_since = 0.0
         self.refreshed = 0.0
         self.failures = 0
@@ -102,6 +103,7 @@ class Group:
     def touch(self, change: Change, transaction: int) -> None:
         """Remember why it will run."""
         self.unseen.add(transaction)
+        self.touched_at = self.touched_at or time.monotonic()
         if len(self.causes) < MOST_CAUSES:
             self.causes.append(Cause.of(change))
         else:
@@ -352,6 +354,10 @@ class Reactor:
     async def _run(self, groups: list[Group]) -> None:
         # before any snapshot is taken: what touches a group from now on may not be in it
         runs = [_Run(group, *group.begin(), self._batch) for group in groups]
+        for group in groups:
+            if group.touched_at is not None:
+                self.on_latency("debounce", time.monotonic() - group.touched_at)
+                group.touched_at = None
         token = id(runs)
         self._inflight[token] = self._batch
         try:
@@ -418,8 +424,10 @@ class Reactor:
         push = Push(result, previous, outcome.coverage, causes, more)
         if causes:
             self.on_latency("commit_to_push", time.time() - causes[0].at.timestamp())
+        pushing = time.monotonic()
         for subscriber in list(group.subscribers):
             subscriber.push(push)
+        self.on_latency("push", time.monotonic() - pushing)
         for observer in self.on_push:
             observer(group, push)
 
@@ -547,6 +555,8 @@ class _Unexpected(ForgeError):
 
 def _by_session(groups: list[Group]) -> list[list[Group]]:
     """The groups in sets that share no session with each other."""
+    if len(groups) == 1:
+        return [groups]
     leader: dict[GroupKey, GroupKey] = {group.key: group.key for group in groups}
 
     def lead(key: GroupKey) -> GroupKey:

@@ -42,11 +42,12 @@ from forge.cursor import Cursor, Position, Snapshot
 from forge.errors import CursorError, ForgeError, ServerError
 from forge.react.registry import BadArguments
 from forge.serve.auth import Identity, bearer
-from forge.serve.http import STREAM_HEADERS, Forbidden, address_of, failure, left
+from forge.serve.http import Forbidden, address_of, failure
 from forge.serve.limits import TooMany
 from forge.serve.messages import error_fields, fields, sse
 from forge.serve.node import Node
 from forge.serve.session import Session
+from forge.serve.stream import HEADERS, left
 from forge.values import Column
 from forge.wire import encode
 
@@ -396,7 +397,7 @@ class Output:
         await self.written()
         if not self.started:
             self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self.at = asyncio.get_running_loop().time()
 

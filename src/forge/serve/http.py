@@ -5,9 +5,8 @@ does not read holds up its own writer only.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -22,16 +21,12 @@ from forge.react.result import ResultTooLarge
 from forge.serve import openapi
 from forge.serve.auth import AuthFailed, Identity, KeysUnavailable, bearer
 from forge.serve.limits import TooMany
-from forge.serve.messages import PING, error_fields, fields, shared_sse, sse
+from forge.serve.messages import error_fields, fields, shared_sse, sse
 from forge.serve.node import Node, UnknownSession
 from forge.serve.session import Mode, Session
+from forge.serve.stream import Stream
 
 BODY_SECONDS: Final = 10.0
-STREAM_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),
-]
 _log = logging.getLogger(__name__)
 
 
@@ -191,7 +186,7 @@ class Routes:
         except ForgeError as error:
             await failure(error)(scope, receive, send)
             return
-        await self._stream(session, receive, send, _live_events)
+        await self._run(Stream(session, send, _live_events), session, receive, b": forge\n\n")
 
     async def session(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /forge/session: a stream for any number of subscriptions."""
@@ -202,41 +197,19 @@ class Routes:
             await failure(error)(scope, receive, send)
             return
         hello = sse("session", b"{" + fields(session=session.id, expires_at=session.identity.expires_at))
-        await self._stream(session, receive, send, _session_events, hello)
+        await self._run(Stream(session, send, _session_events), session, receive, hello)
 
-    async def _stream(
-        self,
-        session: Session,
-        receive: Receive,
-        send: Send,
-        events: Callable[[Session], bytes],
-        hello: bytes = b": forge\n\n",
-    ) -> None:
-        leaving = asyncio.get_running_loop().create_task(left(session, receive))
+    async def _run(self, stream: Stream, session: Session, receive: Receive, hello: bytes) -> None:
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            await send({"type": "http.response.body", "body": hello, "more_body": True})
-            while session.closed != "gone":
-                await session.wait()
-                body = events(session)
-                if body or session.closed is None:
-                    await send({"type": "http.response.body", "body": body or PING, "more_body": True})
-                if session.closed is not None:
-                    break
-            if session.closed != "gone":
-                await send({"type": "http.response.body", "body": b""})
-        except OSError:
-            pass  # the client is gone, and there is nobody to tell
+            await stream.run(receive, hello)
         finally:
             self.node.close(session)
-            leaving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await leaving
 
     # Requests
 
     async def _answered(self, request: Request, answer: Callable[[Identity], Awaitable[Response]]) -> Response:
         try:
+            check_origin(request.headers, self.node.options.origins)
             return await answer(await self._identity(request))
         except ForgeError as error:
             return failure(error)
@@ -288,11 +261,18 @@ def _live_events(session: Session) -> bytes:
     return b"".join([*found, *(sse(frame.event, b"{" + frame.body, frame.id) for frame in small)])
 
 
-async def left(session: Session, receive: Receive) -> None:
-    """Close the session when the client goes."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    session.close("gone")
+def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
+    """A page of another site may not write or listen through its visitor's browser, unless its origin is allowed.
+
+    >>> check_origin({"host": "shop.example", "origin": "https://shop.example"}, ())
+    >>> check_origin({"host": "shop.example", "origin": "https://evil.example"}, ())
+    Traceback (most recent call last):
+    forge.serve.http.Forbidden: the origin https://evil.example is not allowed
+    """
+    origin = headers.get("origin")
+    if origin is None or origin in allowed or "*" in allowed or origin.partition("://")[2] == headers.get("host"):
+        return
+    raise Forbidden(f"the origin {origin[:100]} is not allowed", fix="add it to origins in Options")
 
 
 def address_of(request: Request) -> str:

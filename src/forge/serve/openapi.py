@@ -5,6 +5,7 @@ What comes back from a query is not described further: its result is whatever JS
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
@@ -44,11 +45,12 @@ class TooManyBody(msgspec.Struct):
 
 
 class QueryBody(msgspec.Struct):
-    """A result, its hash, and the snapshot of the database that it shows."""
+    """A result, its hash, and the snapshot of the database that it shows, or the instant that it is of."""
 
     result: Any
     hash: str
-    snapshot: str
+    snapshot: str | msgspec.UnsetType = msgspec.UNSET
+    as_of: datetime | msgspec.UnsetType = msgspec.UNSET
 
 
 class MutationBody(msgspec.Struct):
@@ -114,10 +116,12 @@ _BODIES: Final = (
 _ERRORS: Final = {
     400: "The arguments are not those that it takes.",
     401: "The token is missing or not acceptable.",
+    403: "The caller may not see any of it, or comes from an origin that is not allowed.",
     404: "There is no such name or session.",
-    409: "Another transaction was in the way; nothing was written.",
+    410: "The cursor cannot be gone on from; take one now and read the tables anew.",
     413: "The request or the result is too large.",
     422: "It was refused or failed; nothing was written.",
+    500: "The function failed; nothing was written.",
     429: "A limit is reached; `retry_after_secs` says when to try again.",
     503: "The database does not answer now.",
 }
@@ -166,7 +170,8 @@ class _Paths:
             f"/forge/query/{quote(query.name, safe='')}",
             f"query:{query.name}",
             _summary(query, f"The result of {query.name} now."),
-            self._answers(QueryBody, 400, 401, 404, 413, 422, 429, 503),
+            self._answers(QueryBody, 400, 401, 403, 404, 413, 422, 429, 500, 503),
+            parameters=[_AS_OF],
             requestBody=_request(arguments, required=_needs_arguments(query)),
         )
         self._add(
@@ -193,7 +198,7 @@ class _Paths:
             f"/forge/mutation/{quote(mutation.name, safe='')}",
             f"mutation:{mutation.name}",
             _summary(mutation, f"Run {mutation.name} in one transaction."),
-            self._answers(MutationBody, 400, 401, 404, 409, 413, 422, 429, 503),
+            self._answers(MutationBody, 400, 401, 403, 404, 413, 422, 429, 500, 503),
             requestBody=_request(arguments, required=_needs_arguments(mutation)),
         )
 
@@ -214,8 +219,14 @@ class _Paths:
             "/forge/changes",
             "changes",
             "Every change, as it is committed.",
-            {**_stream("A `change` for each change."), **self._errors(400, 401, 429, 503)},
-            parameters=[_LAST_EVENT],
+            {**_stream("A `change` for each change."), **self._errors(400, 401, 403, 410, 429, 503)},
+            parameters=[
+                _chosen("table", "Only changes of these tables: orders, sales.orders.", many=True),
+                _chosen("op", "Only these operations.", many=True),
+                _chosen("from", "start, now, or a cursor."),
+                _chosen("backpressure", "drop (the oldest that wait) or pause (and catch up from the log)."),
+                _LAST_EVENT,
+            ],
         )
         ready = {**self._answers(HealthBody), "503": _answer("It cannot serve now.", self._bodies[HealthBody])}
         text = {"200": {"description": "In Prometheus's text format.", "content": {"text/plain": {}}}}
@@ -229,7 +240,7 @@ class _Paths:
             f"/forge/session/{{id}}/{name}",
             f"session:{name}",
             summary,
-            self._answers(answer, 400, 401, 404, 413, 429, 503),
+            self._answers(answer, 400, 401, 403, 404, 413, 429, 503),
             parameters=[{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
             requestBody=_request(self._bodies[asked], required=True),
         )
@@ -254,6 +265,18 @@ class _Paths:
         return {**_answer(_ERRORS[code], self._bodies[TooManyBody]), "headers": retry}
 
 
+def _chosen(name: str, description: str, *, many: bool = False) -> Object:
+    schema: Object = {"type": "array", "items": {"type": "string"}} if many else {"type": "string"}
+    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+
+
+_AS_OF: Final = {
+    "name": "as_of",
+    "in": "query",
+    "required": False,
+    "description": "Answer as of this instant of the past.",
+    "schema": {"type": "string", "format": "date-time"},
+}
 _MODE: Final = {
     "name": "mode",
     "in": "query",

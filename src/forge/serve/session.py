@@ -110,6 +110,8 @@ class Session:
         self.channels: set[str] = set()
         self.closed: str | None = None
         self.written = clock()
+        self.on_ready: Callable[[], bool] | None = None
+        """Writes at once what is ready, or returns False; None while that may not be done."""
         self.warned = False
         self._dropped = 0
         self._clock = clock
@@ -126,7 +128,8 @@ class Session:
     def ready(self, subscription: Subscription) -> None:
         """A subscription has something to send."""
         self._ready[subscription] = None
-        self._wake.set()
+        if self.on_ready is None or self._small or self.closed is not None or not self.on_ready():
+            self._wake.set()
 
     def send(self, frame: Frame) -> None:
         """Send a small message; when 256 wait, the oldest goes."""

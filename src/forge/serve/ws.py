@@ -4,7 +4,8 @@ A client's messages are JSON objects with a `type`: `auth` (first, unless the ha
 `unsubscribe`, `query`, `mutate`, `join`, `leave`, `publish`, `ping`. What asks for an answer carries an `id` of the
 client's, and the `answer` has it. A malformed message gets an `error` answer; too many of them end the connection.
 
-Close codes: 4400 malformed, 4401 not authorized or expired, 4429 too many, 1012 the server restarts.
+Close codes: 4400 malformed, 4401 not authorized or expired, 4429 too many, 1012 the server restarts. A page of
+an origin that is not allowed is refused in the handshake.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from forge.errors import ForgeError
 from forge.react.registry import BadArguments
 from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.serve.http import Forbidden, check_origin
 from forge.serve.limits import TooMany
 from forge.serve.messages import Frame, error_fields, fields, socket
 from forge.serve.node import Node
@@ -54,6 +56,11 @@ class Socket:
 
     async def run(self) -> None:
         """Serve it until either side ends it."""
+        try:
+            check_origin(self._websocket.headers, self._node.options.origins)
+        except Forbidden as error:
+            await self._end(4403, str(error))
+            return
         await self._websocket.accept()
         try:
             session = await self._admitted()
