@@ -79,7 +79,7 @@ def serving(url: str, folder: Path, *options: str) -> Iterator[tuple[str, subpro
         yield address, process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 @pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one", "two"])
