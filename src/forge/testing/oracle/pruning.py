@@ -26,7 +26,7 @@ from forge.react.result import encode
 from forge.react.runner import Runner
 from forge.testing.oracle import ask as asking
 from forge.testing.oracle.plan import Plan
-from forge.testing.oracle.run import Discrepancy, prepare, shown_change
+from forge.testing.oracle.run import Discrepancy, prepare, shown_change, shown_reads
 from forge.testing.postgres import fresh_database
 
 
@@ -145,8 +145,7 @@ class _Check:
         lines = [f"{before} became {held.rows}", f"written: {sql}"]
         for statement in query.statements:
             lines.append(f"SQL: {statement}")
-            analysis = self._runner._analyses.get(statement)
-            lines += [f"read: {read}" for read in analysis.reads] if analysis else []
+            lines += shown_reads(self._runner, statement)
         lines.append(f"parameters: {dict(held.call.arguments)}, as {held.call.auth}")
         lines += [f"change: {shown_change(change)}" for change in changes[:12]]
         return "\n  ".join(lines)

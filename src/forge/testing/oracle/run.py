@@ -413,8 +413,7 @@ class _Run:
         lines = [what, f"query {ask.query}, ask {subscribed.ask}, as {asking.auth(ask)}, key {query.key}"]
         for statement in query.statements:
             lines.append(f"SQL: {statement}")
-            analysis = node.reactor.runner._analyses.get(statement)
-            lines += [f"read: {read}" for read in analysis.reads] if analysis else []
+            lines += shown_reads(node.reactor.runner, statement)
         lines.append(f"parameters: {asking.values(ask)}")
         lines += [f"written: {text}" for text in _written(self._plan.rounds[number])]
         lines += [f"change: {shown_change(change)}" for change in node.changes]
@@ -434,6 +433,14 @@ def _same(held: Result, expected: Result, *, ordered: bool) -> bool:
     if held.single != expected.single:
         return False
     return held.rows == expected.rows if ordered else sorted(held.rows) == sorted(expected.rows)
+
+
+def shown_reads(runner: Runner, statement: str) -> list[str]:
+    """What a statement was found to read, whoever asked and by whatever types of parameters."""
+    known = [
+        analysis for asked, analysis in runner._analyses.items() if isinstance(asked, tuple) and statement in asked
+    ]
+    return list(dict.fromkeys(f"read: {read}" for analysis in known for read in analysis.reads))
 
 
 def shown_change(change: Change) -> str:
