@@ -150,7 +150,8 @@ async def test_partitions_are_read_as_the_whole_table(analyst: AsyncConnection, 
     )
     enable(connection, "p")
     for name in ("p", "p1", "p11"):
-        assert await reads(analyst, f"SELECT id FROM {name} WHERE a = 1") == [("p", {"id", "a"}, A1)]
+        columns = {"id", "a"} if name == "p" else None  # a row may leave a part by any column
+        assert await reads(analyst, f"SELECT id FROM {name} WHERE a = 1") == [("p", columns, A1)]
 
 
 async def test_an_inheriting_child_is_read_as_its_parent(analyst: AsyncConnection, connection: Connection) -> None:
@@ -158,7 +159,7 @@ async def test_an_inheriting_child_is_read_as_its_parent(analyst: AsyncConnectio
     connection.execute("CREATE TABLE child (extra integer) INHERITS (base)")
     enable(connection, "base")
     assert await reads(analyst, "SELECT id FROM base WHERE a = 1") == [("base", {"id", "a"}, A1)]
-    assert await reads(analyst, "SELECT id FROM child WHERE a = 1") == [("base", {"id", "a"}, A1)]
+    assert await reads(analyst, "SELECT id FROM child WHERE a = 1") == [("base", None, A1)]
     assert "extra" in str(await refusal(analyst, "SELECT extra FROM child"))
     assert "extra" in str(await refusal(analyst, "SELECT child FROM child"))
 

@@ -363,11 +363,6 @@ async def test_a_role_whose_own_schema_hides_a_table(database: str, connection: 
         await held.becomes((b'{"id":9}',))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="catalog._tracked keeps the columns read of a partition, though the partition key decides whose a row is",
-)
 async def test_a_row_moves_out_of_the_partition_that_is_read(database: str, connection: Connection) -> None:
     """Of a table without a key the log has an update of the partition key alone, which the query does not read."""
     connection.execute(

@@ -525,5 +525,7 @@ async def _tracked(catalog: _Catalog, reads: Mapping[int, list[_Read]]) -> Analy
                         f" {', '.join(sorted(unlogged))}",
                         fix=f"read only those that it has from {schema}.{table}",
                     )
-                found_reads[TableRead(schema, table, read.columns, read.condition)] = None
+                # a row may leave or enter a part by a column that is not read
+                columns_read = read.columns if oid == root else None
+                found_reads[TableRead(schema, table, columns_read, read.condition)] = None
     return Analysis((*found_reads, *watched), types, tuple(sorted(catalog.volatile)))

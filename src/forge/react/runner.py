@@ -32,6 +32,7 @@ from forge.react.readset import Analysis
 from forge.react.registry import ANYONE, Auth, Call, Mutation
 from forge.track.context import transaction
 
+Pool = AsyncConnectionPool[AsyncConnection]
 TRIES: Final = 4
 HOLDERS: Final = 4
 """How many snapshots are held for several runs at once."""
@@ -82,6 +83,7 @@ class Runner:
         self._replicas = [_pool(replica, connections) for replica in replicas]
         self._analyses: dict[Hashable, Analysis] = {}
         self._declared: dict[tuple[str, ...], Analysis] = {}
+        self._endings: set[asyncio.Task[None]] = set()
         self._epoch = 0
         self._analyst: AsyncConnection | None = None
         self._analysing = asyncio.Lock()
@@ -95,6 +97,8 @@ class Runner:
             await pool.open()
 
     async def close(self) -> None:
+        if self._endings:
+            await asyncio.wait(self._endings)
         for pool in (self._primary, self._holders, *self._replicas):
             await pool.close()
         if self._analyst is not None:
@@ -138,16 +142,13 @@ class Runner:
                 if outcome is not None:
                     return outcome
             self.fallbacks += 1
-        async with (
-            self._errors(),
-            self._primary.connection() as connection,
-            _reading(connection, call.auth, _PRIMARY, snapshot) as (seen, lsn),
-        ):
+        async with self._errors(), self._reading(self._primary) as connection:
+            seen, lsn = await _began(connection, call.auth, _PRIMARY, snapshot)
             return await self._run(connection, call, Snapshot.parse(seen), _number(lsn), reads)
 
     async def _on_replica(
         self,
-        pool: AsyncConnectionPool[AsyncConnection],
+        pool: Pool,
         call: Call,
         coverage: Snapshot,
         needed: int,
@@ -155,16 +156,16 @@ class Runner:
     ) -> Outcome | None:
         """The outcome of a run there; None when it has not come as far yet, or is not there."""
         try:
-            async with pool.connection(timeout=0.5) as connection:
+            async with self._reading(pool, timeout=0.5) as connection:
                 # asked before the snapshot is taken, which then shows at least that much
                 passed = await (await connection.execute(_REPLICA)).fetchone()
                 # a promoted one has a history of its own
                 if passed is None or passed[0] is None or _number(passed[0]) < needed:
                     return None
-                async with _reading(connection, call.auth, _REPLICA, None) as (lsn,):
-                    if lsn is None:
-                        return None
-                    return await self._run(connection, call, coverage, _number(lsn), reads)
+                (lsn,) = await _began(connection, call.auth, _REPLICA, None)
+                if lsn is None:
+                    return None
+                return await self._run(connection, call, coverage, _number(lsn), reads)
         except (psycopg.OperationalError, PoolTimeout):
             return None
 
@@ -185,6 +186,17 @@ class Runner:
                 raise _Again(_line(error)) from error
             raise
         return Outcome(value, reads, frozenset(db.volatile), coverage, lsn)
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, pool: Pool, timeout: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """A connection to read on; its transaction is ended afterwards, and nobody waits for that."""
+        connection = await pool.getconn(timeout)
+        try:
+            yield connection
+        finally:
+            ending = asyncio.get_running_loop().create_task(_ended(pool, connection))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
 
     @contextlib.asynccontextmanager
     async def shared_snapshot(self) -> AsyncIterator[str]:
@@ -292,29 +304,27 @@ class _DeclaredDb(WatchedDb):
             await super()._prepare(text, values)
 
 
-@contextlib.asynccontextmanager
-async def _reading(
-    connection: AsyncConnection, auth: Auth, question: str, snapshot: str | None
-) -> AsyncIterator[tuple[Any, ...]]:
-    """A read-only transaction as somebody; yields the answer to the question, which takes its snapshot."""
+async def _began(connection: AsyncConnection, auth: Auth, question: str, snapshot: str | None) -> tuple[Any, ...]:
+    """Begin a read-only transaction as somebody; returns the answer to the question, which takes its snapshot."""
     statements: list[sql.Composable] = [sql.SQL(_BEGIN)]
     if snapshot is not None:
         statements.append(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
     statements += [sql.SQL(question), *_identity(auth)]
     cursor = connection.cursor()
-    try:
-        await cursor.execute(sql.SQL("; ").join(statements))
-        row = None
-        while row is None:
-            if cursor.description and cursor.statusmessage != "SET":
-                row = await cursor.fetchone()
-            elif not cursor.nextset():
-                break
-        assert row is not None
-        yield row
-    finally:
+    await cursor.execute(sql.SQL("; ").join(statements))
+    while cursor.description is None and cursor.nextset():
+        pass
+    row = await cursor.fetchone()
+    assert row is not None
+    return row
+
+
+async def _ended(pool: Pool, connection: AsyncConnection) -> None:
+    """End the connection's transaction and give it back; the pool replaces one that is broken."""
+    with contextlib.suppress(psycopg.Error):
         if not connection.closed:
             await connection.execute("ROLLBACK")
+    await pool.putconn(connection)
 
 
 def _identity(auth: Auth) -> list[sql.Composed]:
@@ -333,7 +343,7 @@ def _identity(auth: Auth) -> list[sql.Composed]:
     return found
 
 
-def _pool(url: str, connections: int) -> AsyncConnectionPool[AsyncConnection]:
+def _pool(url: str, connections: int) -> Pool:
     return AsyncConnectionPool(
         kwargs={**parameters(url, application_name="forge live"), "autocommit": True},
         configure=_configure,

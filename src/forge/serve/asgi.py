@@ -57,7 +57,9 @@ class ForgeApp:
         async with self._lock:
             if self._app is None:
                 self.node = await self._stack.enter_async_context(self._opening())
-                self._app = _routed(self.node, self._title, self._origins)
+                self._app = _Direct(self.node, _routed(self.node, self._title, self._origins), self._title)
+                if self._origins:  # its headers are for streams too
+                    self._app = self._app.rest
             return self._app
 
     async def stop(self) -> None:
@@ -130,6 +132,26 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
         ],
         middleware=middleware,
     )
+
+
+class _Direct:
+    """Leads streams past the framework: each layer between a stream and its client is paid for with every message."""
+
+    def __init__(self, node: Node, rest: ASGIApp, title: str) -> None:
+        self.rest = rest
+        self._routes = Routes(node, title)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "GET":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if path == "/forge/session":
+                await self._routes.session(scope, receive, send)
+                return
+            name = path.removeprefix("/forge/live/")
+            if name != path and "/" not in name:
+                await self._routes.live({**scope, "path_params": {"name": name}}, receive, send)
+                return
+        await self.rest(scope, receive, send)
 
 
 class _Streaming:

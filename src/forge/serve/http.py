@@ -257,8 +257,9 @@ def _live_events(session: Session) -> bytes:
             found.append(shared_sse(push, "delta" if event == "delta" else "full", event) or b"")
         if (error := subscription.take_error()) is not None:
             found.append(sse("error", b"{" + fields(**error_fields(error))))
-    small = session.frames()
-    return b"".join([*found, *(sse(frame.event, b"{" + frame.body, frame.id) for frame in small)])
+    if session.waiting:
+        found.append(_session_events(session))
+    return found[0] if len(found) == 1 else b"".join(found)
 
 
 def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:

@@ -72,11 +72,10 @@ def shared(push: Push, mode: str) -> bytes | None:
 def shared_sse(push: Push, mode: str, event: str) -> bytes | None:
     """A whole SSE event that needs no name of a subscription, written once for a push."""
     kept: dict[str, bytes | None] = push.__dict__.setdefault("events", {})
-    name = f"{mode} {event}"
-    if name not in kept:
+    if event not in kept:
         body = shared(push, mode)
-        kept[name] = None if body is None else sse(event, b"{" + body, push.result.hash)
-    return kept[name]
+        kept[event] = None if body is None else sse(event, b"{" + body, push.result.hash)
+    return kept[event]
 
 
 def sse(event: str, data: bytes, id: str | None = None) -> bytes:

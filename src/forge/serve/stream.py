@@ -71,13 +71,12 @@ class Stream:
             return False
         body = self._events(self._session)
         if body:
-            self._begun = begun(self._send(_body(body)))
+            self._begun = begun(self._send({"type": "http.response.body", "body": body, "more_body": True}))
         return self._begun is None
 
 
-def begun(work: Awaitable[None]) -> Awaitable[None] | None:
+def begun(work: Any) -> Awaitable[None] | None:
     """Run a coroutine up to where it waits; None when it did not, else what is to be awaited for the rest."""
-    assert isinstance(work, Coroutine)
     try:
         first = work.send(None)
     except StopIteration:
