@@ -20,7 +20,7 @@ class Always(Load):
     def __init__(self) -> None:
         super().__init__(clock=lambda: 0.0)
 
-    def heavy(self) -> bool:
+    def heavy(self, found: int) -> bool:
         return True
 
 
@@ -194,8 +194,18 @@ def test_load_is_heavy_only_when_wakeups_come_close_together() -> None:
     verdicts = []
     for gap in (1.0, 0.005, 0.005, 0.005, 1.0, 0.005):
         now += gap
-        verdicts.append(load.heavy())
+        verdicts.append(load.heavy(9))
     assert verdicts == [False, False, False, True, False, False]
+
+
+def test_single_changes_are_no_load_however_close_together() -> None:
+    now = 0.0
+    load = Load(lambda: now, gap=0.01, times=3, many=4)
+    verdicts = []
+    for found in (1, 1, 2, 1, 1, 9, 9, 9, 1, 9):
+        now += 0.005
+        verdicts.append(load.heavy(found))
+    assert verdicts == [False, False, False, False, False, False, False, True, False, False]
 
 
 def test_a_pacemaker_that_always_polls_never_sleeps_and_never_lets_go() -> None:

@@ -48,17 +48,20 @@ Protocol = Generator[Step, int | bool | None, None]
 
 
 class Load:
-    """Tells whether changes come so fast that polling beats being notified: several wake-ups close together."""
+    """Tells whether changes come so fast that polling beats being notified: wake-ups close together, many changes each.
 
-    def __init__(self, clock: Callable[[], float], *, gap: float = 0.030, times: int = 4) -> None:
-        self._clock, self._gap, self._times = clock, gap, times
+    A few hundred single changes a second are no load: a NOTIFY each costs little and is quicker than polling.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, gap: float = 0.030, times: int = 4, many: int = 4) -> None:
+        self._clock, self._gap, self._times, self._many = clock, gap, times, many
         self._last = float("-inf")
         self._close = 0
 
-    def heavy(self) -> bool:
-        """Count one wake-up; true when the last few came close together."""
+    def heavy(self, found: int) -> bool:
+        """Count one wake-up and what it found; true when the last few came close together and found much."""
         now = self._clock()
-        self._close = self._close + 1 if now - self._last < self._gap else 0
+        self._close = self._close + 1 if now - self._last < self._gap and found >= self._many else 0
         self._last = now
         return self._close >= self._times
 
@@ -78,7 +81,7 @@ def pacemaker(load: Load, *, patience: int = 6, always: bool = False) -> Protoco
             while True:
                 notified = yield Step.SLEEP
                 found = yield Step.READ
-                if notified and found and load.heavy():
+                if notified and found and load.heavy(found):
                     break
         yield from _awake(patience, always)
 
