@@ -26,7 +26,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from forge.changelog.connection import connect
-from forge.changelog.install import install
+from forge.changelog.install import install, require_installed
 from forge.changelog.maintenance import Policy, maintain
 from forge.config import Config, load
 from forge.database import database
@@ -48,6 +48,7 @@ class Forge:
     """Queries that stay current, and mutations, on one database.
 
     Without a URL the database is the configured one (`FORGE_DATABASE_URL`, `forge.toml`), or the embedded server.
+    A function that takes longer than `timeout` seconds fails, and its connection is free again.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Forge:
         settings: Settings = Settings(),  # noqa: B008
         options: Options = Options(),  # noqa: B008
         connections: int = 16,
+        timeout: float = 30.0,
         title: str = "Forge",
     ) -> None:
         self.registry = Registry()
@@ -66,6 +68,7 @@ class Forge:
         self._url = url
         self._replicas = tuple(replicas)
         self._connections = connections
+        self._timeout = timeout
         self._title = title
         self._asgi: ForgeApp | None = None
 
@@ -123,6 +126,13 @@ class Forge:
         config = load(given, os.environ, Path(file) if file else None)
         return config if self._url is None else msgspec.structs.replace(config, database_url=self._url)
 
+    def check(self) -> None:
+        """Raise what would keep the application from starting."""
+        with database(self._config(), create=True) as found:
+            if not found.embedded:
+                with connect(found.url) as connection:
+                    require_installed(connection)
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
         """A node of this application while the block lasts; it looks after the log too."""
@@ -131,7 +141,7 @@ class Forge:
             if found.embedded:
                 with connect(found.url) as connection:
                     install(connection)
-            runner = Runner(found.url, replicas=self._replicas, connections=self._connections)
+            runner = Runner(found.url, replicas=self._replicas, connections=self._connections, timeout=self._timeout)
             node = Node(self.registry, Reactor(runner, found.url, self.settings), self.options)
             await node.start()
             policy = Policy(retention_days=config.retention_days, size_limit=config.log_size_limit)

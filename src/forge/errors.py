@@ -11,6 +11,7 @@ class ForgeError(Exception):
     def __init__(self, message: str, *, fix: str) -> None:
         super().__init__(message)
         self.fix = fix
+        self.add_note(f"fix: {fix}")
 
 
 class ConfigError(ForgeError):

@@ -49,6 +49,8 @@ def database() -> Iterator[str]:
 
 def forge(*arguments: str, folder: Path, url: str) -> subprocess.Popen[str]:
     (folder / "shop.py").write_text(SHOP)
+    (folder / "broken.py").write_text("import nosuch")
+    (folder / "wrong.py").write_text("def")
     return subprocess.Popen(
         [sys.executable, "-m", "forge", "serve", *arguments],
         cwd=folder,
@@ -110,6 +112,8 @@ def test_flags_win_over_the_environment_and_the_file(database: str, tmp_path: Pa
     [
         ("shop", "'shop' is not MODULE:APP"),
         ("nowhere:app", "there is no module nowhere"),
+        ("broken:app", "broken imports nosuch, which is not installed"),
+        ("wrong:app", "wrong cannot be imported: SyntaxError"),
         ("shop:missing", "missing in shop is not a forge.Forge"),
         ("shop:not_an_app", "not_an_app in shop is not a forge.Forge"),
     ],
@@ -126,6 +130,16 @@ def test_what_cannot_be_served(database: str, tmp_path: Path, target: str, said:
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     process = forge("shop:app", "--port", "0", folder=tmp_path, url="postgresql://postgres@127.0.0.1:1/postgres")
     _, err = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "cannot reach the database" in err
+    assert process.returncode == 1
+    assert "error: cannot reach the database" in err
+    assert "fix: " in err
     assert "Traceback" not in err
+
+
+def test_a_port_that_is_taken(database: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = forge("shop:app", "--port", str(port), folder=tmp_path, url=database)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"error: port {port} is taken\nfix: forge serve shop:app --port {port + 1}" in err

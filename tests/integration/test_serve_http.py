@@ -439,7 +439,9 @@ async def test_a_changed_permission_takes_rows_away_at_once(database: str, shop:
             shop.execute("ALTER TABLE orders DISABLE ROW LEVEL SECURITY")
             assert (await stream.next()).body["rows"] == [{"id": 1}, {"id": 2}]
             shop.execute(f"REVOKE SELECT ON orders FROM {role}")
-            assert (await stream.next()).name == "error"
+            assert (await stream.next()).body["code"] == "query_failed"
+            async with served.stream("/forge/live/everything", headers=bearing("ada")) as newcomer:
+                assert (await newcomer.next()).name == "error"  # not the rows that were seen before
     finally:
         shop.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -505,3 +507,90 @@ async def test_pages_of_other_sites_cannot_write_or_listen(database: str, shop: 
             await open_socket(url, origin=Origin("https://evil.example"), proxy=None)
         async with open_socket(url, origin=Origin("https://allowed.example"), proxy=None) as socket:
             assert "session" in str(await socket.recv())
+
+
+@pytest.mark.contract("R6")
+async def test_who_made_a_change_is_not_told_to_other_tenants(database: str, shop: Connection) -> None:
+    app = application(database, tenant_column="tenant", **SECURED)
+
+    @app.query(scope="tenant")
+    async def all_statuses(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT id, status FROM orders WHERE tenant || '' = %(t)s", t=ctx.auth.tenant)
+
+    async with serving(app) as served, served.stream("/forge/live/all_statuses", headers=bearing("ada", "a")) as stream:
+        await stream.next()
+        shop.execute(
+            "BEGIN; SELECT forge_context('secret-bob', 'secret-function', 'secret-trace');"
+            "UPDATE orders SET status = 'x' WHERE id = 2;"
+            "SELECT forge_context('eve', 'paying'); UPDATE orders SET status = 'y' WHERE id = 1; COMMIT"
+        )
+        event = await stream.next()
+        assert {cause["user"] for cause in event.body["cause"]} == {None, "eve"}
+        assert "secret" not in event.data
+
+
+async def test_a_function_that_raises_anything_leaves_nobody_with_an_old_result(
+    database: str, shop: Connection
+) -> None:
+    app = application(database)
+    failing = False
+
+    @app.query
+    async def odd(ctx: Any) -> Any:
+        rows = await ctx.db.fetch("SELECT id FROM orders WHERE status = 'x' ORDER BY id")
+        if failing:
+            raise asyncio.CancelledError
+        return rows
+
+    async with serving(app) as served, served.stream("/forge/live/odd") as stream:
+        assert (await stream.next()).body["rows"] == []
+        failing = True
+        shop.execute("UPDATE orders SET status = 'x' WHERE id = 1")
+        assert (await stream.next()).body["code"] == "unexpected"
+        failing = False
+        shop.execute("UPDATE orders SET status = 'x' WHERE id = 2")
+        assert (await stream.next()).body["rows"] == [{"id": 1}, {"id": 2}]
+
+
+async def test_who_leaves_has_the_call_cancelled_and_the_connection_back(database: str, shop: Connection) -> None:
+    app = Forge(database, settings=QUICK, connections=2)
+
+    @app.query
+    async def slow(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT pg_sleep(60)")
+
+    @app.query
+    async def quick(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT 1 AS one")
+
+    async with serving(app) as served:
+        for _ in range(4):
+            with pytest.raises(httpx.ReadTimeout):
+                await served.client.post("/forge/query/slow", timeout=0.3)
+        answer = await served.client.post("/forge/query/quick", timeout=20)
+        assert answer.json()["result"] == [{"one": 1}]
+
+
+async def test_a_mutation_whose_answer_cannot_be_sent_writes_nothing(database: str, shop: Connection) -> None:
+    app = application(database)
+
+    @app.mutation
+    async def strange(ctx: Any) -> Any:
+        await ctx.db.execute("DELETE FROM orders")
+        return object()
+
+    async with serving(app) as served:
+        assert (await served.post("/forge/mutation/strange")).json()["error"]["code"] == "result_invalid"
+        assert shop.execute("SELECT count(*) FROM orders").fetchone() == (2,)
+
+
+async def test_users_of_the_same_name_have_limits_of_their_own(database: str, shop: Connection) -> None:
+    limits = Limits(sessions_per_user=1)
+    async with (
+        serving(application(database, limits=limits, **SECURED)) as served,
+        served.stream("/forge/session", headers=bearing("admin", "a")) as stream,
+    ):
+        await stream.next()
+        assert (await served.client.get("/forge/session", headers=bearing("admin", "a"))).status_code == 429
+        async with served.stream("/forge/session", headers=bearing("admin", "b")) as other:
+            assert (await other.next()).name == "session"

@@ -1,15 +1,20 @@
 """`forge serve`: an application's queries and mutations over HTTP, live."""
 
+import errno
 import importlib
 import os
+import socket
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from forge.cli.session import Session, session
 from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forge.app import Forge
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +35,8 @@ def serve(
     """Serve an application: live queries over SSE and WebSocket, mutations, the raw feed, metrics."""
     run = session(context)
     sys.path.insert(0, os.getcwd())
-    check(target, run)
+    check(target, run).check()
+    listening = listen(host, port, target)
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
@@ -57,17 +63,29 @@ def serve(
         server_header=False,
     )
     if workers > 1:
-        listening = options.bind_socket()
         run.done(f"serving {target} at http://{host}:{port} by {workers} processes")
         Multiprocess(options, [listening]).run()
         return
     server = Server(options)
-    server.run()
+    server.run([listening])
     if not server.started:
         raise typer.Exit(1)
 
 
-def check(target: str, run: Session) -> Any:
+def listen(host: str, port: int, target: str) -> socket.socket:
+    """A socket on the port; raise ConfigError when it cannot be had."""
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} is taken", fix=f"forge serve {target} --port {port + 1}") from error
+        problem = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot listen on {host}:{port}: {problem}", fix="use another --host or --port") from error
+    listening.set_inheritable(True)
+    return listening
+
+
+def check(target: str, run: Session) -> "Forge":
     """The application that is named; raise ConfigError when there is none. Its processes get the flags of this one."""
     try:
         from forge.app import SERVE_FLAGS, Forge
@@ -82,7 +100,16 @@ def check(target: str, run: Session) -> Any:
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"there is no module {error.name}", fix=fix) from error
+        if module == error.name or module.startswith(f"{error.name}."):
+            raise ConfigError(f"there is no module {error.name}", fix=fix) from error
+        raise ConfigError(
+            f"{module} imports {error.name}, which is not installed", fix=f"install {error.name}, or correct {module}"
+        ) from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(
+            f"{module} cannot be imported: {reason}", fix=f"python -c 'import {module}' says where"
+        ) from error
     if not isinstance(found, Forge):
         raise ConfigError(f"{name} in {module} is not a forge.Forge", fix=fix)
     return found

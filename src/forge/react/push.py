@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from forge.change import Change
+from forge.change import NO_CONTEXT, Change
 from forge.cursor import Snapshot
 from forge.errors import ForgeError
 from forge.react.result import Delta, Result, difference
@@ -28,8 +28,9 @@ class Cause(msgspec.Struct, frozen=True):
     transaction: str | None
 
     @classmethod
-    def of(cls, change: Change) -> "Cause":
-        context = change.context
+    def of(cls, change: Change, *, actor: bool = True) -> "Cause":
+        """Of a change; without the actor where that is not to be known."""
+        context = change.context if actor else NO_CONTEXT
         return cls(
             change.id,
             f"{change.schema}.{change.table}",

@@ -34,7 +34,7 @@ from forge.react.catalog import OWN_SCHEMA, OWN_TABLES, QueryRefused
 from forge.react.debounce import Debounce
 from forge.react.index import BoundRead, Index
 from forge.react.push import MOST_CAUSES, Cause, Push, Subscriber
-from forge.react.registry import Call
+from forge.react.registry import Auth, Call
 from forge.react.result import MOST_BYTES, Result, encode
 from forge.react.runner import Outcome, Reached, Runner
 
@@ -100,12 +100,12 @@ class Group:
         self.refreshed = 0.0
         self.failures = 0
 
-    def touch(self, change: Change, transaction: int) -> None:
-        """Remember why it will run."""
+    def touch(self, change: Change, transaction: int, *, actor: bool = True) -> None:
+        """Remember why it will run; who did it only where the group's subscribers may know."""
         self.unseen.add(transaction)
         self.touched_at = self.touched_at or time.monotonic()
         if len(self.causes) < MOST_CAUSES:
-            self.causes.append(Cause.of(change))
+            self.causes.append(Cause.of(change, actor=actor))
         else:
             self.more += 1
 
@@ -145,6 +145,8 @@ class Reactor:
         self.on_push: list[Callable[[Group, Push], None]] = []
         """Called with every fresh result, when its subscribers have it."""
         self.on_latency: Callable[[str, float], None] = lambda stage, seconds: None
+        self.may_see_actor: Callable[[Auth, Change], bool] = lambda auth, change: True
+        """Whether those whose scope this is may know who made a change, and by which function and trace."""
         self.url = url
         self._clock = clock
         self._index: Index[GroupKey] = Index()
@@ -159,6 +161,7 @@ class Reactor:
         self._stopping = False
         self._lost = False
         self._checking = False
+        self._noted: set[str] = set()
 
     async def start(self) -> None:
         """Begin to follow the log; returns when it is being followed."""
@@ -189,7 +192,7 @@ class Reactor:
             group = self.groups[call.group] = Group(call)
             group.stale = True
         group.subscribers.add(subscriber)
-        if group.result is not None and not group.stale:
+        if group.result is not None and not group.stale and group.error is None:
             subscriber.push(Push(group.result, None, group.coverage, (), 0))
             return group
         group.newcomers.add(subscriber)
@@ -281,7 +284,7 @@ class Reactor:
                 if group is None or (not group.running and group.coverage.sees(transaction)):
                     continue
                 metrics.touched += 1
-                group.touch(change, transaction)
+                group.touch(change, transaction, actor=self.may_see_actor(group.call.auth, change))
                 self._debounce.touch(key, now)
         if batch.changes:
             self._touch_own(batch.changes[-1], now)
@@ -298,7 +301,9 @@ class Reactor:
         for table in OWN_TABLES:
             own = msgspec.structs.replace(last, op=Op.INVALIDATE, schema=OWN_SCHEMA, table=table, key=None)
             for key in self._index.touched(own):
-                self.groups[key].touch(last, int(last.source.transaction or 0))
+                group = self.groups[key]
+                actor = self.may_see_actor(group.call.auth, last)
+                group.touch(last, int(last.source.transaction or 0), actor=actor)
                 self._debounce.touch(key, now)
 
     def _remember(self, changes: list[Change]) -> None:
@@ -394,9 +399,11 @@ class Reactor:
         except ForgeError as error:
             self._failed(run, error, reads)
             return
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            task = asyncio.current_task()
+            if self._stopping or (task is not None and task.cancelling()):
+                raise
+            # also a CancelledError of something else that the function awaited
             _log.exception("%s failed", group.call.query.name)
             told = _Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
             self._failed(run, told, reads)
@@ -406,7 +413,8 @@ class Reactor:
         if self.groups.get(group.key) is not group:
             return
         group.failures = 0
-        group.error = None
+        recovered, group.error = group.error is not None, None
+        self._note_volatile(group, outcome)
         group.coverage = outcome.coverage
         group.lsn = max(group.lsn, outcome.lsn)
         group.refreshed = self._clock()
@@ -417,7 +425,7 @@ class Reactor:
         newcomers, group.newcomers = group.newcomers, set()
         if previous is not None and previous.hash == result.hash:
             self.metrics.wasted += 1
-            for subscriber in newcomers:
+            for subscriber in list(group.subscribers) if recovered else newcomers:
                 subscriber.push(Push(result, None, outcome.coverage, (), 0))
             return
         self.metrics.pushed += 1
@@ -431,6 +439,13 @@ class Reactor:
         for observer in self.on_push:
             observer(group, push)
 
+    def _note_volatile(self, group: Group, outcome: Outcome) -> None:
+        name = group.call.query.name
+        if outcome.volatile and group.call.query.refresh_every is None and name not in self._noted:
+            self._noted.add(name)
+            reason = ", ".join(sorted(outcome.volatile))
+            _log.warning("%s uses %s, which changes without a write: give it refresh_every", name, reason)
+
     def _catch_up(self, group: Group, reads: Iterable[BoundRead], began: int) -> None:
         """Hold what arrived during a run against what it turned out to read."""
         later = [change for number, changes in self._recent if number > began for change in changes]
@@ -442,7 +457,7 @@ class Reactor:
         for change in later:
             transaction = int(change.source.transaction or 0)
             if not group.coverage.sees(transaction) and own.touched(change):
-                group.touch(change, transaction)
+                group.touch(change, transaction, actor=self.may_see_actor(group.call.auth, change))
                 self._debounce.touch(group.key, now)
                 self._due.set()
 
@@ -463,7 +478,7 @@ class Reactor:
         elif isinstance(error, QueryRefused):
             if group.result is None:
                 self._drop(group)
-        else:
+        elif self.groups.get(group.key) is group:
             self._index.put(group.key, [*group.reads, *reads])
             self._catch_up(group, reads, run.began)
 
@@ -526,8 +541,8 @@ class Reactor:
     def _drop(self, group: Group) -> None:
         if self.groups.get(group.key) is group:
             del self.groups[group.key]
-        self._index.remove(group.key)
-        self._debounce.drop(group.key)
+            self._index.remove(group.key)
+            self._debounce.drop(group.key)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

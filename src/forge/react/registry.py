@@ -152,7 +152,10 @@ def _checked(function: Query | Mutation, arguments: Any) -> tuple[dict[str, Any]
     except RecursionError:
         raise BadArguments(f"{function.name}: the arguments are nested too deep", fix="nest less") from None
     named = {name: getattr(checked, name) for name in checked.__struct_fields__}
-    return named, msgspec.json.encode(checked)
+    try:
+        return named, msgspec.json.encode(checked)
+    except (RecursionError, UnicodeError):
+        raise BadArguments(f"{function.name}: the arguments have no form in JSON", fix="send plain data") from None
 
 
 def _arguments(name: str, function: Function) -> type[msgspec.Struct]:

@@ -97,8 +97,11 @@ def encode(value: Any, *, key: Sequence[str] = (), most: int = MOST_BYTES) -> Re
     keys: list[bytes] = []
     size = 0
     for item in [value] if single else value:
-        plain = _plain(item)
-        row = msgspec.json.encode(plain)
+        try:
+            plain = _plain(item)
+            row = msgspec.json.encode(plain)
+        except (RecursionError, UnicodeError):
+            raise ResultInvalid("a result has no form in JSON", fix="return rows of plain values") from None
         size += len(row)
         if size > most:
             raise ResultTooLarge(

@@ -13,7 +13,7 @@ push whose snapshot shows that number is the one that contains it.
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -179,7 +179,8 @@ class Runner:
             reads += bound_reads(await self._declare(call.query.reads), {})
             db = _DeclaredDb(connection, call.arguments, analyze, reads)
         try:
-            value = await call.query.function(Context(db, call.auth), **call.arguments)
+            async with self._in_time(call.query.name):
+                value = await call.query.function(Context(db, call.auth), **call.arguments)
         except psycopg.errors.FeatureNotSupported as error:
             if "cached plan" in str(error):  # a prepared statement's result has other types than it had
                 await connection.close()
@@ -212,13 +213,18 @@ class Runner:
                     await connection.execute("ROLLBACK")
 
     async def mutate(
-        self, mutation: Mutation, arguments: Mapping[str, Any], auth: Auth, trace: str | None = None
+        self,
+        mutation: Mutation,
+        arguments: Mapping[str, Any],
+        auth: Auth,
+        trace: str | None = None,
+        finish: Callable[[Any], Any] = lambda value: value,
     ) -> Answer:
-        """Run a mutation in one transaction."""
+        """Run a mutation in one transaction. `finish` makes the answer of what it returned; if it fails, all does."""
         for tried in range(1, TRIES + 1):
             try:
                 async with self._errors(), self._primary.connection() as connection:
-                    return await self._mutate(connection, mutation, arguments, auth, trace)
+                    return await self._mutate(connection, mutation, arguments, auth, trace, finish)
             except _Again as again:
                 if tried == TRIES:
                     raise QueryFailed(f"{mutation.name} lost every race: {again}", fix="try again") from again
@@ -232,13 +238,29 @@ class Runner:
         arguments: Mapping[str, Any],
         auth: Auth,
         trace: str | None,
+        finish: Callable[[Any], Any],
     ) -> Answer:
         async with transaction(connection, user_id=auth.user, function_name=mutation.name, trace_id=trace):
             for statement in _identity(auth):
                 await connection.execute(statement)
-            value = await mutation.function(Context(Db(connection, arguments), auth), **arguments)
+            async with self._in_time(mutation.name):
+                value = finish(await mutation.function(Context(Db(connection, arguments), auth), **arguments))
             row = await (await connection.execute("SELECT pg_current_xact_id_if_assigned()::text")).fetchone()
         return Answer(value, row[0] if row else None)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, name: str) -> AsyncIterator[None]:
+        """A function that hangs must not keep its connection from others for ever."""
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise QueryFailed(
+                f"{name} took longer than {self._timeout:g} s", fix="make it quicker, or raise timeout"
+            ) from None
 
     async def reached(self) -> Reached:
         """How far the primary is now."""
@@ -287,6 +309,10 @@ class Runner:
             raise _Again(_line(error)) from error
         except PoolTimeout as error:
             raise ServerError("no connection to the database came free in time", fix="look at the server") from error
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise QueryFailed(
+                f"the database refuses it: {_line(error)}", fix="grant it to the role that asks"
+            ) from error
         except psycopg.Error as error:
             typed: ForgeError | None = translate(error)
             if typed is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):

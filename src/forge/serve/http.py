@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -85,8 +85,8 @@ class Routes:
     async def query(self, request: Request) -> Response:
         """POST /forge/query/{name}"""
 
-        async def answer(identity: Identity) -> Response:
-            arguments = await self._arguments(request)
+        async def answer(identity: Identity, body: bytes) -> Response:
+            arguments = _decoded(body) if body else {}
             name = request.path_params["name"]
             if (at := _instant(request.query_params.get("as_of"))) is not None:
                 result = await self.node.query_as_of(name, arguments, identity, at)
@@ -100,8 +100,8 @@ class Routes:
     async def mutation(self, request: Request) -> Response:
         """POST /forge/mutation/{name}"""
 
-        async def answer(identity: Identity) -> Response:
-            arguments = await self._arguments(request)
+        async def answer(identity: Identity, body: bytes) -> Response:
+            arguments = _decoded(body) if body else {}
             trace = _trace(request.headers.get("traceparent"))
             result, answer = await self.node.mutate(request.path_params["name"], arguments, identity, trace)
             return _json(b"{" + fields(xid=answer.xid)[:-1] + b',"result":' + result.json() + b"}")
@@ -111,8 +111,8 @@ class Routes:
     async def subscribe(self, request: Request) -> Response:
         """POST /forge/session/{id}/subscribe"""
 
-        async def answer(identity: Identity) -> Response:
-            asked = _read(openapi.SubscribeBody, await self._body(request))
+        async def answer(identity: Identity, body: bytes) -> Response:
+            asked = _read(openapi.SubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
             self.node.subscribe(session, asked.subscription, asked.query, asked.args, asked.mode, asked.hash)
             return _json({"subscription": asked.subscription})
@@ -122,8 +122,8 @@ class Routes:
     async def unsubscribe(self, request: Request) -> Response:
         """POST /forge/session/{id}/unsubscribe"""
 
-        async def answer(identity: Identity) -> Response:
-            asked = _read(openapi.UnsubscribeBody, await self._body(request))
+        async def answer(identity: Identity, body: bytes) -> Response:
+            asked = _read(openapi.UnsubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
             return _json({"unsubscribed": self.node.unsubscribe(session, asked.subscription)})
 
@@ -132,8 +132,8 @@ class Routes:
     async def renew(self, request: Request) -> Response:
         """POST /forge/session/{id}/auth"""
 
-        async def answer(identity: Identity) -> Response:
-            asked = _read(openapi.AuthBody, await self._body(request))
+        async def answer(identity: Identity, body: bytes) -> Response:
+            asked = _read(openapi.AuthBody, body)
             session = self.node.session(request.path_params["id"], identity)
             await self.node.renew(session, asked.token)
             return _json({"expires_at": session.identity.expires_at})
@@ -207,12 +207,18 @@ class Routes:
 
     # Requests
 
-    async def _answered(self, request: Request, answer: Callable[[Identity], Awaitable[Response]]) -> Response:
+    async def _answered(self, request: Request, answer: Callable[[Identity, bytes], Awaitable[Response]]) -> Response:
+        """The answer, or what went wrong; who leaves before it is there has it cancelled."""
+        limits = self.node.options.limits
+        most = limits.request_bytes if "/session/" in request.url.path else limits.argument_bytes
         try:
             check_origin(request.headers, self.node.options.origins)
-            return await answer(await self._identity(request))
+            identity = await self._identity(request)
+            return await _unless_left(request, answer(identity, await _body(request, most)))
         except ForgeError as error:
             return failure(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
         except Exception:
             _log.exception("%s failed", request.url.path)
             return _json(
@@ -222,22 +228,39 @@ class Routes:
     async def _identity(self, request: Request) -> Identity:
         return await self.node.identify(bearer(request.headers))
 
-    async def _arguments(self, request: Request) -> Any:
-        body = await self._body(request, self.node.options.limits.argument_bytes)
-        return _decoded(body) if body else {}
 
-    async def _body(self, request: Request, most: int = 0) -> bytes:
-        most = most or self.node.options.limits.request_bytes
-        found = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for part in request.stream():
-                    found += part
-                    if len(found) > most:
-                        raise TooLarge(f"the request has more than {most} bytes", fix="send less")
-        except TimeoutError:
-            raise TooLarge("the request took too long to arrive", fix="send it at once") from None
-        return bytes(found)
+async def _body(request: Request, most: int) -> bytes:
+    found = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                found += part
+                if len(found) > most:
+                    raise TooLarge(f"the request has more than {most} bytes", fix="send less")
+    except TimeoutError:
+        raise TooLarge("the request took too long to arrive", fix="send it at once") from None
+    return bytes(found)
+
+
+async def _unless_left(request: Request, answer: Awaitable[Response]) -> Response:
+    """The answer; ClientDisconnect when the client goes before it is there, and then it is cancelled."""
+    loop = asyncio.get_running_loop()
+    answering = asyncio.ensure_future(answer)
+    leaving = loop.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ClientDisconnect
+        return answering.result()
+    finally:
+        for task in (answering, leaving):
+            task.cancel()
+        await asyncio.wait({answering, leaving})
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _session_events(session: Session) -> bytes:
@@ -269,6 +292,7 @@ def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
     >>> check_origin({"host": "shop.example", "origin": "https://evil.example"}, ())
     Traceback (most recent call last):
     forge.serve.http.Forbidden: the origin https://evil.example is not allowed
+    fix: add it to origins in Options
     """
     origin = headers.get("origin")
     if origin is None or origin in allowed or "*" in allowed or origin.partition("://")[2] == headers.get("host"):

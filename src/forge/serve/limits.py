@@ -9,6 +9,7 @@ nothing has no counter. Nothing here waits.
 Traceback (most recent call last):
     ...
 forge.serve.limits.TooMany: a user may have 1 sessions
+fix: close some first
 >>> len(gate)
 0
 """

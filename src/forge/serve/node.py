@@ -15,10 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
+from forge.change import Change
 from forge.errors import ForgeError
 from forge.react import past
 from forge.react.reactor import Reactor
-from forge.react.registry import BadArguments, Registry
+from forge.react.registry import Auth, BadArguments, Registry
 from forge.react.result import Result, encode
 from forge.react.runner import Answer
 from forge.serve.auth import Authenticator, AuthFailed, AuthSettings, Identity, Revocations
@@ -70,6 +71,8 @@ class Node:
         )
         reactor.on_latency = self.instruments.observe
         reactor.on_push.append(trace_push)
+        if options.auth is not None:
+            reactor.may_see_actor = self._may_see_actor
         self.bus = Bus(reactor.url)
         self.channels = Channels(self.bus)
         self.stopping = False
@@ -119,7 +122,7 @@ class Node:
 
     def open(self, identity: Identity, address: str) -> Session:
         """A new session; raises TooMany."""
-        hold = self.gate.session(identity.auth.user, address)
+        hold = self.gate.session(_person(identity), address)
         session = Session(identity, address, self._clock)
         self.sessions[session.id] = session
         self._empty.clear()
@@ -154,7 +157,7 @@ class Node:
                 "a subscription needs a name of its own, of 64 characters at the most", fix="name another"
             )
         call = self.registry.call(query, arguments, session.identity.auth)
-        hold = self.gate.subscription(session.identity.auth.user, session.address)
+        hold = self.gate.subscription(_person(session.identity), session.address)
         subscription = Subscription(session, name, mode, known)
         session.subscriptions[name] = subscription
         subscription.hold = hold
@@ -199,6 +202,16 @@ class Node:
             if self.revocations.revoked(session.identity):
                 self._expel(session, "revoked")
 
+    def _may_see_actor(self, auth: Auth, change: Change) -> bool:
+        """One's own changes, and those of rows that are wholly one's tenant's."""
+        if change.context.user_id is not None and change.context.user_id == auth.user:
+            return True
+        column = self.options.tenant_column
+        if column is None or auth.tenant is None:
+            return False
+        images = [image for image in (change.before, change.after) if image is not None]
+        return bool(images) and all(str(image.get(column)) == auth.tenant for image in images)
+
     def _redefined(self) -> None:
         """Views, functions, policies or grants are others now, which changes what queries return and to whom."""
         self.reactor.runner.forget()
@@ -220,8 +233,11 @@ class Node:
     async def mutate(self, name: str, arguments: Any, identity: Identity, trace: str | None) -> tuple[Result, Answer]:
         """Run a mutation."""
         mutation, checked = self.registry.change(name, arguments)
-        answer = await self.reactor.runner.mutate(mutation, checked, identity.auth, trace)
-        return encode(answer.value, most=self.reactor.settings.max_result_bytes), answer
+        most = self.reactor.settings.max_result_bytes
+        answer = await self.reactor.runner.mutate(
+            mutation, checked, identity.auth, trace, finish=lambda value: encode(value, most=most)
+        )
+        return answer.value, answer
 
     # Time
 
@@ -251,3 +267,9 @@ class Node:
 def _same_person(one: Identity, other: Identity) -> bool:
     """A user's name means somebody only within a tenant."""
     return (one.auth.user, one.auth.tenant) == (other.auth.user, other.auth.tenant)
+
+
+def _person(identity: Identity) -> str | None:
+    """Whom limits count; None for somebody without a name."""
+    auth = identity.auth
+    return auth.user if auth.user is None or auth.tenant is None else f"{auth.tenant}/{auth.user}"

@@ -23,6 +23,7 @@ from forge.serve.messages import Frame, error_fields, fields, shared
 Mode = Literal["full", "delta"]
 Taken = Literal["snapshot", "update", "delta", "unchanged", ""]
 MOST_WAITING: Final = 256
+MOST_BYTES: Final = 1024 * 1024
 
 
 class Subscription:
@@ -41,6 +42,7 @@ class Subscription:
         self._latest: Push | None = None
         self._error: ForgeError | None = None
         self._missed = False
+        self._told_error = False
 
     @property
     def session(self) -> Hashable:
@@ -68,7 +70,9 @@ class Subscription:
         self._first = False
         known, self._sent = self._sent, push.result.hash
         if known == push.result.hash:
-            return (push, "unchanged", False) if first else (None, "", False)
+            recovered, self._told_error = self._told_error, False
+            return (push, "unchanged", False) if first or recovered else (None, "", False)
+        self._told_error = False
         if first or self.mode == "full":
             return push, "snapshot" if first else "update", False
         follows = push.previous is not None and push.previous.hash == known and push.delta is not None
@@ -79,6 +83,7 @@ class Subscription:
     def take_error(self) -> ForgeError | None:
         """The error to send."""
         error, self._error = self._error, None
+        self._told_error = self._told_error or error is not None
         return error
 
     def frames(self) -> list[Frame]:
@@ -117,6 +122,8 @@ class Session:
         self._clock = clock
         self._ready: dict[Subscription, None] = {}
         self._small: deque[Frame] = deque()
+        self._small_bytes = 0
+        self._room = asyncio.Event()
         self._wake = asyncio.Event()
         self._pinged = False
 
@@ -134,10 +141,17 @@ class Session:
     def send(self, frame: Frame) -> None:
         """Send a small message; when 256 wait, the oldest goes."""
         if len(self._small) >= MOST_WAITING:
-            self._small.popleft()
+            self._small_bytes -= len(self._small.popleft().body)
             self._dropped += 1
         self._small.append(frame)
+        self._small_bytes += len(frame.body)
         self._wake.set()
+
+    async def room(self) -> None:
+        """Return when little waits to be sent, or the session is closed."""
+        while self._small_bytes > MOST_BYTES and self.closed is None:
+            self._room.clear()
+            await self._room.wait()
 
     def wake(self) -> None:
         """Have the writer look for something to send; where it finds nothing it sends a ping."""
@@ -148,6 +162,7 @@ class Session:
         """End it, after what waits has been sent."""
         self.closed = self.closed or reason
         self._wake.set()
+        self._room.set()
 
     def forget(self, subscription: Subscription) -> None:
         """Send nothing more of a subscription."""
@@ -174,6 +189,8 @@ class Session:
             self._dropped = 0
         found += self._small
         self._small.clear()
+        self._small_bytes = 0
+        self._room.set()
         for subscription in self.ready_subscriptions():
             found += subscription.frames()
         return found

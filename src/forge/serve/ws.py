@@ -26,7 +26,7 @@ from forge.serve.session import Mode, Session
 
 FIRST_MESSAGE: Final = 10.0
 MOST_ERRORS: Final = 20
-MOST_CALLS: Final = 16
+MOST_CALLS: Final = 8
 _CLOSE: Final = {"expired": 4401, "revoked": 4401, "restart": 1012}
 
 
@@ -70,7 +70,7 @@ class Socket:
         except AuthFailed as error:
             await self._refuse(error, 4401)
             return
-        except (BadArguments, WebSocketDisconnect, TimeoutError) as error:
+        except (BadArguments, KeyError, WebSocketDisconnect, TimeoutError) as error:
             if not isinstance(error, WebSocketDisconnect):
                 await self._end(4400, "the first message is malformed or late")
             return
@@ -166,6 +166,7 @@ class Socket:
             else:
                 result, answer = await self._node.mutate(_given(message.mutation), message.args, identity, None)
                 head = fields(id=message.id, xid=answer.xid)
+            await session.room()  # a client that does not read has its calls wait
             session.send(Frame("answer", head[:-1] + b',"result":' + result.json() + b"}"))
         except ForgeError as error:
             session.send(Frame("error", fields(id=message.id, **error_fields(error))))
