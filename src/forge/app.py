@@ -40,6 +40,7 @@ from forge.serve.asgi import ForgeApp
 from forge.serve.node import Node, Options
 
 F = TypeVar("F", bound=Function)
+_NOTHING: Final = object()
 SERVE_FLAGS: Final = "_FORGE_SERVE_FLAGS"
 """The variable by which `forge serve` hands its flags to its processes."""
 
@@ -111,6 +112,19 @@ class Forge:
     def as_of(self, at: datetime) -> "AsOf":
         """The application's queries as they would have been answered at an instant."""
         return AsOf(self, at)
+
+    async def replay(
+        self, name: str, since: datetime, until: datetime, /, *, auth: Auth = ANYONE, **arguments: Any
+    ) -> AsyncIterator[tuple[datetime, Any]]:
+        """What a query returned, again and again: each result with the recorded instant from which it held."""
+        call = self.registry.call(name, arguments, auth)
+        with database(self._config()) as found:
+            last: Any = _NOTHING
+            for instant in await past.instants(found.url, since, until):
+                value = await past.ask(found.url, call, instant)
+                if last is _NOTHING or value != last:
+                    yield instant, value
+                last = value
 
     async def revoke(self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None) -> None:
         """Refuse the tokens issued up to now, and end the sessions that use them, on every node at once."""

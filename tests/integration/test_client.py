@@ -321,3 +321,16 @@ async def test_the_feed_goes_on_over_breaks_without_loss(database: str, shop: Co
             shop.execute("DELETE FROM other")
             change = await asyncio.wait_for(anext(changes), SOON)
             assert (change.table, change.op) == ("other", "delete")
+
+
+@pytest.mark.contract("W9")
+async def test_the_client_filters_what_the_server_cannot(database: str, shop: Connection) -> None:
+    async with serving(application(database)) as served, connect(served.url) as client:
+        large = client.changes(["orders"], where=lambda change: bool(change.after and change.after["total"] > 10))
+        async with large as changes:
+            found = asyncio.ensure_future(anext(changes))
+            await until(lambda: changes.cursor)
+            for number, total in ((50, 1), (51, 11), (52, 2), (53, 12)):
+                shop.execute("INSERT INTO orders (id, total) VALUES (%s, %s)", (number, total))
+            first, second = await asyncio.wait_for(found, SOON), await asyncio.wait_for(anext(changes), SOON)
+            assert [first.key, second.key] == [{"id": 51}, {"id": 53}]

@@ -78,6 +78,20 @@ async def test_a_query_is_answered_as_it_was(database: str, connection: Connecti
     assert await app.as_of(instant(database)).query("one", id=3) == [2, None]
 
 
+@pytest.mark.contract("X6")
+async def test_a_query_is_replayed(database: str, connection: Connection, app: Forge) -> None:
+    connection.execute("INSERT INTO customer VALUES (1, 'ada')")
+    since = instant(database)
+    for status in ("new", "paid", "sent"):
+        connection.execute(
+            "INSERT INTO orders VALUES (1, 1, %s, 1) ON CONFLICT (id) DO UPDATE SET status = excluded.status", (status,)
+        )
+        connection.execute("UPDATE customer SET name = %s", (status,))
+        until = instant(database)
+    seen = [value async for _, value in app.replay("one", since, until, id=1)]
+    assert seen == [[None, None], [1, "new"], [1, "paid"], [1, "sent"]]
+
+
 async def test_what_has_no_past_is_refused(database: str, connection: Connection, app: Forge) -> None:
     connection.execute("INSERT INTO orders VALUES (1, 1, 'new', 10.50)")
     at = instant(database)

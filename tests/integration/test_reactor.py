@@ -1,6 +1,7 @@
 """Live queries: whatever changes a result is pushed, nothing else is, and each push says why."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -354,10 +355,12 @@ async def test_what_changes_while_nobody_subscribes_is_not_shown_old(database: s
 
 
 @pytest.mark.contract("R15")
-async def test_nodes_agree(database: str, shop: Connection) -> None:
-    async with live(database) as first, live(database) as second:
+@pytest.mark.parametrize("count", [2, 4])
+async def test_nodes_agree(database: str, shop: Connection, count: int) -> None:
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(live(database)) for _ in range(count)]
         watchers = []
-        for node in (first, second):
+        for node in nodes:
             node.sql("orders", ORDERS)
             watchers.append(node.watch("orders", args={"customer": 7}))
         for number in range(20):

@@ -31,10 +31,12 @@ class Changes:
         http: Http,
         tables: Sequence[str],
         after: Cursor | str | None,
+        where: Callable[[Change], bool] | None = None,
         backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         self._http = http
         self._parameters = [("backpressure", "pause"), *(("table", table) for table in tables)]
+        self._where = where
         self._new_backoff = backoff
         self._cursor = None if after is None else str(after)
         self._events: Events | None = None
@@ -95,7 +97,9 @@ class Changes:
                     connected, self.error = True, None
                     async for event in self._events:
                         if event.name == "change":
-                            yield self._decoded(event)
+                            change = self._decoded(event)
+                            if self._where is None or self._where(change):
+                                yield change
                         else:
                             self._handle(event)
                 self.error = Unreachable("the server ended the stream", fix="it is opened again")

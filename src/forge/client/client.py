@@ -10,7 +10,7 @@ A client belongs to one event loop. It connects when it is first needed.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, get_args
 from urllib.parse import quote
@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from forge.change import Change
 from forge.client.changes import Changes
 from forge.client.errors import Closed
 from forge.client.http import Http
@@ -103,10 +104,16 @@ class Client:
         encoded = msgspec.json.encode(dict(args or {}))
         return Subscription(self._session, Live(name, encoded, _checked(mode or self._mode), self.metrics))
 
-    def changes(self, tables: Sequence[str] = (), *, after: Cursor | str | None = None) -> Changes:
-        """Every change of these tables, or of all, behind a cursor or from now on."""
+    def changes(
+        self,
+        tables: Sequence[str] = (),
+        *,
+        after: Cursor | str | None = None,
+        where: Callable[[Change], bool] | None = None,
+    ) -> Changes:
+        """Every change of these tables, or of all, behind a cursor or from now on, for which `where` holds."""
         self._open()
-        return Changes(self._http, tables, after)
+        return Changes(self._http, tables, after, where)
 
     async def _call(self, kind: str, name: str, args: Mapping[str, Any]) -> Answer:
         self._open()

@@ -179,7 +179,7 @@ class Session:
             return
         self._metrics.errors += 1
         error = told(message.code, message.message, message.fix, retry_after_secs=message.retry_after_secs)
-        # a query that has failed before it had a result is not run again, unless the database was away
+        # whoever subscribes to what fails at once is told, and not kept waiting
         if message.code in _FINAL or (not live.answered and message.code != "server_error"):
             self._fail(live, error)
         else:

@@ -42,6 +42,20 @@ async def ask(url: str, call: Call, at: datetime) -> Any:
         await connection.close()
 
 
+async def instants(url: str, since: datetime, until: datetime) -> list[datetime]:
+    """The recorded instants of a time: the last one before it, and all within."""
+    connection = await connect_async(url, application_name="forge as-of")
+    try:
+        found = await connection.execute(
+            "SELECT at FROM forge.instant WHERE at <= %(until)s"
+            " AND at >= coalesce((SELECT max(at) FROM forge.instant WHERE at <= %(since)s), %(since)s) ORDER BY at",
+            {"since": since, "until": until},
+        )
+        return [at for (at,) in await found.fetchall()]
+    finally:
+        await connection.close()
+
+
 class _PastDb(Db):
     """A database as it was; only for reading."""
 
