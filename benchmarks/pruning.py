@@ -21,9 +21,10 @@ from forge.change import Change
 from forge.changelog.connection import AsyncConnection, connect_async
 from forge.errors import ForgeError
 from forge.react.database import Context
+from forge.react.group import Settings
 from forge.react.index import BoundRead, Index
 from forge.react.push import Push
-from forge.react.reactor import Reactor, Settings
+from forge.react.reactor import Reactor
 from forge.react.registry import ANYONE, Registry
 from forge.react.runner import Runner
 

@@ -19,7 +19,7 @@ from benchmarks.process import Child, child, many_files, question, reply
 from forge.app import Forge
 from forge.changelog.connection import connect
 from forge.react.database import Context
-from forge.react.reactor import Settings
+from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.limits import Limits
 from forge.serve.node import Options

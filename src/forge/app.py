@@ -15,6 +15,7 @@ forge serve shop:app
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -32,13 +33,15 @@ from forge.config import Config, load
 from forge.database import database
 from forge.errors import ServerError
 from forge.react import past
-from forge.react.reactor import Reactor, Settings
+from forge.react.group import Settings
+from forge.react.reactor import Reactor
 from forge.react.registry import ANYONE, Auth, Function, Registry
 from forge.react.registry import Scope as QueryScope
 from forge.react.runner import Runner
 from forge.serve.asgi import ForgeApp
 from forge.serve.node import Node, Options
 
+_log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Function)
 _NOTHING: Final = object()
 SERVE_FLAGS: Final = "_FORGE_SERVE_FLAGS"
@@ -160,12 +163,12 @@ class Forge:
             await node.start()
             policy = Policy(retention_days=config.retention_days, size_limit=config.log_size_limit)
             keeping = asyncio.get_running_loop().create_task(maintain(found.url, policy))
+            keeping.add_done_callback(_ended)
             try:
                 yield node
             finally:
                 keeping.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await keeping
+                await asyncio.gather(keeping, return_exceptions=True)
                 await node.stop()
 
     def asgi(self) -> ForgeApp:
@@ -191,3 +194,8 @@ class AsOf:
         call = self._app.registry.call(name, arguments, auth)
         with database(self._app._config()) as found:
             return await past.ask(found.url, call, self._at)
+
+
+def _ended(keeping: "asyncio.Task[None]") -> None:
+    if not keeping.cancelled() and (error := keeping.exception()) is not None:
+        _log.error("nobody on this node looks after the log any more: %s", error)

@@ -79,6 +79,14 @@ class Snapshot(msgspec.Struct, frozen=True):
         """Whether the transaction was finished in this snapshot."""
         return xid < self.xmax and xid not in self.running
 
+    def covers(self, older: "Snapshot") -> bool:
+        """Whether all that another snapshot sees is seen in this one.
+
+        >>> [Snapshot.parse("5:9:5").covers(Snapshot.parse(old)) for old in ("5:9:5,7", "5:7:5", "5:9:7", "5:10:5")]
+        [True, True, False, False]
+        """
+        return older.xmax <= self.xmax and all(xid >= older.xmax or xid in older.running for xid in self.running)
+
 
 class Position(NamedTuple):
     """A place in the order of a batch: changes go by `rank`, then by `id`."""
@@ -116,3 +124,13 @@ class Cursor(msgspec.Struct, frozen=True):
         if self.until is None or self.last is None:
             return base
         return f"{base}_{self.until}_{self.last.rank}.{self.last.id}"
+
+
+def wal_position(lsn: str) -> int:
+    """A position in the WAL, as PostgreSQL writes it, as a number that can be compared.
+
+    >>> wal_position("1/10") - wal_position("0/FFFFFFFF")
+    17
+    """
+    high, low = lsn.split("/")
+    return int(high, 16) << 32 | int(low, 16)

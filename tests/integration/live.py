@@ -9,8 +9,9 @@ import msgspec
 
 from forge.changelog.connection import connect
 from forge.errors import ForgeError
+from forge.react.group import Group, Settings
 from forge.react.push import Push
-from forge.react.reactor import Group, Reactor, Settings
+from forge.react.reactor import Reactor
 from forge.react.registry import ANYONE, Auth, Registry
 from forge.react.runner import Answer, Runner
 

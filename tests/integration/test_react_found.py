@@ -12,8 +12,9 @@ import pytest
 
 from forge.changelog.connection import Connection, connect
 from forge.errors import ForgeError
+from forge.react.group import Settings
 from forge.react.push import Push
-from forge.react.reactor import Reactor, Settings
+from forge.react.reactor import Reactor
 from forge.react.registry import ANYONE, Auth, Registry
 from forge.react.runner import Runner
 from forge.serve.node import Node, Options

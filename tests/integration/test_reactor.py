@@ -10,7 +10,7 @@ import pytest
 from forge.change import Op
 from forge.changelog.connection import Connection, connect
 from forge.postgres import PostgresServer
-from forge.react.reactor import Settings
+from forge.react.group import Settings
 from forge.react.registry import Auth
 from forge.react.result import apply
 from tests.integration.live import QUICK, Watcher, live

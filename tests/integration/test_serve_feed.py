@@ -18,7 +18,8 @@ from forge.change import Change, Op
 from forge.changelog.connection import Connection, connect
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor
-from forge.react.reactor import Reactor, Settings
+from forge.react.group import Settings
+from forge.react.reactor import Reactor
 from forge.react.registry import Registry
 from forge.react.runner import Runner
 from forge.serve import feed

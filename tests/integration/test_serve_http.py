@@ -10,7 +10,7 @@ import pytest
 
 from forge.app import Forge
 from forge.changelog.connection import Connection
-from forge.react.reactor import Settings
+from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.limits import Limits
 from forge.serve.node import Options

@@ -27,7 +27,7 @@ from forge.changelog.connection import AsyncConnection, connect_async, typed_err
 from forge.changelog.days import ALL, Calendar, Days
 from forge.changelog.decode import Decoder
 from forge.changelog.queries import query
-from forge.cursor import Cursor, LogIdentity, Position, Snapshot
+from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
 from forge.errors import CursorExpired, CursorForeign, NotInstalled
 from forge.values import Column
 
@@ -120,7 +120,7 @@ class Reader:
         until = Snapshot.parse(snapshot)
         self._calendar.note(until, today)
         self._check(after, until, trimmed, None)
-        done = _lsn(flush) >= _lsn(lsn)
+        done = wal_position(flush) >= wal_position(lsn)
         rows = [row[:-6] for row in found[:PAGE] if row[-1]]
         if len(rows) == len(found):
             yield await self._batch(rows, Cursor(self.identity, until), lsn, done)
@@ -161,7 +161,7 @@ class Reader:
             assert gone is not None
             self._check(after, Snapshot.parse(head[0]), *gone)
             if lsn is None:
-                lsn, flushed = head[1], _lsn(head[2]) >= _lsn(head[1])
+                lsn, flushed = head[1], wal_position(head[2]) >= wal_position(head[1])
             rows = await self._fetch(page)
             while len(rows) == page:
                 # the server reads the next page while this one is decoded and handled
@@ -214,8 +214,3 @@ class Reader:
 
 def _bounds(snapshot: Snapshot) -> dict[str, Any]:
     return {"xmax": str(snapshot.xmax), "running": [str(xid) for xid in snapshot.running]}
-
-
-def _lsn(text: str) -> int:
-    high, low = text.split("/")
-    return int(high, 16) << 32 | int(low, 16)

@@ -86,7 +86,9 @@ class Db:
             if isinstance(parameters, Sequence) and not named:
                 return statement, parameters
             return statement, {**self._arguments, **(dict(parameters) if parameters else {}), **named}
-        return _compiled(statement, named)
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise QueryFailed("a SQLAlchemy statement takes its parameters by name", fix="pass a mapping")
+        return _compiled(statement, {**self._arguments, **(parameters or {}), **named})
 
 
 class WatchedDb(Db):
@@ -128,6 +130,8 @@ def _compiled(statement: Any, named: dict[str, Any]) -> tuple[str, Parameters]:
         )
     from sqlalchemy.dialects.postgresql.psycopg import dialect
 
+    known = statement.compile().params
+    named = {name: value for name, value in named.items() if name in known}
     compiled = statement.params(named).compile(
         dialect=dialect(),  # type: ignore[no-untyped-call]
         compile_kwargs={"render_postcompile": True},

@@ -18,17 +18,17 @@ from psycopg import sql
 from sqlglot.tokenizer_core import Token, TokenType
 
 from forge.change import UNAVAILABLE, JsonNull
-from forge.changelog.connection import AsyncConnection, connect, connect_async
+from forge.changelog.connection import AsyncConnection, connect, connect_async, translate
 from forge.errors import HistoryUnavailable
 from forge.history.asof import table_as_of
 from forge.react import catalog
-from forge.react.database import Context, Db, Parameters
+from forge.react.database import Context, Db, Parameters, QueryFailed
 from forge.react.registry import Call
 
 _VIEW = "forge_query_of_the_past"
 
 
-async def ask(url: str, call: Call, at: datetime) -> Any:
+async def ask(url: str, call: Call, at: datetime, timeout: float = 60.0) -> Any:
     """What the query would have returned at that instant."""
     if call.auth.role is not None:
         raise HistoryUnavailable("a query that reads as a role has no past", fix="ask without a role")
@@ -36,8 +36,20 @@ async def ask(url: str, call: Call, at: datetime) -> Any:
         raise HistoryUnavailable("a query that declares its reads has no past", fix="ask one whose SQL shows them")
     connection = await connect_async(url, application_name="forge as-of")
     try:
+        claims = msgspec.json.encode(dict(call.auth.claims)).decode() if call.auth.claims else ""
+        await connection.execute(
+            "SELECT set_config('request.jwt.claims', %s, false), set_config('forge.user', %s, false),"
+            " set_config('forge.tenant', %s, false)",
+            (claims, call.auth.user or "", call.auth.tenant or ""),
+        )
         db = _PastDb(connection, call.arguments, url, at)
-        return await call.query.function(Context(db, call.auth), **call.arguments)
+        async with asyncio.timeout(timeout):
+            return await call.query.function(Context(db, call.auth), **call.arguments)
+    except TimeoutError:
+        raise QueryFailed(f"{call.query.name} took longer than {timeout:g} s", fix="ask of smaller tables") from None
+    except psycopg.Error as error:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise translate(error) or QueryFailed(f"the database refuses it: {line}", fix="correct it") from error
     finally:
         await connection.close()
 
@@ -148,7 +160,7 @@ def _readable(value: Any) -> Any:
     if isinstance(value, bytes):
         return "\\x" + value.hex()
     if isinstance(value, JsonNull):
-        return None
+        raise HistoryUnavailable("a jsonb null cannot be rebuilt", fix="read the table with forge.table_as_of")
     if isinstance(value, list):
         return [_readable(inner) for inner in value]
     return value

@@ -26,103 +26,23 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from forge.change import Change, Op
-from forge.changelog.follow import Wakeup, follow
+from forge.changelog.follow import follow
 from forge.changelog.reader import Batch
-from forge.cursor import Snapshot
+from forge.cursor import wal_position
 from forge.errors import CursorExpired, CursorForeign, ForgeError, ServerError
 from forge.react.catalog import OWN_SCHEMA, OWN_TABLES, QueryRefused
 from forge.react.debounce import Debounce
+from forge.react.group import Group, GroupKey, Metrics, Settings
 from forge.react.index import BoundRead, Index
-from forge.react.push import MOST_CAUSES, Cause, Push, Subscriber
+from forge.react.push import Cause, Push, Subscriber
 from forge.react.registry import Auth, Call
-from forge.react.result import MOST_BYTES, Result, encode
+from forge.react.result import Result, encode
 from forge.react.runner import Outcome, Reached, Runner
 
-GroupKey = tuple[str, bytes, bytes]
 MOST_RECENT: Final = 10_000
 """Changes kept for runs in flight; beyond it every such run is done again."""
 
 _log = logging.getLogger(__name__)
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """Times in seconds."""
-
-    quiet: float = 0.05
-    longest: float = 0.2
-    runs: int = 64
-    resync: float = 600.0
-    check: float = 5.0
-    idle: float = 5.0
-    max_result_bytes: int = MOST_BYTES
-    wakeup: Wakeup = "auto"
-
-
-class Metrics(msgspec.Struct):
-    """What happened so far. `missed` must stay 0: a result that was old though no change had touched its query."""
-
-    changes: int = 0
-    touched: int = 0
-    pruned: int = 0
-    runs: int = 0
-    wasted: int = 0
-    pushed: int = 0
-    failed: int = 0
-    missed: int = 0
-    checked: int = 0
-    resyncs: int = 0
-
-
-class Group:
-    """One query with its arguments and scope, its subscribers and its last result."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.key: GroupKey = call.group
-        self.subscribers: set[Subscriber] = set()
-        self.newcomers: set[Subscriber] = set()
-        """Subscribers that were pushed nothing yet."""
-        self.stale = False
-        """Touched while nobody subscribed: the result is not to be shown before another run."""
-        self.result: Result | None = None
-        self.error: ForgeError | None = None
-        self.reads: Sequence[BoundRead] = ()
-        self.coverage = Snapshot(1, 1)
-        self.lsn = 0
-        self.running = False
-        self.waiting = False
-        self.causes: list[Cause] = []
-        self.more = 0
-        self.unseen: set[int] = set()
-        self.forced = False
-        self.touched_at: float | None = None
-        self.idle_since = 0.0
-        self.refreshed = 0.0
-        self.failures = 0
-
-    def touch(self, change: Change, transaction: int, *, actor: bool = True) -> None:
-        """Remember why it will run; who did it only where the group's subscribers may know."""
-        self.unseen.add(transaction)
-        self.touched_at = self.touched_at or time.monotonic()
-        if len(self.causes) < MOST_CAUSES:
-            self.causes.append(Cause.of(change, actor=actor))
-        else:
-            self.more += 1
-
-    def busy(self) -> bool:
-        """Whether a run is in flight."""
-        return self.running
-
-    def settled(self) -> bool:
-        """Whether the last result shows everything that touched the group, so that it need not run."""
-        return not self.forced and self.error is None and all(map(self.coverage.sees, self.unseen))
-
-    def begin(self) -> tuple[tuple[Cause, ...], int]:
-        """Start a run for all that touched the group so far."""
-        causes = tuple(self.causes), self.more
-        self.causes, self.more, self.forced = [], 0, False
-        self.unseen.clear()
-        return causes
 
 
 class Reactor:
@@ -162,11 +82,12 @@ class Reactor:
         self._lost = False
         self._checking = False
         self._noted: set[str] = set()
+        self._watched = False
+        """Whether a query has read a table of Forge's own."""
 
     async def start(self) -> None:
         """Begin to follow the log; returns when it is being followed."""
         await self.runner.open()
-        self.reached = await self.runner.reached()
         following: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._spawn(self._follow(following))
         try:
@@ -174,6 +95,8 @@ class Reactor:
         except BaseException:
             await self.stop()
             raise
+        # only now: a replica must have passed where the log is followed from
+        self.reached = self.reached or await self.runner.reached()
         self._spawn(self._flush_for_ever())
         self._spawn(self._look_after())
 
@@ -256,6 +179,7 @@ class Reactor:
         """The log is followed from here. What was missed, or was lost in a crash, is found by running all groups."""
         if restarted or self._lost:
             self._lost = False
+            self.reached = None  # until a batch says how far a replica must be, the primary answers
             self.runner.forget()
             self.resync()
         if not following.done():
@@ -263,7 +187,7 @@ class Reactor:
 
     def _take(self, batch: Batch) -> None:
         """Match a batch; a moment of the event loop, however many groups there are."""
-        self.reached = Reached(batch.cursor.until or batch.cursor.snapshot, _number(batch.lsn))
+        self.reached = Reached(batch.cursor.until or batch.cursor.snapshot, wal_position(batch.lsn))
         self._batch += 1
         now = self._clock()
         for observer in self.on_batch:
@@ -287,7 +211,8 @@ class Reactor:
                 group.touch(change, transaction, actor=self.may_see_actor(group.call.auth, change))
                 self._debounce.touch(key, now)
         if batch.changes:
-            self._touch_own(batch.changes[-1], now)
+            if self._watched:
+                self._touch_own(batch.changes, now)
             self.on_latency("commit_to_batch", time.time() - batch.changes[-1].at.timestamp())
         if defined:
             self.runner.forget()
@@ -296,15 +221,18 @@ class Reactor:
         if len(self._debounce):
             self._due.set()
 
-    def _touch_own(self, last: Change, now: float) -> None:
+    def _touch_own(self, changes: list[Change], now: float) -> None:
         """Whatever changes, the log and what else is Forge's own changes with it."""
-        for table in OWN_TABLES:
-            own = msgspec.structs.replace(last, op=Op.INVALIDATE, schema=OWN_SCHEMA, table=table, key=None)
-            for key in self._index.touched(own):
-                group = self.groups[key]
-                actor = self.may_see_actor(group.call.auth, last)
-                group.touch(last, int(last.source.transaction or 0), actor=actor)
-                self._debounce.touch(key, now)
+        latest = {change.source.transaction: change for change in changes}
+        for change in latest.values():
+            transaction = int(change.source.transaction or 0)
+            for table in OWN_TABLES:
+                own = msgspec.structs.replace(change, op=Op.INVALIDATE, schema=OWN_SCHEMA, table=table, key=None)
+                for key in self._index.touched(own):
+                    group = self.groups[key]
+                    actor = self.may_see_actor(group.call.auth, change)
+                    group.touch(change, transaction, actor=actor)
+                    self._debounce.touch(key, now)
 
     def _remember(self, changes: list[Change]) -> None:
         if not self._inflight:
@@ -344,6 +272,8 @@ class Reactor:
 
     def _start(self, groups: list[Group]) -> None:
         """Run these on one snapshot; those that run already will run once more."""
+        if self._stopping:
+            return
         ready = []
         for group in groups:
             if group.running:
@@ -419,14 +349,16 @@ class Reactor:
         group.lsn = max(group.lsn, outcome.lsn)
         group.refreshed = self._clock()
         group.reads = outcome.reads
+        self._watched = self._watched or any(read.schema == OWN_SCHEMA for read in outcome.reads)
         self._index.put(group.key, outcome.reads)
         self._catch_up(group, outcome.reads, began)
+        causes, more = (*causes, *group.covered()), more
         previous, group.result = group.result, result
         newcomers, group.newcomers = group.newcomers, set()
         if previous is not None and previous.hash == result.hash:
             self.metrics.wasted += 1
             for subscriber in list(group.subscribers) if recovered else newcomers:
-                subscriber.push(Push(result, None, outcome.coverage, (), 0))
+                self._hand(subscriber, Push(result, None, outcome.coverage, (), 0))
             return
         self.metrics.pushed += 1
         push = Push(result, previous, outcome.coverage, causes, more)
@@ -434,10 +366,18 @@ class Reactor:
             self.on_latency("commit_to_push", time.time() - causes[0].at.timestamp())
         pushing = time.monotonic()
         for subscriber in list(group.subscribers):
-            subscriber.push(push)
+            self._hand(subscriber, push)
         self.on_latency("push", time.monotonic() - pushing)
         for observer in self.on_push:
             observer(group, push)
+
+    @staticmethod
+    def _hand(subscriber: Subscriber, push: Push) -> None:
+        """One subscriber's failure costs no other its push."""
+        try:
+            subscriber.push(push)
+        except Exception:
+            _log.exception("a subscriber failed")
 
     def _note_volatile(self, group: Group, outcome: Outcome) -> None:
         name = group.call.query.name
@@ -453,10 +393,13 @@ class Reactor:
             return
         own: Index[Hashable] = Index()
         own.put(None, reads)
+        watched = any(read.schema == OWN_SCHEMA for read in reads)
         now = self._clock()
         for change in later:
             transaction = int(change.source.transaction or 0)
-            if not group.coverage.sees(transaction) and own.touched(change):
+            if transaction in group.unseen or group.coverage.sees(transaction):
+                continue
+            if watched or own.touched(change):
                 group.touch(change, transaction, actor=self.may_see_actor(group.call.auth, change))
                 self._debounce.touch(group.key, now)
                 self._due.set()
@@ -468,13 +411,16 @@ class Reactor:
         """Tell the subscribers. A change of what was read, now or before, may mend it."""
         group = run.group
         self.metrics.failed += 1
+        group.refreshed = self._clock()
         group.failures += 1
         group.error = error
         for subscriber in list(group.subscribers):
             subscriber.fail(error)
         if isinstance(error, ServerError):
             delay = min(5.0, 0.1 * 2 ** min(group.failures, 6)) * random.uniform(0.5, 1.0)
-            asyncio.get_running_loop().call_later(delay, self._again, group)
+            if group.retry is not None:
+                group.retry.cancel()
+            group.retry = asyncio.get_running_loop().call_later(delay, self._again, group)
         elif isinstance(error, QueryRefused):
             if group.result is None:
                 self._drop(group)
@@ -589,8 +535,3 @@ def _by_session(groups: list[Group]) -> list[list[Group]]:
     for group in groups:
         found.setdefault(lead(group.key), []).append(group)
     return list(found.values())
-
-
-def _number(lsn: str) -> int:
-    high, low = lsn.split("/")
-    return int(high, 16) << 32 | int(low, 16)

@@ -23,7 +23,7 @@ from psycopg import sql
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.changelog.connection import AsyncConnection, connect_async, parameters, translate
-from forge.cursor import Snapshot
+from forge.cursor import Snapshot, wal_position
 from forge.errors import ForgeError, ServerError
 from forge.react import catalog
 from forge.react.database import Context, Db, Parameters, QueryFailed, WatchedDb, bound_reads
@@ -138,13 +138,14 @@ class Runner:
         if reached is not None and snapshot is None and not call.query.consistent and self._replicas:
             needed = max(reached.lsn, floor)
             for pool in random.sample(self._replicas, len(self._replicas)):
-                outcome = await self._on_replica(pool, call, reached.snapshot, needed, reads)
+                async with self._errors():
+                    outcome = await self._on_replica(pool, call, reached.snapshot, needed, reads)
                 if outcome is not None:
                     return outcome
             self.fallbacks += 1
         async with self._errors(), self._reading(self._primary) as connection:
             seen, lsn = await _began(connection, call.auth, _PRIMARY, snapshot)
-            return await self._run(connection, call, Snapshot.parse(seen), _number(lsn), reads)
+            return await self._run(connection, call, Snapshot.parse(seen), wal_position(lsn), reads)
 
     async def _on_replica(
         self,
@@ -160,12 +161,12 @@ class Runner:
                 # asked before the snapshot is taken, which then shows at least that much
                 passed = await (await connection.execute(_REPLICA)).fetchone()
                 # a promoted one has a history of its own
-                if passed is None or passed[0] is None or _number(passed[0]) < needed:
+                if passed is None or passed[0] is None or wal_position(passed[0]) < needed:
                     return None
                 (lsn,) = await _began(connection, call.auth, _REPLICA, None)
                 if lsn is None:
                     return None
-                return await self._run(connection, call, coverage, _number(lsn), reads)
+                return await self._run(connection, call, coverage, wal_position(lsn), reads)
         except (psycopg.OperationalError, PoolTimeout):
             return None
 
@@ -267,7 +268,7 @@ class Runner:
         async with self._errors(), self._primary.connection() as connection:
             row = await (await connection.execute(_PRIMARY)).fetchone()
             assert row is not None
-            return Reached(Snapshot.parse(row[0]), _number(row[1]))
+            return Reached(Snapshot.parse(row[0]), wal_position(row[1]))
 
     async def _analyze(self, role: str | None, statement: str, parameters: Parameters, /) -> Analysis:
         """What a statement reads; the types of its parameters and the reader's search_path may decide it."""
@@ -399,11 +400,6 @@ def _kind(value: Any) -> Hashable:
     if type(value) is int:
         return f"int{sum(abs(value) >= 1 << bits for bits in (15, 31, 63))}"
     return type(value).__name__
-
-
-def _number(lsn: str) -> int:
-    high, low = lsn.split("/")
-    return int(high, 16) << 32 | int(low, 16)
 
 
 def _line(error: Exception) -> str:

@@ -25,9 +25,8 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from decimal import Decimal
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -35,10 +34,10 @@ import psycopg
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from forge.change import NO_CONTEXT, Change, Op, Row, text
+from forge.change import Op
 from forge.changelog.connection import translate
 from forge.changelog.reader import Batch, Reader
-from forge.cursor import Cursor, Position, Snapshot
+from forge.cursor import Cursor
 from forge.errors import CursorError, ForgeError, ServerError
 from forge.react.registry import BadArguments
 from forge.serve.auth import Identity, bearer
@@ -46,10 +45,9 @@ from forge.serve.http import Forbidden, address_of, failure
 from forge.serve.limits import TooMany
 from forge.serve.messages import error_fields, fields, sse
 from forge.serve.node import Node
+from forge.serve.pages import Event, Page, View
 from forge.serve.session import Session
 from forge.serve.stream import HEADERS, left
-from forge.values import Column
-from forge.wire import encode
 
 MOST_WAITING: Final = 256
 MOST_BYTES: Final = 1024 * 1024
@@ -64,148 +62,9 @@ PATIENCE: Final = 5.0
 """Seconds that a client may keep a reader without taking anything, or a request wait for one."""
 
 _CHUNK: Final = 64 * 1024
-_ROWS: Final = frozenset({Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ})
-_UNREADABLE: Final = ("masked", "hidden")
 _log = logging.getLogger(__name__)
 
 Backpressure = Literal["drop", "pause"]
-Form = Literal["whole", "unsigned", "out", "in", "bare"]
-"""A change as it is; without who did it; as it looks to whom a row leaves, to whom it comes; without any row."""
-
-
-# What of a change is shown
-
-
-class View(msgspec.Struct, frozen=True):
-    """What one client is to see; without a `column` the rows of all tenants."""
-
-    tables: frozenset[str] = frozenset()
-    ops: frozenset[Op] = frozenset()
-    column: str | None = None
-    tenant: str | None = None
-
-    def form(self, change: Change, columns: Iterable[Column]) -> Form | None:
-        """How a change is shown; None when it is not."""
-        if self.tables and not (change.table in self.tables or f"{change.schema}.{change.table}" in self.tables):
-            return None
-        form: Form | None = "whole" if self.column is None else self._authorized(change, columns)
-        op = Op.DELETE if form == "out" else Op.INSERT if form == "in" else change.op
-        return form if not self.ops or op in self.ops else None
-
-    def _authorized(self, change: Change, columns: Iterable[Column]) -> Form | None:
-        kind = next((column.kind for column in columns if column.name == self.column), None)
-        if kind is None or kind in _UNREADABLE:
-            return None
-        if change.op not in _ROWS:
-            return "bare"
-        old, new = self._owns(change.before), self._owns(change.after)
-        if change.op is not Op.UPDATE or old == new:
-            return "whole" if old or new else None
-        return "out" if old else "in"
-
-    def _owns(self, row: Row | None) -> bool:
-        value = None if row is None else row.get(self.column or "")
-        return isinstance(value, (str, int, Decimal)) and text(value) == self.tenant
-
-
-def shown(change: Change, form: Form) -> Change:
-    """The change in a form: what the form does not show is not in it."""
-    if form == "whole":
-        return change
-    if form == "unsigned":
-        return msgspec.structs.replace(change, context=NO_CONTEXT)
-    bare = msgspec.structs.replace(change, before=None, after=None, context=NO_CONTEXT, hidden=())
-    if form == "out":
-        return msgspec.structs.replace(bare, op=Op.DELETE, before=change.before)
-    if form == "in":
-        return msgspec.structs.replace(bare, op=Op.INSERT, after=change.after)
-    return msgspec.structs.replace(bare, key=None)
-
-
-class Event(NamedTuple):
-    """A change ready to be sent, and the cursor behind it."""
-
-    data: bytes
-    id: str
-
-
-Group = tuple[str | None, str, str]
-"""The rows of a table that a transaction changed."""
-
-
-class Page:
-    """A batch of the log, and what clients are sent of it, each written once."""
-
-    def __init__(self, batch: Batch, before: Cursor) -> None:
-        self.batch = batch
-        self._complete = before.last is None and batch.cursor.last is None
-        self._mixed: dict[str, set[Group]] = {}
-        self.until: Snapshot = batch.cursor.until or batch.cursor.snapshot
-        self._bodies: dict[tuple[int, Form], bytes] = {}
-        self._events: dict[tuple[View, Snapshot], list[Event]] = {}
-
-    def after(self, since: Snapshot) -> Cursor | None:
-        """Where one stands with it who had read a snapshot before; None when that shows all of it."""
-        if covers(since, self.until):
-            return None
-        cursor = self.batch.cursor
-        return cursor if cursor.last is None else Cursor(cursor.log, since, self.until, cursor.last)
-
-    def events(self, view: View, since: Snapshot) -> list[Event]:
-        """What a view shows of it to one who has read a snapshot."""
-        found = self._events.get((view, since))
-        if found is None:
-            found = self._events[view, since] = list(self._write(view, since))
-        return found
-
-    def _write(self, view: View, since: Snapshot) -> Iterable[Event]:
-        batch, after = self.batch, self.after(since)
-        if after is None:
-            return
-        prefix = str(Cursor(after.log, since, self.until, Position(0, 0))).removesuffix("0.0")
-        last = len(batch.changes) - 1
-        for number, (change, columns) in enumerate(zip(batch.changes, batch.columns, strict=True)):
-            if since.sees(int(change.source.transaction or 0)):
-                continue
-            form = view.form(change, columns)
-            if form == "whole" and view.column is not None and not self._alone(change, view.column):
-                form = "unsigned"
-            if form is not None:
-                id = str(after) if number == last else prefix + change.source.position
-                yield Event(sse("change", self._body(number, form), id), id)
-
-    def _alone(self, change: Change, column: str) -> bool:
-        """Whether all rows of the table that the transaction changed have one and the same value there."""
-        if not self._complete:
-            return False
-        mixed = self._mixed.get(column)
-        if mixed is None:
-            values: dict[Group, set[str]] = {}
-            for each in self.batch.changes:
-                for row in (each.before, each.after):
-                    if row is not None:
-                        values.setdefault(_group(each), set()).add(repr(row.get(column)))
-            mixed = self._mixed[column] = {group for group, found in values.items() if len(found) > 1}
-        return _group(change) not in mixed
-
-    def _body(self, number: int, form: Form) -> bytes:
-        body = self._bodies.get((number, form))
-        if body is None:
-            body = self._bodies[number, form] = encode(shown(self.batch.changes[number], form))
-        return body
-
-
-def _group(change: Change) -> Group:
-    return change.source.transaction, change.schema, change.table
-
-
-def covers(new: Snapshot, old: Snapshot) -> bool:
-    """Whether a snapshot shows all that another one shows.
-
-    >>> [covers(Snapshot.parse("5:9:5"), Snapshot.parse(old)) for old in ("5:9:5,7", "5:7:5", "5:9:7", "5:10:5")]
-    [True, True, False, False]
-    """
-    return old.xmax <= new.xmax and all(xid >= old.xmax or xid in old.running for xid in new.running)
 
 
 # One reader for all

@@ -87,7 +87,11 @@ class Node:
         wire_revocations(self, self.bus)
         self.bus.on("definitions", lambda payload: self._redefined())
         self.bus.on_reconnect.append(self._redefined)
-        await self.bus.start()
+        try:
+            await self.bus.start()
+        except BaseException:
+            await self.reactor.stop()
+            raise
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     def farewell(self) -> None:
@@ -191,6 +195,8 @@ class Node:
             if subscription.group is None or call.group == subscription.group.key:
                 continue
             self.reactor.unsubscribe(subscription.group, subscription)
+            session.forget(subscription)
+            subscription.reset()
             subscription.group = self.reactor.subscribe(call, subscription)
 
     def revoke(

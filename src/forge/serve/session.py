@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final, Literal
 
 from forge.errors import ForgeError
+from forge.react.group import Group
 from forge.react.push import Push
-from forge.react.reactor import Group
 from forge.serve.auth import Identity
 from forge.serve.limits import Hold
 from forge.serve.messages import Frame, error_fields, fields, shared
@@ -57,6 +57,10 @@ class Subscription:
     def fail(self, error: ForgeError, /) -> None:
         self._error = error
         self._session.ready(self)
+
+    def reset(self) -> None:
+        """What waits is of another scope and is not to be sent."""
+        self._latest, self._error, self._missed = None, None, False
 
     def take(self) -> tuple[Push | None, Taken, bool]:
         """The push to send, the event that it is, and whether others were left out before it; None when there is none.

@@ -45,10 +45,11 @@ class Stream:
                 if self._begun is not None:
                     await self._begun
                     self._begun = None
+                closed = session.closed  # before what waits is taken: a reason to close is sent too
                 body = self._events(session)
-                if body or session.closed is None:
+                if body or closed is None:
                     await self._write(body or PING)
-                if session.closed is not None:
+                if closed is not None:
                     break
             if session.closed != "gone":
                 await self._send({"type": "http.response.body", "body": b""})
@@ -71,7 +72,10 @@ class Stream:
             return False
         body = self._events(self._session)
         if body:
-            self._begun = begun(self._send({"type": "http.response.body", "body": body, "more_body": True}))
+            try:
+                self._begun = begun(self._send({"type": "http.response.body", "body": body, "more_body": True}))
+            except OSError:
+                self._session.close("gone")
         return self._begun is None
 
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from forge.react.group import Group
 from forge.react.push import Push
-from forge.react.reactor import Group
 
 _otel: Any = None
 with suppress(ImportError):

@@ -182,13 +182,14 @@ class Socket:
         """Send what the session has ready until it is closed; returns the close code."""
         while True:
             await session.wait()
+            closed = session.closed  # before what waits is taken: a reason to close is sent too
             frames = session.frames()
             for frame in frames:
                 await self._websocket.send_text(socket(frame.event, frame.body))
-            if session.closed is not None:
-                code = _CLOSE.get(session.closed)
+            if closed is not None:
+                code = _CLOSE.get(closed)
                 if code is not None:
-                    await self._end(code, session.closed)
+                    await self._end(code, closed)
                 return code or 0
             if not frames:
                 await self._websocket.send_text('{"event":"ping"}')

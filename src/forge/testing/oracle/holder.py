@@ -27,7 +27,7 @@ class Holder:
 
     def push(self, push: Push, /) -> None:
         self.pushes += 1
-        self.error = None
+        failed, self.error = self.error is not None, None
         if self._coverage is not None and self._coverage.xmax > push.coverage.xmax:
             self.wrong.append(f"a result of {push.coverage} came after one of {self._coverage}")
         self._coverage = push.coverage
@@ -35,7 +35,9 @@ class Holder:
         if held is None:
             return
         if held.hash == push.result.hash:
-            self.wrong.append("the same result was pushed again")
+            if not failed:  # after an error it says that all is well again
+                self.wrong.append("the same result was pushed again")
+            return
         if push.previous is None or push.previous.hash != held.hash:
             self.wrong.append("what is pushed does not follow what was pushed before")
         elif self._delta and push.delta is not None:

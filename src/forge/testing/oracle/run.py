@@ -22,7 +22,8 @@ from forge.changelog.reader import Batch
 from forge.errors import ForgeError, ServerError
 from forge.postgres import PostgresServer
 from forge.react.catalog import QueryRefused
-from forge.react.reactor import Group, Metrics, Reactor, Settings
+from forge.react.group import Group, Metrics, Settings
+from forge.react.reactor import Reactor
 from forge.react.registry import Registry
 from forge.react.result import Result, encode
 from forge.react.runner import Runner

@@ -76,7 +76,8 @@ $body$;
 CREATE OR REPLACE FUNCTION forge.on_definition() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
-    IF current_setting('forge.refreshing', true) IS DISTINCT FROM 'yes'
+    -- a transaction that will be PREPAREd can send nothing
+    IF current_setting('forge.refreshing', true) IS DISTINCT FROM 'yes' AND current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll'
        AND (NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands())
             OR EXISTS (SELECT FROM pg_event_trigger_ddl_commands() c WHERE c.schema_name IS DISTINCT FROM 'pg_temp')) THEN
         PERFORM pg_notify('forge_nodes', json_build_object('sender', 'definitions ' || pg_current_xact_id(), 'number', 1,

@@ -1,0 +1,108 @@
+"""A group: one query with its arguments and scope, its subscribers, its last result, and what touched it since."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from forge.change import Change
+from forge.changelog.follow import Wakeup
+from forge.cursor import Snapshot
+from forge.errors import ForgeError
+from forge.react.index import BoundRead
+from forge.react.push import MOST_CAUSES, Cause, Subscriber
+from forge.react.registry import Call
+from forge.react.result import MOST_BYTES, Result
+
+GroupKey = tuple[str, bytes, bytes]
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Times in seconds."""
+
+    quiet: float = 0.05
+    longest: float = 0.2
+    runs: int = 64
+    resync: float = 600.0
+    check: float = 5.0
+    idle: float = 5.0
+    max_result_bytes: int = MOST_BYTES
+    wakeup: Wakeup = "auto"
+
+
+class Metrics(msgspec.Struct):
+    """What happened so far. `missed` must stay 0: a result that was old though no change had touched its query."""
+
+    changes: int = 0
+    touched: int = 0
+    pruned: int = 0
+    runs: int = 0
+    wasted: int = 0
+    pushed: int = 0
+    failed: int = 0
+    missed: int = 0
+    checked: int = 0
+    resyncs: int = 0
+
+
+class Group:
+    """One query with its arguments and scope, its subscribers and its last result."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.key: GroupKey = call.group
+        self.subscribers: set[Subscriber] = set()
+        self.newcomers: set[Subscriber] = set()
+        """Subscribers that were pushed nothing yet."""
+        self.stale = False
+        """Touched while nobody subscribed: the result is not to be shown before another run."""
+        self.result: Result | None = None
+        self.error: ForgeError | None = None
+        self.reads: Sequence[BoundRead] = ()
+        self.coverage = Snapshot(1, 1)
+        self.lsn = 0
+        self.running = False
+        self.waiting = False
+        self.causes: list[Cause] = []
+        self.more = 0
+        self.unseen: set[int] = set()
+        self.forced = False
+        self.touched_at: float | None = None
+        self.idle_since = 0.0
+        self.refreshed = 0.0
+        self.failures = 0
+        self.retry: asyncio.TimerHandle | None = None
+
+    def touch(self, change: Change, transaction: int, *, actor: bool = True) -> None:
+        """Remember why it will run; who did it only where the group's subscribers may know."""
+        self.unseen.add(transaction)
+        self.touched_at = self.touched_at or time.monotonic()
+        if len(self.causes) < MOST_CAUSES:
+            self.causes.append(Cause.of(change, actor=actor))
+        else:
+            self.more += 1
+
+    def covered(self) -> list[Cause]:
+        """The causes that came during a run and are in its result; they are no reason for another."""
+        seen = [cause for cause in self.causes if self.coverage.sees(int(cause.transaction or 0))]
+        self.causes = [cause for cause in self.causes if cause not in seen]
+        self.unseen = {transaction for transaction in self.unseen if not self.coverage.sees(transaction)}
+        if not self.unseen:
+            self.more, self.touched_at = 0, None
+        return seen
+
+    def busy(self) -> bool:
+        """Whether a run is in flight."""
+        return self.running
+
+    def settled(self) -> bool:
+        """Whether the last result shows everything that touched the group, so that it need not run."""
+        return not self.forced and self.error is None and all(map(self.coverage.sees, self.unseen))
+
+    def begin(self) -> tuple[tuple[Cause, ...], int]:
+        """Start a run for all that touched the group so far."""
+        causes = tuple(self.causes), self.more
+        self.causes, self.more, self.forced = [], 0, False
+        self.unseen.clear()
+        return causes
