@@ -548,8 +548,10 @@ async def test_a_function_that_raises_anything_leaves_nobody_with_an_old_result(
         shop.execute("UPDATE orders SET status = 'x' WHERE id = 1")
         assert (await stream.next()).body["code"] == "unexpected"
         failing = False
+        shop.execute("UPDATE orders SET status = 'y' WHERE id = 1")  # the result is what it was before the error
+        assert (await stream.next()).body["unchanged"] is True
         shop.execute("UPDATE orders SET status = 'x' WHERE id = 2")
-        assert (await stream.next()).body["rows"] == [{"id": 1}, {"id": 2}]
+        assert (await stream.next()).body["rows"] == [{"id": 2}]
 
 
 async def test_who_leaves_has_the_call_cancelled_and_the_connection_back(database: str, shop: Connection) -> None:

@@ -60,6 +60,8 @@ class Reactor:
         self.metrics = Metrics()
         self.groups: dict[GroupKey, Group] = {}
         self.reached: Reached | None = None
+        self.following = False
+        """Whether the log is being followed."""
         self.on_batch: list[Callable[[Batch], None]] = []
         """Called with every batch of the log, as soon as it is read."""
         self.on_push: list[Callable[[Group, Push], None]] = []
@@ -173,10 +175,11 @@ class Reactor:
             except Exception:
                 _log.exception("following the log failed, trying again")
                 await asyncio.sleep(random.uniform(0.5, 1.5))
-            self._lost = True
+            self._lost, self.following = True, False
 
     def _opened(self, restarted: bool, following: asyncio.Future[None]) -> None:
         """The log is followed from here. What was missed, or was lost in a crash, is found by running all groups."""
+        self.following = True
         if restarted or self._lost:
             self._lost = False
             self.reached = None  # until a batch says how far a replica must be, the primary answers

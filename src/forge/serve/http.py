@@ -153,6 +153,8 @@ class Routes:
                 reached = await self.node.reactor.runner.reached()
         except (ForgeError, TimeoutError) as error:
             return _json({"ok": False, "reason": str(error) or "the database does not answer"}, 503)
+        if not self.node.reactor.following:
+            return _json({"ok": False, "reason": "the log cannot be followed now"}, 503)
         if self.node.stopping:
             return _json({"ok": False, "reason": "stopping"}, 503)
         return _json({"ok": True, "snapshot": str(reached.snapshot)})
@@ -276,6 +278,9 @@ def _live_events(session: Session) -> bytes:
             found.append(sse("gap", b"{}"))
         if event == "unchanged":
             found.append(b": unchanged\n\n")
+        elif push is not None and event == "recovered":
+            known = fields(hash=push.result.hash, snapshot=str(push.coverage), unchanged=True)
+            found.append(sse("snapshot", b"{" + known, push.result.hash))
         elif push is not None:
             found.append(shared_sse(push, "delta" if event == "delta" else "full", event) or b"")
         if (error := subscription.take_error()) is not None:

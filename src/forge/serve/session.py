@@ -21,7 +21,7 @@ from forge.serve.limits import Hold
 from forge.serve.messages import Frame, error_fields, fields, shared
 
 Mode = Literal["full", "delta"]
-Taken = Literal["snapshot", "update", "delta", "unchanged", ""]
+Taken = Literal["snapshot", "update", "delta", "unchanged", "recovered", ""]
 MOST_WAITING: Final = 256
 MOST_BYTES: Final = 1024 * 1024
 
@@ -65,7 +65,8 @@ class Subscription:
     def take(self) -> tuple[Push | None, Taken, bool]:
         """The push to send, the event that it is, and whether others were left out before it; None when there is none.
 
-        The event is `unchanged` when the client said that it holds this very result.
+        The event is `unchanged` when the client said that it holds this very result, and `recovered` when it holds it
+        and was told of an error meanwhile.
         """
         push, missed, first = self._latest, self._missed, self._first
         self._latest, self._missed = None, False
@@ -75,7 +76,9 @@ class Subscription:
         known, self._sent = self._sent, push.result.hash
         if known == push.result.hash:
             recovered, self._told_error = self._told_error, False
-            return (push, "unchanged", False) if first or recovered else (None, "", False)
+            if first:
+                return push, "unchanged", False
+            return (push, "recovered", False) if recovered else (None, "", False)
         self._told_error = False
         if first or self.mode == "full":
             return push, "snapshot" if first else "update", False
@@ -96,7 +99,7 @@ class Subscription:
         found = []
         if missed:
             found.append(Frame("gap", fields(subscription=self.name)))
-        if push is not None and event == "unchanged":
+        if push is not None and event in ("unchanged", "recovered"):
             known = {"hash": push.result.hash, "snapshot": str(push.coverage), "unchanged": True}
             found.append(Frame("snapshot", fields(subscription=self.name, **known)))
         elif push is not None and event in ("snapshot", "update", "delta"):
