@@ -34,7 +34,7 @@ from forge.react.catalog import OWN_SCHEMA, OWN_TABLES, QueryRefused
 from forge.react.debounce import Debounce
 from forge.react.group import Group, GroupKey, Metrics, Settings
 from forge.react.index import BoundRead, Index
-from forge.react.push import Cause, Push, Subscriber
+from forge.react.push import MOST_CAUSES, Cause, Push, Subscriber
 from forge.react.registry import Auth, Call
 from forge.react.result import Result, encode
 from forge.react.runner import Outcome, Reached, Runner
@@ -355,7 +355,9 @@ class Reactor:
         self._watched = self._watched or any(read.schema == OWN_SCHEMA for read in outcome.reads)
         self._index.put(group.key, outcome.reads)
         self._catch_up(group, outcome.reads, began)
-        causes, more = (*causes, *group.covered()), more
+        covered = group.covered()
+        room = MOST_CAUSES - len(causes)
+        causes, more = (*causes, *covered[:room]), more + len(covered[room:])
         previous, group.result = group.result, result
         newcomers, group.newcomers = group.newcomers, set()
         if previous is not None and previous.hash == result.hash:

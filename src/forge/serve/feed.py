@@ -41,7 +41,7 @@ from forge.cursor import Cursor
 from forge.errors import CursorError, ForgeError, ServerError
 from forge.react.registry import BadArguments
 from forge.serve.auth import Identity, bearer
-from forge.serve.http import Forbidden, address_of, failure
+from forge.serve.http import Forbidden, address_of, failure, session_events
 from forge.serve.limits import TooMany
 from forge.serve.messages import error_fields, fields, sse
 from forge.serve.node import Node
@@ -407,7 +407,7 @@ class Client:
         return self._session.closed is None and self._session.identity is self._identity
 
     def _frames(self) -> bytes:
-        return b"".join(sse(frame.event, b"{" + frame.body, frame.id) for frame in self._session.frames())
+        return session_events(self._session)
 
     def _take(self) -> bytes:
         """The next events that wait, some at a time."""

@@ -199,7 +199,7 @@ class Routes:
             await failure(error)(scope, receive, send)
             return
         hello = sse("session", b"{" + fields(session=session.id, expires_at=session.identity.expires_at))
-        await self._run(Stream(session, send, _session_events), session, receive, hello)
+        await self._run(Stream(session, send, session_events), session, receive, hello)
 
     async def _run(self, stream: Stream, session: Session, receive: Receive, hello: bytes) -> None:
         try:
@@ -265,12 +265,12 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _session_events(session: Session) -> bytes:
-    return b"".join(sse(frame.event, b"{" + frame.body, frame.id) for frame in session.frames())
+def session_events(session: Session) -> bytes:
+    return b"".join(sse(frame.event, b"{" + frame.body) for frame in session.frames())
 
 
 def _live_events(session: Session) -> bytes:
-    """As `_session_events`, for a stream of one subscription: without its name, so all clients get the same bytes."""
+    """As `session_events`, for a stream of one subscription: without its name, so all clients get the same bytes."""
     found = []
     for subscription in session.ready_subscriptions():
         push, event, missed = subscription.take()
@@ -286,7 +286,7 @@ def _live_events(session: Session) -> bytes:
         if (error := subscription.take_error()) is not None:
             found.append(sse("error", b"{" + fields(**error_fields(error))))
     if session.waiting:
-        found.append(_session_events(session))
+        found.append(session_events(session))
     return found[0] if len(found) == 1 else b"".join(found)
 
 

@@ -33,7 +33,6 @@ class Frame(msgspec.Struct, frozen=True):
 
     event: Event
     body: bytes
-    id: str | None = None
 
 
 def whole(push: Push) -> bytes:
