@@ -1,0 +1,28 @@
+"""The change log into a lakehouse, on Spark: bronze has every change, silver each table, gold the answers.
+
+    import forge.pipeline
+
+    forge.pipeline.register(spark)
+    spark.readStream.format("forge").option("url", url).option("tables", "orders").load()
+
+Only this package imports pyspark and delta. What always holds:
+
+- Bronze has every change once, whatever is killed when; its batches are those of the stream's checkpoint.
+- Silver and gold are functions of bronze: replaying it gives the same tables, and so does any order of its batches.
+- `_seq` orders all changes of a row in a lake; a smaller one never wins over a larger one.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge.pipeline.source import register
+
+__all__ = ["register"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "register":
+        from forge.pipeline.source import register
+
+        return register
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,70 @@
+"""The frame of changes: what every input of the pipeline yields and what bronze keeps.
+
+A row is one Change, its images as JSON text exactly as the log has them (`forge.values` says how to read them).
+`seq` is text that sorts: of two changes of one row the later one has the larger `seq`, over all inputs of a lake:
+
+- `gggg` + `pppppppppppppppp` [+ `iiiiiiiiiiiiiiii`], in hexadecimal digits, for a logged change: its generation, its
+  place in the order of the log, and its id where that is not the place.
+- `gggg!` for a row of a snapshot (op `read`), and `gggg!` + a counter in a table without a key, where rows may be equal.
+
+A generation begins with each snapshot that a stream takes. A logged change has as many generations behind it as there
+are snapshots that do not show it, so a snapshot's rows sort after all that it shows and before all that it does not.
+Generation 0 is what came before the first snapshot.
+
+>>> seq(1, 255), seq(1, 255, 256), seq_of_read(2), seq_of_read(2, 7)
+('000100000000000000ff', '000100000000000000ff0000000000000100', '0002!', '0002!000000000007')
+>>> seq_of_read(1) < seq_of_read(1, 1) < seq(1, 0) < seq(1, 1) < seq(1, 1, 2) < seq(1, 2) < seq_of_read(2)
+True
+"""
+
+from typing import Final
+
+from pyspark.sql.types import (
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+CHANGES: Final = StructType(
+    [
+        StructField("seq", StringType(), False),
+        StructField("id", StringType(), False),
+        StructField("op", StringType(), False),
+        StructField("schema", StringType(), False),
+        StructField("table", StringType(), False),
+        StructField("version", IntegerType(), False),
+        StructField("row_id", StringType()),
+        StructField("before", StringType()),
+        StructField("after", StringType()),
+        StructField("hidden", StringType()),
+        StructField("at", TimestampType(), False),
+        StructField("transaction", LongType()),
+        StructField("user_id", StringType()),
+        StructField("function_name", StringType()),
+        StructField("trace_id", StringType()),
+        StructField("context", StringType()),
+        StructField("session_user", StringType()),
+        StructField("application_name", StringType()),
+    ]
+)
+"""`op` is a value of `forge.change.Op`; `version` names a definition (`forge.pipeline.definitions`); `hidden` is a JSON
+array of names or null; `transaction` is null for rows of a snapshot and for sources without such numbers."""
+
+BRONZE: Final = StructType(
+    [*CHANGES.fields, StructField("day", DateType(), False), StructField("batch", LongType(), False)]
+)
+"""Changes as bronze keeps them: `day` is that of `at` in UTC and the partition, `batch` the micro-batch that brought it."""
+
+
+def seq(generation: int, place: int, id: int | None = None) -> str:
+    """Where a logged change stands; `id` is given when it differs from the place."""
+    return f"{generation:04x}{place:016x}" + ("" if id is None or id == place else f"{id:016x}")
+
+
+def seq_of_read(generation: int, counter: int | None = None) -> str:
+    """Where a row of a snapshot stands."""
+    return f"{generation:04x}!" + ("" if counter is None else f"{counter:012d}")

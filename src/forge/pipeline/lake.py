@@ -1,0 +1,66 @@
+"""Where things lie in a lake: a folder on any filesystem that Spark can write, all of it Delta tables but the checkpoint.
+
+bronze/changes            every change, by day            silver/current/public.orders   the table as it is
+bronze/definitions        how tables were defined         silver/history/public.orders   all its versions
+bronze/instants           instants that as-of can name    silver/quarantine              rows that did not fit
+gold/…                    who changed what, activity      checkpoint/                    where the stream stands
+about                     whose lake this is
+"""
+
+from urllib.parse import quote
+
+import msgspec
+
+
+class Lake(msgspec.Struct, frozen=True):
+    """The paths of a lake.
+
+    >>> lake = Lake("s3a://lake/shop/")
+    >>> lake.changes, lake.current("public.orders"), lake.history('odd."n/me"')
+    ('s3a://lake/shop/bronze/changes', 's3a://lake/shop/silver/current/public.orders', 's3a://lake/shop/silver/history/odd.%22n%2Fme%22')
+    """
+
+    path: str
+
+    @property
+    def about(self) -> str:
+        return self._under("about")
+
+    @property
+    def changes(self) -> str:
+        return self._under("bronze/changes")
+
+    @property
+    def definitions(self) -> str:
+        return self._under("bronze/definitions")
+
+    @property
+    def instants(self) -> str:
+        return self._under("bronze/instants")
+
+    @property
+    def quarantine(self) -> str:
+        return self._under("silver/quarantine")
+
+    @property
+    def checkpoint(self) -> str:
+        return self._under("checkpoint")
+
+    def current(self, table: str) -> str:
+        """The path of a table's present state, the table named with its schema."""
+        return self._under(f"silver/current/{folder(table)}")
+
+    def history(self, table: str) -> str:
+        """The path of all versions of a table's rows."""
+        return self._under(f"silver/history/{folder(table)}")
+
+    def gold(self, name: str) -> str:
+        return self._under(f"gold/{folder(name)}")
+
+    def _under(self, name: str) -> str:
+        return f"{self.path.rstrip('/')}/{name}"
+
+
+def folder(table: str) -> str:
+    """A table's name as the name of a folder, for any name that a table can have."""
+    return quote(table, safe=".-_ ").replace(" ", "%20")
