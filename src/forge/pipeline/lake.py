@@ -7,8 +7,6 @@ gold/…                    who changed what, activity      checkpoint/         
 about                     whose lake this is
 """
 
-from urllib.parse import quote
-
 import msgspec
 
 
@@ -17,7 +15,7 @@ class Lake(msgspec.Struct, frozen=True):
 
     >>> lake = Lake("s3a://lake/shop/")
     >>> lake.changes, lake.current("public.orders"), lake.history('odd."n/me"')
-    ('s3a://lake/shop/bronze/changes', 's3a://lake/shop/silver/current/public.orders', 's3a://lake/shop/silver/history/odd.%22n%2Fme%22')
+    ('s3a://lake/shop/bronze/changes', 's3a://lake/shop/silver/current/public.orders', 's3a://lake/shop/silver/history/odd.~22n~2fme~22')
     """
 
     path: str
@@ -62,5 +60,13 @@ class Lake(msgspec.Struct, frozen=True):
 
 
 def folder(table: str) -> str:
-    """A table's name as the name of a folder, for any name that a table can have."""
-    return quote(table, safe=".-_ ").replace(" ", "%20")
+    """A table's name as the name of a folder, another one for every name that a table can have.
+
+    >>> folder('public.orders'), folder('a/b ~ü')
+    ('public.orders', 'a~2fb~20~7e~c3~bc')
+    """
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else _escaped(c) for c in table)
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"~{byte:02x}" for byte in character.encode())
