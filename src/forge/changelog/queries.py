@@ -1,4 +1,4 @@
-"""The named queries of `sql/queries.sql`: each starts at a line `-- name: its description`."""
+"""Named queries in `.sql` files: each starts at a line `-- name: its description`."""
 
 import re
 from functools import cache
@@ -9,12 +9,12 @@ _NAMED: Final = re.compile(r"^-- (\w+): .*\n((?:(?!-- \w+: ).*\n?)*)", re.MULTIL
 
 
 @cache
-def queries() -> dict[str, LiteralString]:
-    """Every query by its name."""
-    text = (files("forge.changelog") / "sql" / "queries.sql").read_text("utf-8")
+def queries(package: str = "forge.changelog", path: str = "sql/queries.sql") -> dict[str, LiteralString]:
+    """Every query of a file by its name."""
+    text = files(package).joinpath(*path.split("/")).read_text("utf-8")
     return {name: cast(LiteralString, body.strip().rstrip(";")) for name, body in _NAMED.findall(text)}
 
 
 def query(name: str) -> LiteralString:
-    """The query of that name."""
+    """The query of that name in the log's own file."""
     return queries()[name]

@@ -1,0 +1,157 @@
+"""The log as a data source of Spark, for batches and for streams.
+
+    forge.pipeline.register(spark)
+    spark.read.format("forge").option("url", url).load()
+    spark.readStream.format("forge").option("url", url).option("tables", "orders").load()
+
+The frame is `forge.pipeline.changes.CHANGES`. Offsets are cursors; a batch between two of them is read the same at every
+try, in as many tasks as `numPartitions` says, and has at most `maxEventsPerTrigger` changes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from forge.cursor import Cursor
+from forge.pipeline.changes import CHANGES
+from forge.pipeline.source.filters import condition
+from forge.pipeline.source.offset import Offset, Piece
+from forge.pipeline.source.options import Options
+from forge.pipeline.source.planner import Planner
+from forge.pipeline.source.reading import Scope, read
+
+__all__ = ["ForgeSource", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format `forge` known to a session."""
+    spark.dataSource.register(ForgeSource)
+
+
+class ForgePiece(InputPartition):
+    """A piece of a batch, with what a task must know to read it."""
+
+    def __init__(self, scope: Scope, piece: Piece) -> None:
+        super().__init__(None)
+        self.scope = scope
+        self.piece = piece
+
+
+class ForgeSource(DataSource):
+    """What `format("forge")` stands for."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "forge"
+
+    def schema(self) -> StructType:
+        return CHANGES
+
+    def reader(self, schema: StructType) -> "DataSourceReader":
+        return BatchReader(Options.parse(self.options, start="log"))
+
+    def streamReader(self, schema: StructType) -> "DataSourceStreamReader":
+        return StreamReader(Options.parse(self.options, start="history"))
+
+
+class BatchReader(DataSourceReader):
+    """Reads the log from where `start` says up to `until`, or up to now."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._where: str | None = None
+        self._pieces: list[ForgePiece] | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """What PostgreSQL can leave out is left out there; Spark still looks at every condition itself."""
+        self._where = condition(filters)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        if self._pieces is None:
+            self._pieces = self._planned()
+        return self._pieces
+
+    def _planned(self) -> list[ForgePiece]:
+        planner = Planner(self._options)
+        try:
+            scope = _scope(self._options, planner, self._where)
+            planner.settle(Cursor.parse(self._options.until) if self._options.until is not None else None)
+            offset, pieces = planner.initial(), list[ForgePiece]()
+            while (following := planner.next(offset, None)) != offset:
+                offset = following
+                pieces.extend(ForgePiece(scope, piece) for piece in offset.pieces)
+            return pieces
+        finally:
+            planner.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ForgePiece)
+        return read(partition.scope, partition.piece)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans on the driver, reads in tasks; what it keeps between calls is only to plan faster."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._planner: Planner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_planner": None}
+
+    def _driver(self) -> Planner:
+        if self._planner is not None and self._planner.connection.closed:
+            self._planner = None
+        if self._planner is None:
+            self._planner = Planner(self._options)
+        return self._planner
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._driver().initial().dump()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._driver().settle()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        most = None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", self._options.most)
+        offset = Offset.load(start)
+        following = self._driver().next(offset, most)
+        return start if following == offset else following.dump()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if start == end:
+            return []
+        offset = Offset.load(end)
+        planner = self._driver()
+        scope = _scope(self._options, planner, None)
+        return [ForgePiece(scope, piece) for piece in offset.pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ForgePiece)
+        return read(partition.scope, partition.piece)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is kept in the database for a stream."""
+
+    def stop(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
+
+
+def _scope(options: Options, planner: Planner, where: str | None) -> Scope:
+    return Scope(options.url, planner.identity.uuid, planner.first_id, options.tables, where)

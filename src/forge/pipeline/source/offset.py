@@ -1,0 +1,118 @@
+"""Where a stream stands, and what the batch that ends there is made of.
+
+Spark keeps offsets in its checkpoint and hands them back after a restart, perhaps to another machine. An offset
+therefore says all that is needed to read its batch again, the same: `pieces` lists the parts that tasks read, and none
+of them needs a look at the database to be planned.
+
+A batch is made of pieces of the log between two snapshots, or of shares of tables as they were in a snapshot. Both mean
+the same for ever: what was committed between two snapshots never changes, and a table as of a snapshot is what it is now
+less what the log says happened since.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from forge.cursor import Cursor, Position, Snapshot
+
+NOWHERE: Final = Position(-1, -1)
+"""Before every position."""
+
+
+class LogPiece(msgspec.Struct, frozen=True, tag="log", omit_defaults=True):
+    """Changes that `until` shows and `since` does not, after one position and up to another; `count` of them.
+
+    They all lie between two transactions and two days: with these a task finds them by index and partition.
+    """
+
+    since: str
+    until: str
+    after: Position
+    last: Position
+    lowest: int
+    highest: int
+    first_day: str
+    last_day: str
+    count: int
+    generation: int
+
+
+class TableShare(msgspec.Struct, frozen=True, tag="table", omit_defaults=True):
+    """Share `share` of `shares` of a tracked table as of a snapshot; of keys from `low` on and below `high` if it has such.
+
+    Without `low` and `high` the shares are by a hash of the key. The first share also announces the snapshot.
+    """
+
+    tracked: int
+    snapshot: str
+    at: str
+    generation: int
+    share: int
+    shares: int
+    rows: int
+    """An estimate, for admission control."""
+    key: str | None = None
+    low: int | None = None
+    high: int | None = None
+
+
+Piece = LogPiece | TableShare
+
+
+class Offset(msgspec.Struct, frozen=True):
+    """All up to `cursor` has been read, but for the `waiting` shares.
+
+    `generation` is that of the next change; `tables` are the tracked tables whose rows were read or are waiting to be;
+    `stale` those that must be read anew when the cursor has come to the end of its batch.
+    """
+
+    cursor: Cursor
+    generation: int
+    tables: tuple[int, ...] = ()
+    stale: tuple[int, ...] = ()
+    waiting: tuple[TableShare, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+
+    def dump(self) -> dict[str, Any]:
+        """As Spark keeps it: JSON with texts and numbers only, so what is nested is text."""
+        return {
+            "cursor": str(self.cursor),
+            "generation": self.generation,
+            "tables": _text(self.tables),
+            "stale": _text(self.stale),
+            "waiting": _text(self.waiting),
+            "pieces": _text(self.pieces),
+        }
+
+    @classmethod
+    def load(cls, kept: dict[str, Any]) -> "Offset":
+        """What `dump` returned.
+
+        >>> from forge.cursor import LogIdentity
+        >>> log = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "73", 1)
+        >>> offset = Offset(Cursor(log, Snapshot(5, 5)), 1, (3,), (), (TableShare(3, "5:5:", "", 1, 0, 1, 10),))
+        >>> Offset.load(offset.dump()) == offset
+        True
+        """
+        return cls(
+            Cursor.parse(kept["cursor"]),
+            kept["generation"],
+            msgspec.json.decode(kept["tables"], type=tuple[int, ...]),
+            msgspec.json.decode(kept["stale"], type=tuple[int, ...]),
+            msgspec.json.decode(kept["waiting"], type=tuple[TableShare, ...]),
+            msgspec.json.decode(kept["pieces"], type=tuple[Piece, ...]),
+        )
+
+    @property
+    def events(self) -> int:
+        """How many changes the batch that ends here has, rows of snapshots by estimate."""
+        return sum(piece.count if isinstance(piece, LogPiece) else piece.rows for piece in self.pieces)
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def snapshot_bounds(snapshot: Snapshot) -> dict[str, Any]:
+    """What the queries take for "not shown by this snapshot"."""
+    return {"xmax": str(snapshot.xmax), "running": [str(xid) for xid in snapshot.running]}

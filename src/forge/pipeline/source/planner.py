@@ -1,0 +1,265 @@
+"""Decides, on the driver, what the next batch of a stream is.
+
+In goes an offset, out comes the next one, whose pieces tasks can read without asking again. What always holds:
+
+- A batch has at most as many changes as it may, however large the backlog is; the rest is planned already and kept in
+  memory as positions only, so a backlog is looked through once.
+- A table is read as a whole when it is first seen, and again when its definition changed or something happened to it
+  that the log could not say row by row. Then a generation begins: the rows come after all that the snapshot shows and before
+  all that it does not (see `forge.pipeline.changes`).
+- An offset is handed out only when a crash of the server cannot undo what it stands on (`flushed`).
+"""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from forge.changelog.connection import Connection, connect, typed_errors
+from forge.changelog.queries import query
+from forge.changelog.reader import START
+from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
+from forge.errors import CursorExpired, CursorForeign, NotInstalled, TrackingError
+from forge.pipeline.source.offset import NOWHERE, LogPiece, Offset, Piece, TableShare, snapshot_bounds
+from forge.pipeline.source.options import Options
+from forge.pipeline.source.statements import quoted, source_query
+
+WHOLE_NUMBERS: Final = ("smallint", "integer", "bigint")
+RESNAPSHOT: Final = "forge pipeline run --resnapshot reads the tables anew and goes on from there"
+
+
+class Planner:
+    """Plans the batches of one stream over one connection."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._tables = list(options.tables) if options.tables is not None else None
+        self._planned: list[LogPiece] = []
+        self._stale: dict[Position, tuple[int, ...]] = {}
+        self._window: Snapshot | None = None
+        self._seen: tuple[Snapshot, Snapshot] | None = None
+        self._target: Snapshot | None = None
+        self.connection: Connection = connect(options.url)
+        with typed_errors():
+            self.connection.execute(source_query("settings"))
+            row = self.connection.execute(query("identity")).fetchone()
+        if row is None:
+            raise NotInstalled("Forge is not installed in this database", fix="forge init")
+        self.identity = LogIdentity(row[0], row[1], row[2])
+        self.first_id: int = row[3]
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def initial(self) -> Offset:
+        """Where a new stream begins."""
+        start, generation = self._options.start, self._options.generation
+        if start in ("history", "log"):
+            offset = Offset(Cursor(self.identity, START), generation)
+        elif start in ("snapshot", "now"):
+            offset = Offset(Cursor(self.identity, self._now()), generation)
+        else:
+            offset = Offset(Cursor.parse(start), generation)
+        if start in ("history", "snapshot"):
+            return offset
+        return Offset(offset.cursor, generation, tuple(row[0] for row in self._tracked()))
+
+    def settle(self, until: Cursor | None = None) -> None:
+        """From now on plan nothing that is committed later than this cursor, or than this call."""
+        if until is not None and until.log != self.identity:
+            raise CursorForeign("the option until is a cursor of another log", fix="use a cursor of this database")
+        self._target = until.snapshot if until is not None else self._now()
+
+    def latest(self) -> Cursor:
+        """After everything that is committed."""
+        return Cursor(self.identity, self._now())
+
+    def next(self, offset: Offset, most: int | None) -> Offset:
+        """The offset after the next batch of at most so many changes; the same one when there is nothing to read."""
+        self._check(offset.cursor)
+        if not offset.waiting and offset.cursor.last is None:
+            offset = self._with_new_tables(offset)
+        if offset.waiting:
+            return self._rows(offset, most)
+        return self._changes(offset, most)
+
+    def waiting(self, offset: Offset) -> tuple[int, datetime | None]:
+        """How many changes have been committed that are not read yet, and when the oldest of them was written."""
+        bounds = {
+            **snapshot_bounds(offset.cursor.snapshot),
+            **self._scope(),
+            **_position(offset.cursor.last or NOWHERE),
+        }
+        row = self.connection.execute(source_query("waiting"), bounds).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    def _check(self, cursor: Cursor) -> None:
+        if cursor.log != self.identity:
+            raise CursorForeign(
+                "the stream stands in another log, or in this one before a failover or restore", fix=RESNAPSHOT
+            )
+        if cursor.snapshot == START:
+            return  # all that is retained follows; that a planned piece is whole is seen when it is read
+        values = {**snapshot_bounds(cursor.snapshot), "first": self.first_id}
+        if self.connection.execute(source_query("trimmed"), values).fetchone() == (True,):
+            raise CursorExpired("what follows the stream's offset has been trimmed from the log", fix=RESNAPSHOT)
+
+    def _with_new_tables(self, offset: Offset) -> Offset:
+        """The offset with shares waiting for tables that no one has read yet, or that are stale."""
+        tracked = {row[0]: row for row in self._tracked()}
+        fresh = [number for number in tracked if number not in offset.tables or number in offset.stale]
+        known = tuple(tracked)
+        if not fresh:
+            return Offset(offset.cursor, offset.generation, known) if offset.stale else offset
+        generation = offset.generation + 1
+        at = self._time_of(offset.cursor.snapshot)
+        shares = tuple(
+            share
+            for number in fresh
+            for share in self._shares(tracked[number], str(offset.cursor.snapshot), at, generation)
+        )
+        return Offset(offset.cursor, generation, known, (), shares)
+
+    def _time_of(self, snapshot: Snapshot) -> str:
+        """When a snapshot was taken, as far as rows need to know: the oldest change comes after the first one."""
+        row = self.connection.execute(source_query("oldest"), {"first": self.first_id}).fetchone()
+        oldest = row[0] if row and snapshot == START else None
+        return (oldest or datetime.now(UTC)).isoformat()
+
+    def _shares(self, table: Sequence[Any], snapshot: str, at: str, generation: int) -> list[TableShare]:
+        number, _, _, _, _, key_type, rows, name = table
+        count = max(1, -(-rows // self._options.rows_per_share))
+        bounds = None
+        if count > 1 and key_type in WHOLE_NUMBERS:
+            bounds = self._key_range(name, table[4][0])
+        if bounds is None:
+            count = count if table[4] else 1
+            return [TableShare(number, snapshot, at, generation, share, count, rows // count) for share in range(count)]
+        low, high = bounds
+        cuts = [low + (high + 1 - low) * share // count for share in range(count + 1)]
+        return [
+            TableShare(
+                number,
+                snapshot,
+                at,
+                generation,
+                share,
+                count,
+                rows // count,
+                table[4][0],
+                None if share == 0 else cuts[share],
+                None if share == count - 1 else cuts[share + 1],
+            )
+            for share in range(count)
+        ]
+
+    def _key_range(self, name: str, column: str) -> tuple[int, int] | None:
+        statement = f"SELECT min({quoted(column)}), max({quoted(column)}) FROM {name}"
+        row = self.connection.execute(statement.encode()).fetchone()
+        return None if row is None or row[0] is None else (row[0], row[1])
+
+    def _rows(self, offset: Offset, most: int | None) -> Offset:
+        """A batch of waiting shares: at least one, and as many as may be."""
+        taken, rows = 0, 0
+        for share in offset.waiting:
+            if taken and most is not None and rows + share.rows > most:
+                break
+            taken, rows = taken + 1, rows + share.rows
+        pieces, left = offset.waiting[:taken], offset.waiting[taken:]
+        return Offset(offset.cursor, offset.generation, offset.tables, (), left, pieces)
+
+    def _changes(self, offset: Offset, most: int | None) -> Offset:
+        """A batch of the log: up to the end of the window that the cursor stands in, or of a new one."""
+        cursor = offset.cursor
+        after = cursor.last or NOWHERE
+        if not (self._planned and self._planned[0].after == after and self._window == cursor.snapshot):
+            self._plan(offset, after, most)
+        if not self._planned:
+            return offset
+        taken: list[LogPiece] = []
+        events = 0
+        while self._planned and not (taken and most is not None and events + self._planned[0].count > most):
+            taken.append(self._planned.pop(0))
+            events += taken[-1].count
+        stale = {number for piece in taken for number in self._stale.pop(piece.last, ())}
+        until = Snapshot.parse(taken[-1].until)
+        if self._planned:
+            cursor = Cursor(self.identity, cursor.snapshot, until, taken[-1].last)
+        else:
+            cursor = Cursor(self.identity, until)
+        pieces: tuple[Piece, ...] = tuple(taken)
+        return Offset(cursor, offset.generation, offset.tables, tuple(sorted({*offset.stale, *stale})), (), pieces)
+
+    def _plan(self, offset: Offset, after: Position, most: int | None) -> None:
+        """Cut what follows the cursor into pieces. What was looked through before and found empty is left out."""
+        cursor = offset.cursor
+        since = cursor.snapshot
+        if cursor.until is not None:
+            until = cursor.until
+        else:
+            until = self._target or self._now()
+            if self._seen is not None and self._seen[0] == since and until.covers(self._seen[1]):
+                since = self._seen[1]
+        bounds = {
+            **snapshot_bounds(since),
+            **self._scope(),
+            **_position(after),
+            "until": str(until),
+            "step": -(-min(most or self._options.most, self._options.most) // self._options.partitions),
+            "parts": self._options.partitions,
+        }
+        with typed_errors():
+            rows = self.connection.execute(source_query("plan"), bounds).fetchall()
+        self._planned, self._stale, self._window = [], {}, cursor.snapshot
+        for _, count, last, lowest, highest, first_day, last_day, stale in rows:
+            end = Position(*last)
+            self._planned.append(
+                LogPiece(
+                    str(since),
+                    str(until),
+                    after,
+                    end,
+                    lowest,
+                    highest,
+                    first_day,
+                    last_day,
+                    count,
+                    offset.generation,
+                )
+            )
+            self._stale[end] = tuple(stale)
+            after = end
+        if not rows and cursor.until is None:
+            self._seen = (cursor.snapshot, until)
+
+    def _tracked(self) -> list[tuple[Any, ...]]:
+        rows = self.connection.execute(source_query("tracked"), {"tables": self._tables}).fetchall()
+        for wanted in self._options.tables or ():
+            if not any(wanted in (row[2], f"{row[1]}.{row[2]}") for row in rows):
+                raise TrackingError(f"the table {wanted} is not tracked", fix=f"forge enable {wanted}")
+        return rows
+
+    def _scope(self) -> dict[str, Any]:
+        return {"first": self.first_id, "tables": self._tables}
+
+    def _now(self) -> Snapshot:
+        """The snapshot now, once it is safe to keep: a crash does not undo what it shows."""
+        with typed_errors():
+            row = self.connection.execute(source_query("head")).fetchone()
+            assert row is not None
+            for patience in (0.0, 0.001, None):
+                if wal_position(row[2]) >= wal_position(row[1]):
+                    break
+                if patience is None:
+                    self.connection.execute(query("flush"))
+                    break
+                time.sleep(patience)
+                flushed = self.connection.execute(query("flushed"), {"lsn": row[1]}).fetchone()
+                if flushed == (True,):
+                    break
+        return Snapshot.parse(row[0])
+
+
+def _position(position: Position) -> dict[str, int]:
+    return {"place": position.rank, "id": position.id}

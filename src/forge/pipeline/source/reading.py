@@ -1,0 +1,134 @@
+"""Reads one piece of a batch, in a task: rows as PostgreSQL's COPY prints them become Arrow batches.
+
+No row is touched by Python on its way, and no more than `BLOCK` bytes (or one row) are held at a time. A piece is read
+the same at every try: a piece of the log must have as many changes as were planned, or CursorExpired is raised.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyarrow import csv
+
+from forge.changelog.connection import Connection, connect, typed_errors
+from forge.cursor import Snapshot
+from forge.errors import CursorExpired
+from forge.pipeline.source.offset import LogPiece, Piece, TableShare, snapshot_bounds
+from forge.pipeline.source.planner import RESNAPSHOT
+from forge.pipeline.source.shares import bound, statements
+from forge.pipeline.source.statements import source_query
+
+BLOCK: Final = 4 * 1024 * 1024
+ARROW: Final = pa.schema(
+    [
+        pa.field("seq", pa.string(), False),
+        pa.field("id", pa.string(), False),
+        pa.field("op", pa.string(), False),
+        pa.field("schema", pa.string(), False),
+        pa.field("table", pa.string(), False),
+        pa.field("version", pa.int32(), False),
+        pa.field("row_id", pa.string()),
+        pa.field("before", pa.string()),
+        pa.field("after", pa.string()),
+        pa.field("hidden", pa.string()),
+        pa.field("at", pa.timestamp("us", "UTC"), False),
+        pa.field("transaction", pa.int64()),
+        pa.field("user_id", pa.string()),
+        pa.field("function_name", pa.string()),
+        pa.field("trace_id", pa.string()),
+        pa.field("context", pa.string()),
+        pa.field("session_user", pa.string()),
+        pa.field("application_name", pa.string()),
+    ]
+)
+"""`forge.pipeline.changes.CHANGES` as Arrow has it; a test holds the two together."""
+
+_CONVERT: Final = csv.ConvertOptions(
+    column_types=ARROW, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+)
+
+
+class Scope:
+    """Whose changes are read: what every piece of a stream has in common."""
+
+    def __init__(
+        self, url: str, log: str, first_id: int, tables: tuple[str, ...] | None, where: str | None = None
+    ) -> None:
+        self.url = url
+        self.log = log
+        self.first_id = first_id
+        self.tables = tables
+        self.where = where
+        """A condition that leaves changes out; only then may a piece have fewer than were planned."""
+
+
+def read(scope: Scope, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """The changes of a piece, in no particular order."""
+    with typed_errors(), connect(scope.url) as connection:
+        connection.execute(source_query("settings"))
+        if isinstance(piece, LogPiece):
+            yield from _changes(connection, scope, piece)
+        else:
+            yield from _copied_share(connection, scope, piece)
+
+
+def _changes(connection: Connection, scope: Scope, piece: LogPiece) -> Iterator[pa.RecordBatch]:
+    values = {
+        **snapshot_bounds(Snapshot.parse(piece.since)),
+        "until": piece.until,
+        "place": piece.after.rank,
+        "id": piece.after.id,
+        "last_place": piece.last.rank,
+        "last_id": piece.last.id,
+        "lowest": str(piece.lowest),
+        "highest": str(piece.highest),
+        "since": piece.first_day,
+        "upto": piece.last_day,
+        "first": scope.first_id,
+        "tables": list(scope.tables) if scope.tables is not None else None,
+        "log": scope.log,
+        "generation": f"{piece.generation:04x}",
+    }
+    statement = bound(connection, source_query("changes"), values)
+    if scope.where is not None:
+        statement += f" AND ({scope.where})"
+    count = 0
+    for batch in _copied(connection, statement):
+        count += batch.num_rows
+        yield batch
+    if count != piece.count and scope.where is None:
+        raise CursorExpired(
+            f"{piece.count - count} of {piece.count} changes of a batch are gone from the log", fix=RESNAPSHOT
+        )
+
+
+def _copied_share(connection: Connection, scope: Scope, share: TableShare) -> Iterator[pa.RecordBatch]:
+    with connection.transaction():
+        for statement in statements(connection, share, scope.log, scope.first_id):
+            yield from _copied(connection, statement)
+
+
+def _copied(connection: Connection, statement: str) -> Iterator[pa.RecordBatch]:
+    rows: list[bytes | memoryview] = []
+    size = 0
+    with connection.cursor().copy(f"COPY ({statement}) TO STDOUT (FORMAT csv)".encode()) as copy:
+        for row in copy:
+            rows.append(bytes(row))
+            size += len(row)
+            if size >= BLOCK:
+                yield from _batches(b"".join(rows))
+                rows, size = [], 0
+    if rows:
+        yield from _batches(b"".join(rows))
+
+
+def _batches(block: bytes) -> list[pa.RecordBatch]:
+    """CSV as PostgreSQL prints it: an empty field is NULL, a quoted one is text, and text may hold newlines."""
+    table = csv.read_csv(
+        pa.BufferReader(block),
+        read_options=csv.ReadOptions(column_names=ARROW.names, use_threads=False, block_size=len(block) + 1),
+        parse_options=csv.ParseOptions(newlines_in_values=True),
+        convert_options=_CONVERT,
+    )
+    batches: list[pa.RecordBatch] = table.cast(ARROW).to_batches()
+    return batches
