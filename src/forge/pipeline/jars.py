@@ -1,0 +1,205 @@
+"""The jars of Delta: in comes nothing, out come two files that Spark is given, fetched once and kept.
+
+    spark-submit --jars "$(python -m forge.pipeline.jars)" …
+
+pyspark carries all that Delta stands on, so of the thirty-odd jars that a resolver would bring, two are needed. They
+come from Maven's central repository by Ivy, which pyspark carries too, or else by `mvn` with its own settings, and lie
+under `$FORGE_CACHE` (or `~/.cache/forge`). What always holds:
+
+- A jar is used only when its SHA-256 is the one written here; another one is fetched again.
+- A jar appears under its name whole or not at all. Of several processes one fetches, the others wait for it.
+- With the jars in place nothing is started and no network is needed.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from forge.pipeline.java import DELTA, SPARK, SparkUnavailable, need_java
+
+SECONDS: Final = 300
+
+
+class Jar(msgspec.Struct, frozen=True):
+    """An artifact of Maven's central repository."""
+
+    group: str
+    artifact: str
+    version: str
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        """
+        >>> Jar("io.delta", "delta-storage", "4.4.0", "").file
+        'delta-storage-4.4.0.jar'
+        """
+        return f"{self.artifact}-{self.version}.jar"
+
+
+DELTA_JARS: Final = (
+    Jar(
+        "io.delta",
+        f"delta-spark_{SPARK}_2.13",
+        DELTA,
+        "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
+    ),
+    Jar(
+        "io.delta",
+        "delta-storage",
+        DELTA,
+        "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
+    ),
+)
+JDBC: Final = Jar(
+    "org.postgresql",
+    "postgresql",
+    "42.7.14",
+    "73914527305a40cce504b0d3d90b23caf565136912d607ae8ae7c5895512332c",
+)
+
+
+def delta_jars() -> list[Path]:
+    """What Spark needs for Delta, as `spark.jars`."""
+    return resolve(DELTA_JARS, cache() / "jars" / DELTA)
+
+
+def jdbc_driver() -> Path:
+    """PostgreSQL's driver for Spark's own JDBC source, which Forge is measured against."""
+    return resolve([JDBC], cache() / "jars" / "postgresql")[0]
+
+
+def cache() -> Path:
+    return Path(os.environ.get("FORGE_CACHE") or Path.home() / ".cache" / "forge")
+
+
+def resolve(jars: Sequence[Jar], folder: Path) -> list[Path]:
+    """The jars as files of the folder, fetched if they are not there as they should be."""
+    if not all(_is_whole(jar, folder) for jar in jars):
+        with _alone(folder):
+            missing = [jar for jar in jars if not _is_whole(jar, folder)]
+            if missing:
+                _fetch(missing, folder)
+    return [folder / jar.file for jar in jars]
+
+
+def _is_whole(jar: Jar, folder: Path) -> bool:
+    try:
+        with open(folder / jar.file, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == jar.sha256
+    except OSError:
+        return False
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "lock", "w")  # noqa: SIM115, the line below closes it
+    except OSError as error:
+        fix = "make it writable, or name another place in FORGE_CACHE"
+        raise SparkUnavailable(f"Delta's jars cannot be kept in {folder}: {error.strerror}", fix=fix) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(jars: Sequence[Jar], folder: Path) -> None:
+    """Brings the jars into the folder, by the first means that works. Called by one process at a time."""
+    for left in folder.glob("fetching-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    failures = []
+    for means in (by_ivy, by_maven):
+        with tempfile.TemporaryDirectory(prefix="fetching-", dir=folder) as here:
+            problem = _try(means, jars, Path(here))
+            if problem is None:
+                for jar in jars:
+                    os.replace(Path(here, jar.file), folder / jar.file)
+                return
+            failures.append(problem)
+    raise SparkUnavailable(
+        f"{', '.join(jar.file for jar in jars)} cannot be fetched: {'; '.join(failures)}",
+        fix=f"connect to the network once, or copy the jars of Delta {DELTA} into {folder}",
+    )
+
+
+def _try(means: Callable[[Sequence[Jar], Path], None], jars: Sequence[Jar], here: Path) -> str | None:
+    """What went wrong, in a few words, or nothing."""
+    try:
+        means(jars, here)
+    except FileNotFoundError as error:
+        return f"{error.filename} is not installed"
+    except subprocess.TimeoutExpired:
+        return f"{means.__name__.removeprefix('by_')} did not end within {SECONDS} s"
+    except subprocess.CalledProcessError as error:
+        told = [line.strip() for line in (error.stdout or "").splitlines() if line.strip()]
+        why = next((line for line in told if any(word in line for word in ("not found", "ERROR", "failed"))), "")
+        return f"{means.__name__.removeprefix('by_')} failed{f' ({why[:120]})' if why else ''}"
+    for jar in jars:
+        if not _is_whole(jar, here):
+            return f"{means.__name__.removeprefix('by_')} brought another {jar.file} than the one that Forge knows"
+    return None
+
+
+def by_ivy(jars: Sequence[Jar], here: Path) -> None:
+    """With Ivy's own command, not through Spark: that would ask a second host, for thirty jars more."""
+    ivy = next(iter(_pyspark_jars().glob("ivy-*.jar")), Path("ivy.jar"))
+    java = need_java()
+    for jar in jars:
+        what = ["-confs", "default", "-notransitive", "-dependency", jar.group, jar.artifact, jar.version]
+        where = ["-cache", f"{here}/ivy", "-retrieve", f"{here}/[artifact]-[revision].[ext]"]
+        _run([str(java), "-cp", str(ivy), "org.apache.ivy.Main", "-warn", *what, *where], here)
+
+
+def by_maven(jars: Sequence[Jar], here: Path) -> None:
+    wanted = "".join(
+        f"<dependency><groupId>{jar.group}</groupId><artifactId>{jar.artifact}</artifactId>"
+        f"<version>{jar.version}</version></dependency>"
+        for jar in jars
+    )
+    (here / "pom.xml").write_text(
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>forge</groupId><artifactId>jars</artifactId><version>1</version><packaging>pom</packaging>"
+        f"<dependencies>{wanted}</dependencies></project>"
+    )
+    flags = ["-B", "-q", "-DexcludeTransitive=true", f"-DoutputDirectory={here}"]
+    _run(["mvn", *flags, "dependency:copy-dependencies"], here)
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=SECONDS,
+        check=True,
+    )
+
+
+def _pyspark_jars() -> Path:
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise SparkUnavailable("pyspark is not installed", fix="pip install 'forge-changes[spark]'")
+    return Path(found.origin).parent / "jars"
+
+
+if __name__ == "__main__":
+    try:
+        print(",".join(map(str, delta_jars())))
+    except SparkUnavailable as unavailable:
+        sys.exit(f"error: {unavailable}\nfix: {unavailable.fix}")

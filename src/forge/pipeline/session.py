@@ -1,0 +1,215 @@
+"""Sessions of Spark: in come a master and settings, out comes a session that knows Delta and keeps quiet.
+
+    with_two_cores = session(master="local[2]", conf={"spark.driver.memory": "2g"})
+
+What always holds:
+
+- What the caller or `spark-submit` has set is left as it is; only what nobody has set is set here.
+- The console gets errors, and nothing else. JVM output never goes to standard output.
+- On a cluster the executors run the Forge of the driver (`ship`), whether or not one is installed there.
+"""
+
+import atexit
+import os
+import re
+import sys
+import tempfile
+import threading
+import zipfile
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from forge.pipeline.jars import delta_jars
+from forge.pipeline.java import SparkUnavailable, need_java, need_pyspark
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+PACKAGE: Final = Path(__file__).resolve().parent.parent
+EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+QUIETLY: Final = f"-Dlog4j2.configurationFile={(PACKAGE / 'pipeline' / 'log4j2.properties').as_uri()}"
+"""An option of the driver's JVM."""
+
+_NOISE: Final = re.compile(rb"WARNING: Using incubator modules|Deleted \d+ files and directories in a total of")
+
+
+def session(
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    app: str = "forge",
+    jars: Literal["cached", "provided"] = "cached",
+) -> "SparkSession":
+    """A session with Delta; the one that runs already, if there is one, with `conf` set on it.
+
+    Without a master it is that of `spark-submit`, else all cores of this machine. `jars="provided"` is for Sparks
+    that carry Delta themselves.
+    """
+    need_pyspark()
+    from pyspark.sql import SparkSession
+
+    given = dict(conf or {})
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return _with(running, given)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted:
+        need_java()
+    given = (_submitted() if submitted else {}) | given
+    master = master or given.get("spark.master") or "local[*]"
+    wanted = settings(master, app=app) | given
+    if jars == "cached" and not submitted:
+        wanted["spark.jars"] = with_delta(given)
+    os.environ.setdefault("PYSPARK_PYTHON", wanted.get("spark.pyspark.python", sys.executable))
+    spark = _start(wanted, submitted)
+    if not is_local(master):
+        ship(spark)
+    return spark
+
+
+def settings(master: str, *, app: str = "forge") -> dict[str, str]:
+    """What is set when nobody else has set it.
+
+    >>> settings("local[3]")["spark.sql.shuffle.partitions"]
+    '3'
+    >>> "spark.sql.shuffle.partitions" in settings("spark://head:7077")
+    False
+    """
+    everywhere = {
+        "spark.master": master,
+        "spark.app.name": app,
+        "spark.sql.extensions": EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.adaptive.enabled": "true",
+        "spark.scheduler.mode": "FAIR",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": QUIETLY,
+    }
+    if not is_local(master):
+        return everywhere
+    cores = str(cores_of(master))
+    return everywhere | {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": cores,
+        "spark.databricks.delta.snapshotPartitions": cores,
+        # How many tasks look for files that VACUUM may delete: ten thousand unless told.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": cores,
+    }
+
+
+def is_local(master: str) -> bool:
+    """
+    >>> is_local("local[*]"), is_local("local"), is_local("local-cluster[2,1,1024]"), is_local("yarn")
+    (True, True, False, False)
+    """
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
+def cores_of(master: str) -> int:
+    """How many tasks a local master runs at once.
+
+    >>> cores_of("local"), cores_of("local[4]"), cores_of("local[8, 3]"), cores_of("local[*]") == os.cpu_count()
+    (1, 4, 8, True)
+    """
+    found = re.fullmatch(r"local\[\s*(\d+|\*).*\]", master)
+    if found is None:
+        return 1
+    return (os.cpu_count() or 1) if found[1] == "*" else int(found[1])
+
+
+def with_delta(given: Mapping[str, str]) -> str:
+    """`spark.jars` with Delta's, unless the caller brings Delta.
+
+    >>> with_delta({"spark.jars": "delta-spark_4.2_2.13-4.4.0.jar,other.jar"})
+    'delta-spark_4.2_2.13-4.4.0.jar,other.jar'
+    """
+    theirs = given.get("spark.jars", "")
+    if "delta-spark" in theirs + given.get("spark.jars.packages", ""):
+        return theirs
+    return ",".join([*filter(None, [theirs]), *map(str, delta_jars())])
+
+
+def ship(spark: "SparkSession") -> Path:
+    """Gives this Forge, and its SQL, to all executors of the session; they prefer it to one of their own.
+
+    What Forge imports (psycopg, msgspec) has compiled parts, which no zip can carry: the executors' Python has them.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="forge-shipped-")
+    atexit.register(folder.cleanup)
+    path = packed(Path(folder.name, "forge.zip"))
+    spark.sparkContext.addPyFile(str(path))
+    return path
+
+
+def packed(path: Path) -> Path:
+    """Writes the installed package as a zip that Python imports from, and that `spark-submit --py-files` takes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(PACKAGE.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, Path(PACKAGE.name, file.relative_to(PACKAGE)))
+    return path
+
+
+def _submitted() -> dict[str, str]:
+    """What `spark-submit` was told; its JVM runs already."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
+def _with(running: "SparkSession", given: Mapping[str, str]) -> "SparkSession":
+    for key, value in given.items():
+        if running.conf.get(key, None) != value:
+            running.conf.set(key, value)
+    return running
+
+
+def _start(wanted: Mapping[str, str], submitted: bool) -> "SparkSession":
+    from py4j.protocol import Py4JJavaError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf(loadDefaults=submitted).setAll(list(wanted.items()))
+    context = SparkContext(conf=conf, gateway=None if submitted else _gateway(conf))
+    try:
+        context._jvm.Thread.currentThread().getContextClassLoader().loadClass(EXTENSION)  # type: ignore[union-attr]
+    except Py4JJavaError as error:
+        context.stop()
+        raise SparkUnavailable(
+            "this Spark has no Delta", fix='spark-submit --jars "$(python -m forge.pipeline.jars)" …'
+        ) from error
+    return SparkSession.builder.getOrCreate()
+
+
+def _gateway(conf: "SparkConf") -> Any:
+    """Starts the JVM with all that it prints led through here, where known noise is left out."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    reading, writing = os.pipe()
+    last: deque[bytes] = deque(maxlen=20)
+    threading.Thread(target=_pass_on, args=(reading, last), name="spark-output", daemon=True).start()
+    try:
+        return launch_gateway(conf, {"stdout": writing, "stderr": writing})  # type: ignore[no-untyped-call]
+    except PySparkRuntimeError as error:
+        told = b"".join(last).decode(errors="replace").strip().splitlines()
+        why = next((line for line in told if "rror" in line), told[-1] if told else "no reason given")
+        raise SparkUnavailable(f"Spark's JVM did not start: {why}", fix="mend what it says above") from error
+    finally:
+        os.close(writing)
+
+
+def _pass_on(reading: int, last: "deque[bytes]") -> None:
+    with open(reading, "rb") as lines:
+        for line in lines:
+            if not _NOISE.match(line):
+                last.append(line)
+                os.write(2, line)
