@@ -7,6 +7,7 @@ What always holds:
 - A stamp in `.venv` names the lock and the pyproject that it was made from. While both are unchanged
   nothing is done, and no network is needed.
 - System packages are only ever installed on Debian, by root. Elsewhere the missing one is named.
+- Without Java or Delta's jars all but the pipeline works, so their absence is a note and no failure.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ PYPROJECT = ROOT / "pyproject.toml"
 STAMP = VENV / "forge-setup.stamp"
 POSTGRES_15 = Path("/usr/lib/postgresql/15/bin/postgres")
 POSTGRES_15_TRIED = VENV / "forge-postgresql-15.tried"
+JAVAS = ("openjdk-17-jre-headless", "openjdk-21-jre-headless")
+JAVA_TRIED = VENV / "forge-java.tried"
+JARS = VENV / "forge-jars.stamp"
 OLDEST = (3, 11)
 NEWER_NAMES = ("python3.14", "python3.13", "python3.12", "python3.11")
 
@@ -197,6 +201,7 @@ def install(screen: Screen) -> None:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     online = "check the network (the packages come from the Python package index), then try again"
     STAMP.unlink(missing_ok=True)
+    JARS.unlink(missing_ok=True)
 
     if not python.exists() or subprocess.call([*pip, "--version"], stdout=subprocess.DEVNULL):
         with screen.step("virtual environment .venv"):
@@ -239,6 +244,46 @@ def offer_postgresql_15(screen: Screen) -> None:
         screen.note("PostgreSQL 15 is not installed: the tests that also run on it will be skipped")
 
 
+def has_java() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    return Path(home, "bin", "java").exists() if home else shutil.which("java") is not None
+
+
+def offer_java(screen: Screen) -> None:
+    """Spark runs on Java; try once to have it."""
+    if not has_java() and debian_root() and not JAVA_TRIED.exists():
+        JAVA_TRIED.touch()
+        for package in JAVAS:
+            with contextlib.suppress(SetupError), screen.step(f"system package {package} (for Spark)"):
+                apt_install(package)
+            if has_java():
+                return
+    if not has_java():
+        screen.note(f"Java is not installed: the pipeline and its tests will not run (install {JAVAS[0]})")
+
+
+def has_jars() -> bool:
+    """True when the jars were fetched for this environment and still lie where they were put."""
+    try:
+        jars = JARS.read_text().strip()
+    except OSError:
+        return False
+    return bool(jars) and all(Path(jar).exists() for jar in jars.split(","))
+
+
+def offer_jars(screen: Screen) -> None:
+    """Spark is given the jars of Delta, which come over the network: fetched now, they are there when it is not."""
+    if has_jars() or not has_java():
+        return
+    try:
+        with screen.step("jars of Delta (for Spark), hashes checked"):
+            JARS.write_text(run([str(VENV / "bin" / "python"), "-m", "forge.pipeline.jars"], ""))
+    except SetupError as error:
+        JARS.unlink(missing_ok=True)
+        for line in error.output.strip().splitlines()[-2:]:
+            screen.note(line)
+
+
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Two set-ups at once in one tree wait for each other."""
@@ -260,6 +305,8 @@ def main() -> int:
             if not is_current():
                 need_ensurepip(screen)
                 install(screen)
+            offer_java(screen)
+            offer_jars(screen)
             if options.test:
                 offer_postgresql_15(screen)
     except SetupError as error:

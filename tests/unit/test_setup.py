@@ -22,6 +22,8 @@ def installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "LOCK": tmp_path / "dev.lock",
         "PYPROJECT": tmp_path / "pyproject.toml",
         "STAMP": venv / "stamp",
+        "JAVA_TRIED": venv / "java-tried",
+        "JARS": venv / "jars",
     }.items():
         monkeypatch.setattr(setup, name, path)
     setup.LOCK.write_text(LOCK)
@@ -29,13 +31,17 @@ def installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     commands: list[str] = []
 
     def run(command: list[str], fix: str, env: dict[str, str] | None = None) -> str:
+        commands.append(" ".join(command))
         if "venv" in command:
             (venv / "bin" / "python").touch()
-        commands.append(" ".join(command))
+        if "forge.pipeline.jars" in command:
+            (tmp_path / "delta.jar").touch()
+            return f"{tmp_path / 'delta.jar'}\n"
         return ""
 
     monkeypatch.setattr(setup, "run", run)
     monkeypatch.setattr(setup, "need_ensurepip", lambda screen: None)
+    monkeypatch.setattr(setup, "has_java", lambda: True)
     monkeypatch.setattr("subprocess.call", lambda *_, **__: 0)
     monkeypatch.setattr("sys.argv", ["setup.py"])
     return commands
@@ -46,8 +52,9 @@ def test_the_first_run_installs_from_the_lock_with_hashes(installs: list[str]) -
     from_the_lock = [command for command in installs if str(setup.LOCK) in command]
     assert from_the_lock
     assert all("--require-hashes" in command for command in from_the_lock)
-    assert "--offline" in installs[-1]
-    assert "--editable" in installs[-1]
+    assert "--offline" in installs[-2]
+    assert "--editable" in installs[-2]
+    assert "forge.pipeline.jars" in installs[-1]
 
 
 def test_a_second_run_does_nothing(
@@ -101,6 +108,61 @@ def test_an_interpreter_that_is_gone_is_set_up_again(installs: list[str]) -> Non
     assert setup.main() == 0
     (setup.VENV / "bin" / "python").unlink()
     assert not setup.is_current()
+
+
+def test_jars_that_are_gone_are_fetched_again(installs: list[str], tmp_path: Path) -> None:
+    assert setup.main() == 0
+    installs.clear()
+    (tmp_path / "delta.jar").unlink()
+    assert setup.main() == 0
+    assert [command for command in installs if "forge.pipeline.jars" in command] == installs != []
+
+
+def test_without_a_network_for_jars_all_else_is_set_up(
+    installs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    works = setup.run
+
+    def fails(command: list[str], fix: str, env: dict[str, str] | None = None) -> str:
+        if "forge.pipeline.jars" in command:
+            raise setup.SetupError("python failed", fix, "error: no network\nfix: connect")
+        return works(command, fix, env)
+
+    monkeypatch.setattr(setup, "run", fails)
+    assert setup.main() == 0
+    assert setup.is_current()
+    assert not setup.has_jars()
+    assert "no network" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("carried", setup.JAVAS)
+def test_java_is_installed_once_on_debian(installs: list[str], monkeypatch: pytest.MonkeyPatch, carried: str) -> None:
+    works = setup.run
+
+    def fails(command: list[str], fix: str, env: dict[str, str] | None = None) -> str:
+        if "apt-get" in command and "install" in command and carried not in command:
+            raise setup.SetupError("no such package", fix)
+        return works(command, fix, env)
+
+    monkeypatch.setattr(setup, "run", fails)
+    monkeypatch.setattr(setup, "debian_root", lambda: True)
+    monkeypatch.setattr(setup, "has_java", lambda: any(carried in command for command in installs))
+    assert setup.main() == 0
+    assert sum(carried in command for command in installs) == 1
+    assert setup.has_jars()
+    installs.clear()
+    assert setup.main() == 0
+    assert not any("install" in command for command in installs)
+
+
+def test_elsewhere_the_missing_java_is_named(
+    installs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup, "debian_root", lambda: False)
+    monkeypatch.setattr(setup, "has_java", lambda: False)
+    assert setup.main() == 0
+    assert setup.JAVAS[0] in capsys.readouterr().out
+    assert not any("apt-get" in command or "forge.pipeline.jars" in command for command in installs)
 
 
 def requirements() -> list[str]:
