@@ -68,3 +68,7 @@ class DecodeError(ForgeError):
 
 class HistoryUnavailable(ForgeError):
     """The log cannot tell what was then; no answer is given."""
+
+
+class LakeError(ForgeError):
+    """A lake cannot be used as asked; nothing in it was changed."""

@@ -1,4 +1,4 @@
-"""Where things lie in a lake: a folder on any filesystem that Spark can write, all of it Delta tables but the checkpoint.
+"""Where things lie in a lake: a folder on any filesystem that Spark can write; all but the checkpoint are Delta tables.
 
 bronze/changes            every change, by day            silver/current/public.orders   the table as it is
 bronze/definitions        how tables were defined         silver/history/public.orders   all its versions
@@ -25,6 +25,10 @@ class Lake(msgspec.Struct, frozen=True):
         return self._under("about")
 
     @property
+    def batches(self) -> str:
+        return self._under("batches")
+
+    @property
     def changes(self) -> str:
         return self._under("bronze/changes")
 
@@ -40,9 +44,9 @@ class Lake(msgspec.Struct, frozen=True):
     def quarantine(self) -> str:
         return self._under("silver/quarantine")
 
-    @property
-    def checkpoint(self) -> str:
-        return self._under("checkpoint")
+    def checkpoint(self, run: int) -> str:
+        """Where the stream of a run stands; reading the tables anew begins a new run."""
+        return self._under(f"checkpoint/{run}")
 
     def current(self, table: str) -> str:
         """The path of a table's present state, the table named with its schema."""

@@ -4,8 +4,8 @@
     spark.read.format("forge").option("url", url).load()
     spark.readStream.format("forge").option("url", url).option("tables", "orders").load()
 
-The frame is `forge.pipeline.changes.CHANGES`. Offsets are cursors; a batch between two of them is read the same at every
-try, in as many tasks as `numPartitions` says, and has at most `maxEventsPerTrigger` changes.
+The frame is `forge.pipeline.changes.CHANGES`. Offsets are cursors; a batch between two of them is read the same at
+every try, in as many tasks as `numPartitions` says, and has at most `maxEventsPerTrigger` changes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,6 +1,6 @@
 """Conditions of Spark that PostgreSQL can apply to the log: equality and ranges of plain columns.
 
-What cannot be said is left out, so the condition never rejects a row that Spark would keep. Spark applies its own again.
+What cannot be said is left out, so the condition never rejects a row that Spark would keep; Spark applies its own too.
 """
 
 from collections.abc import Iterable

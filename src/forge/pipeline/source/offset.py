@@ -5,8 +5,8 @@ therefore says all that is needed to read its batch again, the same: `pieces` li
 of them needs a look at the database to be planned.
 
 A batch is made of pieces of the log between two snapshots, or of shares of tables as they were in a snapshot. Both mean
-the same for ever: what was committed between two snapshots never changes, and a table as of a snapshot is what it is now
-less what the log says happened since.
+the same for ever: what was committed between two snapshots never changes, and a table as of a snapshot is what it is
+now less what the log says happened since.
 """
 
 from typing import Any, Final
@@ -38,7 +38,7 @@ class LogPiece(msgspec.Struct, frozen=True, tag="log", omit_defaults=True):
 
 
 class TableShare(msgspec.Struct, frozen=True, tag="table", omit_defaults=True):
-    """Share `share` of `shares` of a tracked table as of a snapshot; of keys from `low` on and below `high` if it has such.
+    """Share `share` of `shares` of a tracked table as of a snapshot; of keys from `low` on and below `high`, if given.
 
     Without `low` and `high` the shares are by a hash of the key. The first share also announces the snapshot.
     """

@@ -5,8 +5,8 @@ In goes an offset, out comes the next one, whose pieces tasks can read without a
 - A batch has at most as many changes as it may, however large the backlog is; the rest is planned already and kept in
   memory as positions only, so a backlog is looked through once.
 - A table is read as a whole when it is first seen, and again when its definition changed or something happened to it
-  that the log could not say row by row. Then a generation begins: the rows come after all that the snapshot shows and before
-  all that it does not (see `forge.pipeline.changes`).
+  that the log could not say row by row. Then a generation begins: the rows come after all that the snapshot shows and
+  before all that it does not (see `forge.pipeline.changes`).
 - An offset is handed out only when a crash of the server cannot undo what it stands on (`flushed`).
 """
 

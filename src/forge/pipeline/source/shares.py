@@ -1,8 +1,9 @@
 """The statements that read a share of a table as it was in a snapshot.
 
-A table then is what it is now, less what the log says happened since: a row that nobody changed is taken from the table,
-for every other row its image before its first change. So no snapshot is held open while a table is read, each share is
-read in a snapshot of its own, and all shares together are the table as of the one that was asked for, at every try.
+A table then is what it is now, less what the log says happened since: a row that nobody changed is taken from the
+table, for every other row its image before its first change. So no snapshot is held open while a table is read, each
+share is read in a snapshot of its own, and all shares together are the table as of the one that was asked for, at
+every try.
 
 When the table was truncated or defined anew since, its rows of then are not known any more, and there are none: what
 happened comes later in the stream, and with it the end of these rows or a new reading of the table.

@@ -1,0 +1,138 @@
+"""What becomes of a batch: bronze first, then each table's silver, then gold, then its line in the ledger.
+
+Tables are independent of each other, so several are merged at a time. A table's failure fails the batch, which is then
+tried again as a whole: nothing that was done for it is done twice.
+"""
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from forge.change import Op
+from forge.changelog.connection import Connection
+from forge.pipeline import bronze, instants, ledger
+from forge.pipeline.about import About
+from forge.pipeline.definitions import Definition
+from forge.pipeline.gold import refresh
+from forge.pipeline.lake import Lake
+from forge.pipeline.ledger import Entry
+from forge.pipeline.silver import table
+from forge.pipeline.source.offset import Offset
+
+AT_A_TIME: Final = 3
+"""How many tables are merged at a time: one plans while another computes."""
+
+ROWS: Final = tuple(map(str, (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)))
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a batch has of one table."""
+
+    name: str
+    versions: tuple[int, ...]
+    changes: int
+    whole: bool
+    """Whether something happened to the table as a whole."""
+
+
+class Batches:
+    """Takes in the batches of one run, one after the other."""
+
+    def __init__(
+        self, spark: SparkSession, lake: Lake, about: About, connection: Connection, models: str | None, json: str
+    ) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._about = about
+        self._connection = connection
+        self._models = models
+        self._json = json
+        self._definitions: dict[int, Definition] = {}
+
+    def take(self, changes: DataFrame, batch: int, began: float) -> Entry:
+        """Bring a batch into the lake; its line in the ledger when that is done."""
+        spark, lake, about = self._spark, self._lake, self._about
+        offset = self._offset(batch)
+        bronze.append(changes, lake, about.application, about.run, batch)
+        kept = bronze.batch_of(spark, lake, about.run, batch)
+        found, newest = self._found(kept)
+        versions = [version for each in found for version in each.versions]
+        self._definitions = bronze.learn(
+            spark, lake, self._connection, self._definitions or bronze.definitions(spark, lake), versions
+        )
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            quarantined = sum(pool.map(lambda each: self._table(each, kept, batch), found))
+        cursor = offset.cursor
+        whole = cursor.last is None and not offset.waiting and not offset.stale
+        instants.copy(spark, lake, self._instants(offset))
+        refresh(spark, lake, kept, bronze.number(about.run, batch), about.application)
+        entry = Entry(
+            about.run,
+            batch,
+            cursor,
+            offset.generation,
+            whole,
+            sum(each.changes for each in found),
+            quarantined,
+            {each.name: each.changes for each in found},
+            newest,
+            time.monotonic() - began,
+            datetime.now(UTC),
+        )
+        ledger.record(spark, lake, about.application, entry, offset)
+        return entry
+
+    def _offset(self, batch: int) -> Offset:
+        """Where the stream stands after a batch, as Spark wrote it down before the batch began."""
+        path = f"{self._lake.checkpoint(self._about.run)}/offsets/{batch}"
+        lines = [row[0] for row in self._spark.read.text(path).collect()]
+        return Offset.load(msgspec.json.decode(lines[-1]))
+
+    def _found(self, changes: DataFrame) -> tuple[list[Found], datetime | None]:
+        rows = (
+            changes.groupBy("schema", "table")
+            .agg(
+                F.collect_set("version").alias("versions"),
+                F.count_if(F.col("op").isin(*ROWS)).alias("rows"),
+                F.count("*").alias("all"),
+                F.max("at").alias("newest"),
+            )
+            .collect()
+        )
+        found = [
+            Found(f"{row['schema']}.{row['table']}", tuple(row["versions"]), row["rows"], row["all"] > row["rows"])
+            for row in rows
+        ]
+        newest = max((row["newest"] for row in rows), default=None)
+        return sorted(found, key=lambda each: -each.changes), newest
+
+    def _table(self, found: Found, changes: DataFrame, batch: int) -> int:
+        """Bring one table's changes into silver; how many rows did not fit."""
+        definition = bronze.newest(self._definitions, found.name)
+        mine = changes.where((F.col("schema") == definition.schema) & (F.col("table") == definition.table))
+        known = {version: each for version, each in self._definitions.items() if each.name == found.name}
+        return table.take(
+            self._spark,
+            self._lake,
+            definition,
+            known,
+            mine,
+            whole=found.whole,
+            application=self._about.application,
+            batch=batch,
+        )
+
+    def _instants(self, offset: Offset) -> Iterable[tuple[Any, str]]:
+        """The recorded instants whose snapshot the lake has come to."""
+        rows = self._connection.execute(
+            "SELECT i.at, i.snapshot::text FROM forge.instant i"
+            " WHERE i.at > coalesce(%s, '-infinity') ORDER BY i.at",
+            (instants.newest(self._spark, self._lake),),
+        ).fetchall()
+        return instants.covered(rows, offset.cursor.snapshot)

@@ -1,0 +1,107 @@
+"""Bronze: every change, append-only, exactly once, by day; and how its tables were defined.
+
+A batch is written under the run's application and the batch's number. Delta remembers both with the commit, so a batch
+that is tried again after a crash is written again only if it was not.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
+
+from forge.changelog.connection import Connection
+from forge.changelog.queries import query
+from forge.pipeline.changes import BRONZE
+from forge.pipeline.definitions import Definition, decode, encode
+from forge.pipeline.lake import Lake
+from forge.pipeline.tables import append_once, exists, load
+from forge.values import Column
+
+DEFINITIONS: Final = StructType(
+    [
+        StructField("version", IntegerType(), False),
+        StructField("schema", StringType(), False),
+        StructField("table", StringType(), False),
+        StructField("columns", StringType(), False),
+        StructField("key", ArrayType(StringType(), False), False),
+    ]
+)
+RUN: Final = 10**10
+"""A batch's number in bronze is `run * RUN +` its number in the run's checkpoint."""
+
+
+def number(run: int, batch: int) -> int:
+    """A batch's number in the lake."""
+    return run * RUN + batch
+
+
+def append(changes: DataFrame, lake: Lake, application: str, run: int, batch: int) -> None:
+    """Keep the changes of a batch."""
+    rows = changes.withColumns({"day": F.to_date("at"), "batch": F.lit(number(run, batch)).cast("long")}).select(
+        *BRONZE.names
+    )
+    append_once(rows, lake.changes, application, batch, "day")
+
+
+def batch_of(spark: SparkSession, lake: Lake, run: int, batch: int) -> DataFrame:
+    """The changes of a batch."""
+    return load(spark, lake.changes).where(F.col("batch") == number(run, batch))
+
+
+def definitions(spark: SparkSession, lake: Lake) -> dict[int, Definition]:
+    """Every definition that the lake knows, by its number."""
+    if not exists(spark, lake.definitions):
+        return {}
+    rows = load(spark, lake.definitions).collect()
+    return {
+        row["version"]: Definition(
+            row["version"], row["schema"], row["table"], decode(row["columns"]), tuple(row["key"])
+        )
+        for row in rows
+    }
+
+
+def learn(
+    spark: SparkSession,
+    lake: Lake,
+    connection: Connection,
+    known: Mapping[int, Definition],
+    wanted: Iterable[int],
+) -> dict[int, Definition]:
+    """The known definitions and those wanted that are not known yet, which are kept from now on."""
+    unknown = sorted(set(wanted) - known.keys())
+    if not unknown:
+        return dict(known)
+    rows = connection.execute(query("versions"), {"ids": unknown}).fetchall()
+    found = [
+        Definition(
+            version,
+            schema,
+            table,
+            tuple(Column(column["name"], column["type"], column["kind"]) for column in columns),
+            tuple(key),
+        )
+        for version, schema, table, columns, key in rows
+    ]
+    keep(spark, lake, found)
+    return {**known, **{definition.version: definition for definition in found}}
+
+
+def keep(spark: SparkSession, lake: Lake, found: Iterable[Definition]) -> None:
+    """Add definitions; one that is kept already stays as it is."""
+    known = definitions(spark, lake)
+    rows = [
+        (each.version, each.schema, each.table, encode(each.columns), list(each.key))
+        for each in found
+        if each.version not in known
+    ]
+    if rows:
+        frame = spark.createDataFrame(rows, DEFINITIONS).coalesce(1)
+        frame.write.format("delta").mode("append").save(lake.definitions)
+
+
+def newest(known: Mapping[int, Definition], table: str) -> Definition:
+    """How a table, named with its schema, is defined now."""
+    return max((each for each in known.values() if each.name == table), key=lambda each: each.version)

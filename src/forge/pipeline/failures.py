@@ -1,0 +1,64 @@
+"""Spark's failures as Forge's errors: one line that says what is wrong, and one that says what to do.
+
+An error of Forge's that was raised in a process of Spark's, the source's or a task's, comes back as text only; it is
+found there again. What is neither stays as it is.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from forge import errors
+from forge.errors import ForgeError, LakeError
+
+_RAISED: Final = re.compile(r"forge\.errors\.(\w+): ([^\n]+)\nfix: ([^\n]+)")
+_PLACES: Final = (
+    (
+        re.compile(r"(?:Permission denied|Mkdirs failed|Not a directory|Read-only file system|ParentNotDirectory)[^\n]*"),
+        "the lake cannot be written",
+        "give a --lake that this user may write",
+    ),
+    (
+        re.compile(r"No FileSystem for scheme[^\n]*|Class [\w.]*FileSystem not found"),
+        "Spark does not know the lake's filesystem",
+        "add its jars, e.g. --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2 for s3a",
+    ),
+    (
+        re.compile(r"No space left on device[^\n]*"),
+        "the disk is full",
+        "free some space, or forge pipeline maintain",
+    ),
+    (
+        re.compile(r"Multiple streaming queries are concurrently using[^\n]*|CONCURRENT_STREAM_LOG_UPDATE[^\n]*"),
+        "another run uses the lake's checkpoint",
+        "stop that run first, or give another --lake",
+    ),
+)
+
+
+def translate(failure: BaseException) -> ForgeError | None:
+    """The error of Forge's that a failure of Spark's stands for; None when it stands for itself."""
+    text = str(failure)
+    if raised := _RAISED.search(text):
+        kind = getattr(errors, raised[1], ForgeError)
+        return kind(raised[2], fix=raised[3])  # type: ignore[no-any-return]
+    for place, message, fix in _PLACES:
+        if found := place.search(text):
+            return LakeError(f"{message}: {' '.join(found[0].split())[:160]}", fix=fix)
+    return None
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn Spark's failures into Forge's errors within this block."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as failure:
+        typed = translate(failure)
+        if typed is None:
+            raise
+        raise typed from failure

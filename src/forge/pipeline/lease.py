@@ -1,0 +1,33 @@
+"""One run at a time keeps a lake: who runs holds a lock in the database that the lake mirrors.
+
+The lock goes with its connection, so a run that dies leaves none behind, and one that loses the database stops.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from forge.changelog.connection import Connection, connect, typed_errors
+from forge.errors import LakeError
+
+
+@contextmanager
+def lease(url: str, lake: str) -> Iterator[Connection]:
+    """Hold the lock of a lake for this block; the connection that holds it may be used for queries."""
+    with typed_errors(), connect(url, application_name="forge pipeline") as connection:
+        taken = connection.execute(
+            "SELECT pg_try_advisory_lock(hashtextextended('forge pipeline ' || %s, 0))", (lake,)
+        ).fetchone()
+        if taken != (True,):
+            raise LakeError(f"another run keeps the lake {lake}", fix="stop that run first, or give another --lake")
+        yield connection
+
+
+def held(connection: Connection) -> bool:
+    """Whether the lock is still ours: the connection lives."""
+    try:
+        connection.execute("SELECT 1")
+    except psycopg.OperationalError:
+        return False
+    return True

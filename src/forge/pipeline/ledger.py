@@ -1,0 +1,130 @@
+"""What each batch brought, one row a batch, written when everything else of the batch is in the lake.
+
+The newest row says where the lake stands: `cursor` is that of the stream's checkpoint, and when `whole` is true the
+lake is the database as of the cursor's snapshot, all of its tables.
+"""
+
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BooleanType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from forge.cursor import Cursor, Snapshot
+from forge.pipeline.bronze import number
+from forge.pipeline.lake import Lake
+from forge.pipeline.source.offset import Offset, TableShare
+from forge.pipeline.tables import append_once, exists, load
+
+SCHEMA: Final = StructType(
+    [
+        StructField("batch", LongType(), False),
+        StructField("run", IntegerType(), False),
+        StructField("cursor", StringType(), False),
+        StructField("generation", IntegerType(), False),
+        StructField("snapshot", StringType()),
+        StructField("whole", BooleanType(), False),
+        StructField("changes", LongType(), False),
+        StructField("quarantined", LongType(), False),
+        StructField("tables", StringType(), False),
+        StructField("newest", TimestampType()),
+        StructField("seconds", DoubleType(), False),
+        StructField("at", TimestampType(), False),
+    ]
+)
+"""`snapshot` is set where a generation begins: the snapshot that its rows were read in. `tables` is a JSON object of
+the changes by table; `newest` is when the newest change of the batch was written."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A batch that is in the lake."""
+
+    run: int
+    batch: int
+    cursor: Cursor
+    generation: int
+    whole: bool
+    changes: int
+    quarantined: int
+    tables: dict[str, int]
+    newest: datetime | None
+    seconds: float
+    at: datetime
+
+    @property
+    def name(self) -> str:
+        """The batch as people name it.
+
+        >>> from forge.cursor import LogIdentity
+        >>> cursor = Cursor(LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "73", 1), Snapshot(5, 5))
+        >>> Entry(2, 7, cursor, 1, True, 0, 0, {}, None, 0.1, datetime(2026, 1, 1)).name
+        '2.7'
+        """
+        return f"{self.run}.{self.batch}"
+
+
+def record(spark: SparkSession, lake: Lake, application: str, entry: Entry, offset: Offset) -> None:
+    """Note that a batch is in the lake; once, however often it is said."""
+    began = [piece.snapshot for piece in offset.pieces if isinstance(piece, TableShare)]
+    row = (
+        number(entry.run, entry.batch),
+        entry.run,
+        str(entry.cursor),
+        entry.generation,
+        began[0] if began else None,
+        entry.whole,
+        entry.changes,
+        entry.quarantined,
+        msgspec.json.encode(entry.tables).decode(),
+        entry.newest,
+        entry.seconds,
+        datetime.now(UTC),
+    )
+    frame = spark.createDataFrame([row], SCHEMA).coalesce(1)
+    append_once(frame, lake.batches, f"{application}-batches", entry.batch)
+
+
+def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> Entry | None:
+    """The newest batch, or the newest after which the lake was whole."""
+    if not exists(spark, lake.batches):
+        return None
+    rows = load(spark, lake.batches)
+    row = (rows.where("whole") if whole else rows).orderBy(F.col("batch").desc()).first()
+    return None if row is None else _entry(row)
+
+
+def generations(spark: SparkSession, lake: Lake) -> list[Snapshot]:
+    """The snapshots that the generations began with, oldest first."""
+    if not exists(spark, lake.batches):
+        return []
+    rows = load(spark, lake.batches).where("snapshot IS NOT NULL")
+    found = rows.groupBy("generation").agg(F.min("snapshot").alias("snapshot")).orderBy("generation").collect()
+    return [Snapshot.parse(row["snapshot"]) for row in found]
+
+
+def _entry(row: Row) -> Entry:
+    run = row["run"]
+    return Entry(
+        run,
+        row["batch"] - number(run, 0),
+        Cursor.parse(row["cursor"]),
+        row["generation"],
+        row["whole"],
+        row["changes"],
+        row["quarantined"],
+        msgspec.json.decode(row["tables"], type=dict[str, int]),
+        row["newest"],
+        row["seconds"],
+        row["at"],
+    )

@@ -1,0 +1,186 @@
+"""Keeps a lake current: a stream of the log whose every batch goes through bronze, silver and gold.
+
+    with pipeline(spark, url, Lake("/lake")) as running:
+        running.once()
+
+Exactly once, whatever is killed when: Spark writes down what a batch is made of before it begins, bronze takes a batch
+once, and everything after bronze gives the same however often it is done. So a batch that was cut short is simply done
+again. The order in which things become true is: offset, bronze, silver, gold, the batch's line in `batches`, commit.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from forge.changelog.connection import Connection
+from forge.changelog.queries import query
+from forge.cursor import LogIdentity
+from forge.errors import ForgeError, LakeError, NotInstalled
+from forge.pipeline import about as abouts
+from forge.pipeline import ledger
+from forge.pipeline.about import About
+from forge.pipeline.batch import Batches
+from forge.pipeline.failures import translated
+from forge.pipeline.lake import Lake
+from forge.pipeline.lease import held, lease
+from forge.pipeline.ledger import Entry
+from forge.pipeline.source import register
+from forge.pipeline.source.options import MOST_EVENTS
+
+_log = logging.getLogger("forge.pipeline")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How a lake is kept. `start` counts only when the lake begins, or is read anew."""
+
+    tables: tuple[str, ...] = ()
+    start: str = "history"
+    most: int = MOST_EVENTS
+    partitions: int | None = None
+    models: str | None = None
+    """A folder of users' own SQL models."""
+    json: str = "string"
+    """What json and jsonb columns become: `string` or `variant`."""
+
+
+@contextmanager
+def pipeline(
+    spark: SparkSession,
+    url: str,
+    lake: Lake,
+    settings: Settings | None = None,
+    *,
+    resnapshot: bool = False,
+    on_batch: Callable[[Entry], None] | None = None,
+) -> Iterator["Pipeline"]:
+    """A pipeline that holds the lease of its lake for this block."""
+    settings = settings or Settings()
+    with translated(), lease(url, lake.path) as connection:
+        about = _whose(spark, lake, connection, settings, resnapshot)
+        yield Pipeline(spark, url, lake, settings, about, connection, on_batch)
+
+
+class Pipeline:
+    """One run of a lake."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        url: str,
+        lake: Lake,
+        settings: Settings,
+        about: About,
+        connection: Connection,
+        on_batch: Callable[[Entry], None] | None,
+    ) -> None:
+        self.about = about
+        self._spark = spark
+        self._url = url
+        self._lake = lake
+        self._settings = settings
+        self._connection = connection
+        self._on_batch = on_batch
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._batches = Batches(spark, lake, about, connection, settings.models, settings.json)
+
+    def once(self) -> None:
+        """Take in all that is committed by now, in as many batches as it takes."""
+        self._follow({"availableNow": True})
+
+    def follow(self, seconds: float) -> None:
+        """Take in what is committed every so many seconds, until `stop` is called."""
+        self._follow({"processingTime": f"{max(1, round(seconds * 1000))} milliseconds"})
+
+    def stop(self) -> None:
+        """End after the batch that is being worked on; may be called from a signal handler."""
+        self._stopping.set()
+
+    def _follow(self, trigger: dict[str, Any]) -> None:
+        query = self._started(trigger)
+        try:
+            while not query.awaitTermination(0.2):
+                if self._stopping.is_set() and not query.status["isTriggerActive"]:
+                    break
+                if not held(self._connection):
+                    raise LakeError("the database is gone, and the lease of the lake with it", fix="start again")
+        except StreamingQueryException:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        finally:
+            query.stop()
+
+    def _started(self, trigger: dict[str, Any]) -> StreamingQuery:
+        register(self._spark)
+        options = {
+            "url": self._url,
+            "start": self.about.start,
+            "generation": str(self.about.generation),
+            "maxEventsPerTrigger": str(self._settings.most),
+        }
+        if self.about.tables:
+            options["tables"] = self.about.tables
+        if self._settings.partitions:
+            options["numPartitions"] = str(self._settings.partitions)
+        changes = self._spark.readStream.format("forge").options(**options).load()
+        writer = changes.writeStream.foreachBatch(self._batch).queryName(f"forge {self._lake.path}")
+        checkpoint = self._lake.checkpoint(self.about.run)
+        return writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
+
+    def _batch(self, changes: DataFrame, batch: int) -> None:
+        try:
+            began = time.monotonic()
+            entry = self._batches.take(changes, batch, began)
+            if self._on_batch is not None:
+                self._on_batch(entry)
+        except BaseException as failure:
+            # Spark would hand back only its text
+            self._failure = failure
+            raise
+
+
+def _whose(
+    spark: SparkSession, lake: Lake, connection: Connection, settings: Settings, resnapshot: bool
+) -> About:
+    """The run to go on with: the lake's newest, or a new one."""
+    row = connection.execute(query("identity")).fetchone()
+    if row is None:
+        raise NotInstalled("Forge is not installed in this database", fix="forge init")
+    log = LogIdentity(row[0], row[1], row[2])
+    tables = ",".join(settings.tables) or None
+    about = abouts.read(spark, lake)
+    if about is None:
+        return abouts.begin(spark, lake, log, generation=0, start=settings.start, tables=tables)
+    if about.log != log and not _descends(connection, about.log):
+        raise LakeError(
+            f"the lake {lake.path} is that of another database", fix="give another --lake, or the database it mirrors"
+        )
+    if resnapshot:
+        entry = ledger.last(spark, lake)
+        generation = about.generation if entry is None else max(about.generation, entry.generation)
+        wanted = tables if settings.tables else about.tables
+        return abouts.begin(spark, lake, log, generation=generation, start="snapshot", tables=wanted)
+    if settings.tables and tables != about.tables:
+        raise LakeError(
+            f"the lake {lake.path} mirrors {about.tables or 'all tracked tables'}",
+            fix="leave out --tables, or give --resnapshot to begin with these tables",
+        )
+    return about
+
+
+def _descends(connection: Connection, log: LogIdentity) -> bool:
+    """Whether this database was that log before a failover or restore."""
+    found = connection.execute("SELECT FROM forge.log_identity i WHERE i.uuid::text = %s", (log.uuid,)).fetchone()
+    return found is not None
+
+
+__all__ = ["ForgeError", "Pipeline", "Settings", "pipeline"]
