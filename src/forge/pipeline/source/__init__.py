@@ -34,7 +34,8 @@ __all__ = ["ForgeSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `forge` known to a session."""
+    """Make the format `forge` known to a session, which then hands its conditions down."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(ForgeSource)
 
 
