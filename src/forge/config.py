@@ -140,6 +140,17 @@ def days(value: str) -> int | None:
     return int(match[1]) * (7 if (match[2] or "d").lower().startswith("w") else 1) if match else None
 
 
+def seconds(value: str) -> float | None:
+    """Seconds of a text such as 500ms, 10s, 5m or 1h; None for anything else.
+
+    >>> seconds("500ms"), seconds("10s"), seconds("5m"), seconds("2"), seconds("soon")
+    (0.5, 10.0, 300.0, 2.0, None)
+    """
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,3})?)\s*(ms|s|m|h)?\s*", value, re.IGNORECASE)
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    return float(match[1]) * units[(match[2] or "s").lower()] if match else None
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that was probably meant, or None.
 

@@ -39,8 +39,7 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         own = super().get_params(ctx)
-        parent = ctx.parent.command.params if ctx.parent else []
-        return [*own, *(_listed(param) for param in parent if set(param.opts) & {*SWITCHES, *VALUED})]
+        return [*own, *(_listed(param) for param in ctx.find_root().command.params if set(param.opts) & {*SWITCHES, *VALUED})]
 
 
 def _listed(param: TyperOption) -> TyperOption:

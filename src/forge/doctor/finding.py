@@ -54,10 +54,10 @@ def problem(check: str, what: str, fix: str) -> Finding:
 
 def count(number: int, noun: str) -> str:
     """
-    >>> count(1, "day"), count(2, "day")
-    ('1 day', '2 days')
+    >>> count(1, "day"), count(2, "day"), count(84_112, "change")
+    ('1 day', '2 days', '84,112 changes')
     """
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def value(case: Case, query: str, *parameters: object) -> object:

@@ -83,17 +83,6 @@ class Planner:
             return self._rows(offset, most)
         return self._changes(offset, most)
 
-    def waiting(self, offset: Offset) -> tuple[int, datetime | None]:
-        """How many changes have been committed that are not read yet, and when the oldest of them was written."""
-        bounds = {
-            **snapshot_bounds(offset.cursor.snapshot),
-            **self._scope(),
-            **_position(offset.cursor.last or NOWHERE),
-        }
-        row = self.connection.execute(source_query("waiting"), bounds).fetchone()
-        assert row is not None
-        return row[0], row[1]
-
     def _check(self, cursor: Cursor) -> None:
         if cursor.log != self.identity:
             raise CursorForeign(

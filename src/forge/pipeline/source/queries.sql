@@ -52,7 +52,7 @@ FROM (
 GROUP BY w.piece
 ORDER BY w.piece;
 
--- waiting: How many changes lie between two snapshots after a position.
+-- waiting: How many changes are committed that a snapshot does not show, after a position, and when the oldest was written.
 SELECT count(*), min(l.at)
 FROM forge.forge_event_log l
 WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))

@@ -1,0 +1,174 @@
+"""`forge pipeline run`: keep the lake current."""
+
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from forge.changelog.connection import connect
+from forge.changelog.install import require_installed
+from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for, time_of
+from forge.cli.session import Session, session
+from forge.doctor.finding import count
+from forge.feed import shown
+
+if TYPE_CHECKING:
+    from forge.pipeline.ledger import Entry
+    from forge.pipeline.run import Pipeline
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "run",
+        epilog="Examples:\n\nforge pipeline run --once\n\nforge pipeline run --interval 10s --verify 5m\n\n"
+        "forge pipeline run --lake s3a://lake/shop --master spark://head:7077 --conf spark.executor.memory=4g",
+    )(run)
+
+
+def run(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Take in what is committed by now, and end.")] = False,
+    interval: Annotated[str, typer.Option("--interval", metavar="TIME", help="How often: 500ms, 10s, 5m.")] = "10s",
+    tables: Annotated[
+        list[str] | None, typer.Option("--tables", "--table", metavar="NAME", help="Only these; may be repeated.")
+    ] = None,
+    lake: LakeOption = None,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    resnapshot: Annotated[
+        bool, typer.Option("--resnapshot", help="Read the tables anew, after a failover or when the log was trimmed.")
+    ] = False,
+    start: Annotated[
+        str, typer.Option("--start", help="Where a new lake begins: history, snapshot, log, now, or a cursor.")
+    ] = "history",
+    max_events: Annotated[int, typer.Option("--max-events", min=1, help="Changes in one batch at the most.")] = 500_000,
+    models: Annotated[
+        str | None, typer.Option("--models", metavar="DIR", help="A folder of your own SQL models.")
+    ] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option("--verify", metavar="TIME", help="Compare lake and database this often, while running."),
+    ] = None,
+    variant: Annotated[
+        bool, typer.Option("--variant", help="json and jsonb columns become VARIANT, not text.")
+    ] = False,
+) -> None:
+    """Keep a lake that mirrors every tracked table, with all its history.
+
+    Bronze has every change, silver each table as it is and as it was, gold who changed what. Ctrl-C ends it after
+    the batch.
+    """
+    here = session(context)
+    pause = time_of("--interval", interval)
+    every = None if verify is None else time_of("--verify", verify)
+    where = lake_of(here, lake)
+    names = tuple(name.strip() for each in tables or () for name in each.split(",") if name.strip())
+    with here.database() as database:
+        with connect(database.url) as connection:
+            require_installed(connection)
+        with spark_for(here, master, conf) as spark:
+            from forge.pipeline.run import Settings, pipeline
+
+            settings = Settings(names, start, max_events, models=models, json="variant" if variant else "string")
+            report = Report(here, every)
+            with pipeline(
+                spark, database.url, where, settings, resnapshot=resnapshot, on_batch=report.batch
+            ) as running:
+                report.running = running
+                before = _on_interrupt(running)
+                try:
+                    if once:
+                        running.once()
+                    else:
+                        if not here.json:
+                            here.done(f"lake at {where.path}", f"every {interval}", "Ctrl-C ends it after the batch")
+                        running.follow(pause)
+                    report.end(once)
+                finally:
+                    signal.signal(signal.SIGINT, before)
+
+
+def _on_interrupt(running: "Pipeline") -> Any:
+    """The first Ctrl-C ends the run after its batch, the second one at once."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupted(_signal: int, _frame: object) -> None:
+        running.stop()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, interrupted)
+    return before
+
+
+class Report:
+    """Tells of each batch: a line for people, or one of JSON."""
+
+    def __init__(self, here: Session, every: float | None) -> None:
+        self._here = here
+        self._every = every
+        self._verified = 0.0
+        self._batches = self._changes = 0
+        self.running: Pipeline | None = None
+
+    def batch(self, entry: "Entry") -> None:
+        """A batch is in the lake."""
+        assert self.running is not None
+        self._batches += 1
+        self._changes += entry.changes
+        lag = self.running.lag(entry)
+        equal = self._compared(entry)
+        if self._here.json:
+            self._here.emit(
+                {
+                    "batch": entry.name,
+                    "changes": entry.changes,
+                    "tables": entry.tables,
+                    "quarantined": entry.quarantined,
+                    "seconds": round(entry.seconds, 3),
+                    "lag_changes": lag.changes,
+                    "lag_seconds": round(lag.seconds, 3),
+                    "whole": entry.whole,
+                    "equal": equal,
+                    "cursor": str(entry.cursor),
+                }
+            )
+            sys.stdout.flush()
+            return
+        parts = [
+            f"batch {entry.name}",
+            count(entry.changes, "change"),
+            count(len(entry.tables), "table"),
+            f"{entry.seconds:.1f} s",
+            f"lag {lag.seconds:.1f} s" + (f" ({lag.changes:,} changes)" if lag.changes else ""),
+        ]
+        line = Text(shown("   ".join(parts)))
+        if entry.quarantined:
+            line.append(f"   {entry.quarantined:,} in quarantine", "yellow")
+        if equal is not None:
+            line.append(
+                f"   lake {'=' if equal else '≠'} database {'✓' if equal else '✗'} ({time.strftime('%H:%M:%S')})",
+                "green" if equal else "red",
+            )
+        self._here.show(line)
+
+    def _compared(self, entry: "Entry") -> bool | None:
+        """Whether lake and database are equal, where that is asked for and can be told now."""
+        if self._every is None or not entry.whole or time.monotonic() - self._verified < self._every:
+            return None
+        assert self.running is not None
+        equal = self.running.verify(entry)
+        if equal is not None:
+            self._verified = time.monotonic()
+        return equal
+
+    def end(self, once: bool) -> None:
+        """The run is over."""
+        if once and not self._here.json:
+            if self._batches:
+                batches = "1 batch" if self._batches == 1 else f"{self._batches} batches"
+                self._here.done(f"{count(self._changes, 'change')} in {batches}")
+            else:
+                self._here.done("nothing new")

@@ -1,0 +1,35 @@
+"""How far a lake is behind its database."""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from forge.changelog.connection import Connection
+from forge.cursor import Cursor
+from forge.pipeline.source.offset import NOWHERE, snapshot_bounds
+from forge.pipeline.source.statements import source_query
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """Changes that are committed and not in the lake, and the age of the oldest of them."""
+
+    changes: int
+    seconds: float
+
+
+def lag(connection: Connection, cursor: Cursor, tables: str | None) -> Lag:
+    """What the log has after the cursor, of these tables (names with commas between them; None for all)."""
+    last = cursor.last or NOWHERE
+    row = connection.execute(
+        source_query("waiting"),
+        {
+            **snapshot_bounds(cursor.snapshot),
+            "place": last.rank,
+            "id": last.id,
+            "first": 0,
+            "tables": None if tables is None else [name.strip() for name in tables.split(",")],
+        },
+    ).fetchone()
+    assert row is not None
+    changes, oldest = row
+    return Lag(changes, 0.0 if oldest is None else max(0.0, (datetime.now(UTC) - oldest).total_seconds()))
