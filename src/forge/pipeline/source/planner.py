@@ -13,19 +13,57 @@ In goes an offset, out comes the next one, whose pieces tasks can read without a
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from forge.changelog.connection import Connection, connect, typed_errors
 from forge.changelog.queries import query
 from forge.changelog.reader import START
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
 from forge.errors import CursorExpired, CursorForeign, NotInstalled, TrackingError
-from forge.pipeline.source.offset import NOWHERE, LogPiece, Offset, Piece, TableShare, snapshot_bounds
+from forge.pipeline.source.offset import NOWHERE, LogPiece, Offset, TableShare, snapshot_bounds
 from forge.pipeline.source.options import Options
 from forge.pipeline.source.statements import quoted, source_query
 
 WHOLE_NUMBERS: Final = ("smallint", "integer", "bigint")
+LAST_ID: Final = 2**63 - 1
+STRETCH: Final = 1024
 RESNAPSHOT: Final = "forge pipeline run --resnapshot reads the tables anew and goes on from there"
+
+
+class Cut(NamedTuple):
+    """Changes up to a position; `whole` when something of a whole table may be among them."""
+
+    last: Position
+    changes: int
+    lowest: int
+    highest: int
+    first_day: str
+    last_day: str
+    whole: bool
+
+
+def joined(cuts: Sequence[Cut], most: int) -> list[Cut]:
+    """Neighbours put together as long as they have no more than so many changes.
+
+    >>> cuts = [Cut(Position(n, 0), 10, n, n, "2026-01-01", "2026-01-01", n == 2) for n in range(1, 4)]
+    >>> [(cut.last.rank, cut.changes, cut.lowest, cut.highest, cut.whole) for cut in joined(cuts, 20)]
+    [(2, 20, 1, 2, True), (3, 10, 3, 3, False)]
+    """
+    found: list[Cut] = []
+    for cut in cuts:
+        if found and found[-1].changes + cut.changes <= most:
+            before = found.pop()
+            cut = Cut(
+                cut.last,
+                before.changes + cut.changes,
+                min(before.lowest, cut.lowest),
+                max(before.highest, cut.highest),
+                min(before.first_day, cut.first_day),
+                max(before.last_day, cut.last_day),
+                before.whole or cut.whole,
+            )
+        found.append(cut)
+    return found
 
 
 class Planner:
@@ -35,7 +73,7 @@ class Planner:
         self._options = options
         self._tables = list(options.tables) if options.tables is not None else None
         self._planned: list[LogPiece] = []
-        self._stale: dict[Position, tuple[int, ...]] = {}
+        self._whole: set[Position] = set()
         self._window: Snapshot | None = None
         self._seen: tuple[Snapshot, Snapshot] | None = None
         self._target: Snapshot | None = None
@@ -171,14 +209,15 @@ class Planner:
         while self._planned and not (taken and most is not None and events + self._planned[0].count > most):
             taken.append(self._planned.pop(0))
             events += taken[-1].count
-        stale = {number for piece in taken for number in self._stale.pop(piece.last, ())}
+        stale = {number for piece in taken if piece.last in self._whole for number in self._stale(piece)}
         until = Snapshot.parse(taken[-1].until)
         if self._planned:
             cursor = Cursor(self.identity, cursor.snapshot, until, taken[-1].last)
         else:
             cursor = Cursor(self.identity, until)
-        pieces: tuple[Piece, ...] = tuple(taken)
-        return Offset(cursor, offset.generation, offset.tables, tuple(sorted({*offset.stale, *stale})), (), pieces)
+        return Offset(
+            cursor, offset.generation, offset.tables, tuple(sorted({*offset.stale, *stale})), (), tuple(taken)
+        )
 
     def _plan(self, offset: Offset, after: Position, most: int | None) -> None:
         """Cut what follows the cursor into pieces. What was looked through before and found empty is left out."""
@@ -190,37 +229,52 @@ class Planner:
             until = self._target or self._now()
             if self._seen is not None and self._seen[0] == since and until.covers(self._seen[1]):
                 since = self._seen[1]
-        bounds = {
-            **snapshot_bounds(since),
-            **self._scope(),
-            **_position(after),
-            "until": str(until),
-            "step": -(-min(most or self._options.most, self._options.most) // self._options.partitions),
-            "parts": self._options.partitions,
-        }
+        parts = self._options.partitions
+        step = -(-min(most or self._options.most, self._options.most) // parts)
+        bounds = {**snapshot_bounds(since), **self._scope(), **_position(after), "until": str(until)}
         with typed_errors():
-            rows = self.connection.execute(source_query("plan"), bounds).fetchall()
-        self._planned, self._stale, self._window = [], {}, cursor.snapshot
-        for _, count, last, lowest, highest, first_day, last_day, stale in rows:
-            end = Position(*last)
-            self._planned.append(
-                LogPiece(
-                    str(since),
-                    str(until),
-                    after,
-                    end,
-                    lowest,
-                    highest,
-                    first_day,
-                    last_day,
-                    count,
-                    offset.generation,
-                )
+            surveyed = self.connection.execute(source_query("survey"), bounds).fetchall()
+            if any(row[1] > step for row in surveyed):
+                planned = self.connection.execute(source_query("plan"), {**bounds, "step": step, "parts": parts})
+                cuts = [Cut(Position(*row[2]), row[1], *row[3:]) for row in planned]
+            else:
+                found = [Cut(Position((row[0] + 1) * STRETCH - 1, LAST_ID), *row[1:]) for row in surveyed]
+                total = sum(cut.changes for cut in found)
+                cuts = joined(found, min(step, -(-total // parts) + STRETCH))
+        self._planned, self._whole, self._window = [], set(), cursor.snapshot
+        for cut in cuts:
+            piece = LogPiece(
+                str(since),
+                str(until),
+                after,
+                cut.last,
+                cut.lowest,
+                cut.highest,
+                cut.first_day,
+                cut.last_day,
+                cut.changes,
+                offset.generation,
             )
-            self._stale[end] = tuple(stale)
-            after = end
-        if not rows and cursor.until is None:
+            self._planned.append(piece)
+            if cut.whole:
+                self._whole.add(cut.last)
+            after = cut.last
+        if not cuts and cursor.until is None:
             self._seen = (cursor.snapshot, until)
+
+    def _stale(self, piece: LogPiece) -> list[int]:
+        """The tables that must be read anew after a piece."""
+        values = {
+            **snapshot_bounds(Snapshot.parse(piece.since)),
+            **self._scope(),
+            **_position(piece.after),
+            "until": piece.until,
+            "last_place": piece.last.rank,
+            "last_id": piece.last.id,
+            "lowest": str(piece.lowest),
+            "highest": str(piece.highest),
+        }
+        return [row[0] for row in self.connection.execute(source_query("stale"), values)]
 
     def _tracked(self) -> list[tuple[Any, ...]]:
         rows = self.connection.execute(source_query("tracked"), {"tables": self._tables}).fetchall()

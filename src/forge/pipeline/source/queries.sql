@@ -28,17 +28,26 @@ SELECT min(l.at) FROM forge.forge_event_log l WHERE l.id >= %(first)s;
 -- trimmed: Whether something is gone that an older snapshot did not show.
 SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first)s);
 
--- plan: What lies between two snapshots after a position, in order, in `parts` pieces or in as many as it takes for at most
--- `step` changes each. For each piece how many changes it has, its last position, the transactions and days that it spans,
--- and the tables that must be read anew: not those that are logged for the first time, whose rows are read when they are seen.
-SELECT w.piece, count(*), max(ARRAY[w.place, w.id]), min(w.xid), max(w.xid), min(w.day)::text, max(w.day)::text,
-       array_remove(array_agg(DISTINCT w.stale), NULL)
+-- survey: What lies between two snapshots after a position, by stretches of 1024 places: how many changes, the transactions and
+-- days that they span, and whether a table was defined anew or changed in a way that was not logged.
+SELECT coalesce(l.rank, l.id) >> 10, count(*), min(l.transaction_id)::text::bigint, max(l.transaction_id)::text::bigint,
+       min(l.day)::text, max(l.day)::text, bool_or(l.op IN ('S', 'X'))
+FROM forge.forge_event_log l
+WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+  AND l.id >= %(first)s
+  AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
+  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
+  AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
+      SELECT v.id FROM forge.table_version v
+      WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
+GROUP BY coalesce(l.rank, l.id) >> 10
+ORDER BY coalesce(l.rank, l.id) >> 10;
+
+-- plan: As survey, exactly, in `parts` pieces or in as many as it takes for at most `step` changes each.
+SELECT w.piece, count(*), max(ARRAY[w.place, w.id]), min(w.transaction_id)::text::bigint, max(w.transaction_id)::text::bigint,
+       min(w.day)::text, max(w.day)::text, bool_or(w.op IN ('S', 'X'))
 FROM (
-    SELECT coalesce(l.rank, l.id) AS place, l.id, l.transaction_id::text::bigint AS xid, l.day,
-           CASE WHEN l.op IN ('S', 'X') THEN (
-               SELECT v.tracked_table FROM forge.table_version v
-               WHERE v.id = l.version AND NOT (l.op = 'S' AND l.context IS NULL AND NOT EXISTS (
-                   SELECT FROM forge.table_version o WHERE o.tracked_table = v.tracked_table AND o.id < v.id))) END AS stale,
+    SELECT coalesce(l.rank, l.id) AS place, l.id, l.transaction_id, l.day, l.op,
            (row_number() OVER (ORDER BY coalesce(l.rank, l.id), l.id) - 1)
                / least(%(step)s, (count(*) OVER () + %(parts)s - 1) / %(parts)s) AS piece
     FROM forge.forge_event_log l
@@ -51,6 +60,22 @@ FROM (
           WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))) w
 GROUP BY w.piece
 ORDER BY w.piece;
+
+-- stale: The tables that must be read anew after what lies between two snapshots and two positions: not those that are logged for
+-- the first time, whose rows are read when they are seen.
+SELECT DISTINCT v.tracked_table
+FROM forge.forge_event_log l
+JOIN forge.table_version v ON v.id = l.version
+WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+  AND l.transaction_id BETWEEN %(lowest)s::text::xid8 AND %(highest)s::text::xid8
+  AND l.id >= %(first)s
+  AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
+  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
+  AND (coalesce(l.rank, l.id), l.id) <= (%(last_place)s, %(last_id)s)
+  AND (%(tables)s::text[] IS NULL OR v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))
+  AND l.op IN ('S', 'X')
+  AND NOT (l.op = 'S' AND l.context IS NULL AND NOT EXISTS (
+      SELECT FROM forge.table_version o WHERE o.tracked_table = v.tracked_table AND o.id < v.id));
 
 -- waiting: How many changes are committed that a snapshot does not show, after a position, and when the oldest was written.
 SELECT count(*), min(l.at)

@@ -15,8 +15,8 @@ from forge.cursor import Snapshot
 from forge.errors import CursorExpired
 from forge.pipeline.source.offset import LogPiece, Piece, TableShare, snapshot_bounds
 from forge.pipeline.source.planner import RESNAPSHOT
-from forge.pipeline.source.shares import bound, statements
-from forge.pipeline.source.statements import source_query
+from forge.pipeline.source.shares import statements
+from forge.pipeline.source.statements import bound, source_query
 
 BLOCK: Final = 4 * 1024 * 1024
 ARROW: Final = pa.schema(
