@@ -1,0 +1,242 @@
+"""A row, a table or the whole lake as it was: in go a lake and an instant, out come frames of the tables' own columns.
+
+    orders = table_as_of(spark, lake, "orders", datetime(2026, 1, 31, 12, tzinfo=UTC))
+    row_as_of(spark, lake, "orders", 118, yesterday)
+    shop = lake_as_of(spark, lake, at_or_before(spark, lake, yesterday))
+
+As of an instant means: as committed in the last recorded instant at or before it (`forge.pipeline.instants`). All
+tables of one answer are as of the same one, so they fit together as they did in the database.
+
+It is a filter over the history (`alive`), and exact. Let S be the recorded snapshot and A its time.
+
+- The versions of a row, in the order of `_seq`, have the transactions that made them, x1, x2, …; each is ended by the
+  next. Whoever changes a row waits until the transaction that changed it before has ended. So when S sees a transaction
+  it sees those before it: S sees x1 … xk and no more. The row in S is what xk made of it: the version that S sees begin
+  and does not see end, unless that is a delete. Versions that begin and end in one transaction are never alive, and
+  those of transactions that S does not see might as well not be there.
+- A truncate locks out everybody else, so the same holds for the versions that it ends.
+- Rows of a snapshot of the table (`_op` read) have no transaction, nor has the end of those before it. They count from
+  the time at which the snapshot was taken: S sees all that it shows if A is not before that time.
+- A change is written before its transaction commits, and what S sees was committed before A. So what S sees has
+  `_valid_from <= A`, and an end that it sees has `_valid_to <= A`. Saying so leaves out files that need not be read,
+  and versions of another time whose transactions have the same numbers: a restored server counts them once more.
+- Silver has all that S sees, because the instant was copied only then.
+
+HistoryUnavailable is raised, and no guess returned, where the lake cannot tell: before the table was first read as a
+whole, after something that the log could not say row by row until it was read anew, and where history was purged.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from forge.errors import HistoryUnavailable, LakeError
+from forge.pipeline.bronze import definitions
+from forge.pipeline.horizon import horizons
+from forge.pipeline.instants import Instant, at_or_before, of_micros
+from forge.pipeline.lake import Lake
+from forge.pipeline.silver.layout import layout
+from forge.pipeline.silver.names import METADATA
+from forge.pipeline.tables import exists, load
+
+WHOLE_TABLE: Final = ("snapshot", "truncate", "schema", "invalidate")
+"""What happens to a table as a whole: after the first two its rows are known, after the others they are not."""
+
+
+def table_as_of(spark: SparkSession, lake: Lake, table: str, instant: datetime | Instant) -> DataFrame:
+    """All rows of a table as they were; columns that it did not have then are null."""
+    past = _Past(spark, lake, instant)
+    name = qualified(table)
+    past.check([name])
+    return past.table(name)
+
+
+def row_as_of(
+    spark: SparkSession, lake: Lake, table: str, key: object, instant: datetime | Instant
+) -> dict[str, Any] | None:
+    """One row as it was, by its key: the value of a key of one column, or a mapping of its columns to values."""
+    past = _Past(spark, lake, instant)
+    name = qualified(table)
+    past.check([name])
+    rows = past.table(name)
+    found = rows.where(past.has_key(name, rows, key)).limit(2).collect()
+    if len(found) > 1:
+        raise LakeError(f"the history of {name} has that row twice", fix=f"forge pipeline replay --table {name}")
+    return found[0].asDict() if found else None
+
+
+def lake_as_of(
+    spark: SparkSession, lake: Lake, instant: datetime | Instant, tables: Sequence[str] | None = None
+) -> dict[str, DataFrame]:
+    """Tables by their names, all as of one recorded instant; if none are named, all that the lake knew then."""
+    past = _Past(spark, lake, instant)
+    if tables is not None:
+        names = [qualified(table) for table in tables]
+        past.check(names)
+    else:
+        names = sorted({each.name for each in past.definitions})
+        unknown = past.unknown(names)
+        if unknown and len(unknown) == len(names):
+            raise unknown[names[0]]
+        names = [name for name in names if name not in unknown]
+    return {name: past.table(name) for name in names}
+
+
+def qualified(table: str) -> str:
+    """A table's name with its schema.
+
+    >>> qualified("orders"), qualified("sales.orders")
+    ('public.orders', 'sales.orders')
+    """
+    return table if "." in table else f"public.{table}"
+
+
+def alive(instant: Instant) -> str:
+    """The condition under which a version in the history is what its row was.
+
+    >>> from forge.cursor import Snapshot
+    >>> print(alive(Instant(datetime(2026, 1, 31, 12, tzinfo=UTC), Snapshot.parse("5:9:6,7"))))
+    _op <> 'delete'
+    AND _valid_from <= TIMESTAMP '2026-01-31T12:00:00.000000Z'
+    AND (_transaction IS NULL OR (_transaction < 9 AND _transaction NOT IN (6, 7)))
+    AND (_end_seq IS NULL
+      OR _valid_to > TIMESTAMP '2026-01-31T12:00:00.000000Z'
+      OR (_end_transaction >= 9 OR _end_transaction IN (6, 7)))
+    """
+    at = literal(instant.at)
+    return (
+        f"_op <> 'delete'\nAND _valid_from <= {at}\nAND (_transaction IS NULL OR {_seen('_transaction', instant)})\n"
+        f"AND (_end_seq IS NULL\n  OR _valid_to > {at}\n  OR {_unseen('_end_transaction', instant)})"
+    )
+
+
+def literal(at: datetime) -> str:
+    """An instant in Spark's SQL, whatever the session's time zone is."""
+    return f"TIMESTAMP '{at.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%S.%fZ')}'"
+
+
+def _seen(xid: str, instant: Instant) -> str:
+    snapshot = instant.snapshot
+    running = ", ".join(map(str, snapshot.running))
+    return f"({xid} < {snapshot.xmax}" + (f" AND {xid} NOT IN ({running}))" if running else ")")
+
+
+def _unseen(xid: str, instant: Instant) -> str:
+    snapshot = instant.snapshot
+    running = ", ".join(map(str, snapshot.running))
+    return f"({xid} >= {snapshot.xmax}" + (f" OR {xid} IN ({running}))" if running else ")")
+
+
+class _Past:
+    """A lake as of one recorded instant."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, instant: datetime | Instant) -> None:
+        self._spark = spark
+        self._lake = lake
+        self.instant = instant if isinstance(instant, Instant) else at_or_before(spark, lake, instant)
+        self.definitions = list(definitions(spark, lake).values())
+
+    def table(self, table: str) -> DataFrame:
+        return load(self._spark, self._lake.history(table)).where(alive(self.instant)).drop(*METADATA)
+
+    def has_key(self, table: str, rows: DataFrame, key: object) -> Column:
+        era = layout(each for each in self.definitions if each.name == table).era
+        if not era.keyed:
+            raise HistoryUnavailable(f"{table} has no primary key", fix="ask for the whole table")
+        given = key if isinstance(key, Mapping) else {era.key[0]: key}
+        if set(given) != set(era.key):
+            raise HistoryUnavailable(
+                f"the key of {table} is {', '.join(era.key)}", fix="pass a mapping of all key columns to values"
+            )
+        condition = F.lit(True)
+        for name in era.key:
+            kind = rows.schema[name].dataType
+            value = F.lit(given[name]).try_cast(kind)
+            tried = self._spark.range(1).select(value.isNotNull().alias("fits")).first()
+            if tried is None or not tried["fits"]:
+                raise HistoryUnavailable(
+                    f"the key of {table} cannot be {given[name]!r}", fix=f"pass a {kind.simpleString()} for {name}"
+                )
+            condition = condition & (F.col("`" + name.replace("`", "``") + "`") == value)
+        return condition
+
+    def check(self, tables: Sequence[str]) -> None:
+        for error in self.unknown(tables).values():
+            raise error
+
+    def unknown(self, tables: Sequence[str]) -> dict[str, HistoryUnavailable]:
+        """The tables that the lake cannot tell of, and why.
+
+        A table is known when the last thing that S sees happen to it as a whole left its rows known. That tracking
+        began says nothing about its rows; but before that nobody logged what happened to them.
+        """
+        present = [table for table in tables if exists(self._spark, self._lake.history(table))]
+        purged = horizons(self._spark, self._lake)
+        events = self._events(present) if present else {}
+        unknown: dict[str, HistoryUnavailable] = {}
+        for table in tables:
+            if table not in present:
+                unknown[table] = self._unavailable(table, "the lake has no such table", "see forge pipeline status")
+            elif table in purged and self.instant.at < purged[table]:
+                since = purged[table].isoformat()
+                unknown[table] = self._unavailable(
+                    table, f"its history is kept since {since}", f"ask for an instant from {since} on"
+                )
+            elif why := _gap(events.get(table)):
+                unknown[table] = self._unavailable(table, *why)
+        return unknown
+
+    def _events(self, tables: Sequence[str]) -> dict[str, Row]:
+        """For each table the last event that left its rows known and the last that did not, among those that S sees.
+
+        Rows of bronze without a row_id are few, or in files with others like them: Delta leaves out all other files.
+        """
+        first: dict[str, int] = {}
+        for each in self.definitions:
+            first[each.name] = min(first.get(each.name, each.version), each.version)
+        seen = f"(at <= {literal(self.instant.at)}"
+        seen += f" AND (`transaction` IS NULL OR {_seen('`transaction`', self.instant)}))"
+        ours = [f"(name = {_text(table)} AND version = {first[table]})" for table in tables if table in first]
+        began = f"(op = 'schema' AND context IS NULL AND ({' OR '.join(ours) or 'false'}))"
+        good, bad = "op IN ('snapshot', 'truncate')", f"(op IN ('schema', 'invalidate') AND NOT {began})"
+        rows = (
+            load(self._spark, self._lake.changes)
+            .where(F.col("row_id").isNull() & F.col("op").isin(*WHOLE_TABLE))
+            .withColumn("name", F.concat_ws(".", "schema", "table"))
+            .where(F.col("name").isin(*tables))
+            .groupBy("name")
+            .agg(
+                F.expr(f"max(seq) FILTER (WHERE {good} AND {seen})").alias("good"),
+                F.expr(f"max(seq) FILTER (WHERE {bad} AND {seen})").alias("bad"),
+                F.expr(f"min(seq) FILTER (WHERE {bad} AND NOT {seen})").alias("unseen"),
+                F.expr(f"coalesce(bool_or({began} AND NOT {seen}), false)").alias("untracked"),
+                F.expr(f"unix_micros(min(at) FILTER (WHERE {good} AND NOT {seen}))").alias("next"),
+            )
+        )
+        return {row["name"]: row for row in rows.collect()}
+
+    def _unavailable(self, table: str, why: str, fix: str) -> HistoryUnavailable:
+        return HistoryUnavailable(f"{table} as of {self.instant.at.isoformat()} is unknown: {why}", fix=fix)
+
+
+def _gap(events: Row | None) -> tuple[str, str] | None:
+    """Why the rows of a table are not known then, and what to do; None when they are."""
+    if events is None:
+        return "the lake has never read it as a whole", "forge pipeline run --resnapshot"
+    later = "ask for a later instant"
+    if events["next"] is not None:
+        later = f"ask for an instant from {of_micros(events['next']).isoformat()} on"
+    if events["good"] is None or events["untracked"]:
+        return "the lake did not know it yet", later
+    if (events["bad"] or "") > events["good"]:
+        return "it had changed in a way that was not logged, and was not read anew yet", later
+    if events["unseen"] is not None and events["unseen"] < events["good"]:
+        return "it was being read anew", later
+    return None
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,111 @@
+"""The instants that as-of can name: pairs of a time and what was committed by then, copied from `forge.instant`.
+
+All that the snapshot of a pair sees was committed before its time. A pair is copied when everything that its snapshot
+sees is in the lake's silver, never before; so whoever finds one can answer for it. What is asked for is the last pair
+at or before an instant, and only that one comes to the driver, however many there are.
+
+Pairs of a time in which the lake did not follow the log must not be copied: after a resnapshot those from before it.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from forge.cursor import Snapshot
+from forge.errors import HistoryUnavailable
+from forge.pipeline.lake import Lake
+from forge.pipeline.tables import exists, load
+
+SCHEMA: Final = StructType([StructField("at", TimestampType(), False), StructField("snapshot", StringType(), False)])
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LIKELY: Final = timedelta(days=1)
+"""How far before an instant a recorded one usually is; Delta reads only the files of that time."""
+
+
+class Instant(msgspec.Struct, frozen=True):
+    """A recorded instant: what `snapshot` sees was committed before `at`."""
+
+    at: datetime
+    snapshot: Snapshot
+
+
+def copy(spark: SparkSession, lake: Lake, rows: Iterable[tuple[datetime, str]]) -> int:
+    """Keep the pairs that are newer than the newest that is kept, and say how many those are."""
+    given = sorted(set(rows))
+    if not given:
+        return 0
+    known = newest(spark, lake, since=given[0][0])
+    fresh = [pair for pair in given if known is None or pair[0] > known]
+    if fresh:
+        spark.createDataFrame(fresh, SCHEMA).coalesce(1).write.format("delta").mode("append").save(lake.instants)
+    return len(fresh)
+
+
+def covered(rows: Iterable[tuple[datetime, str]], position: Snapshot) -> list[tuple[datetime, str]]:
+    """The pairs of which the lake, being at this position, has all that their snapshots see.
+
+    >>> pairs = [(datetime(2026, 1, 1, 12, 0, second), text) for second, text in enumerate(["5:7:5", "5:9:", "9:9:"])]
+    >>> [text for _, text in covered(pairs, Snapshot.parse("5:9:5"))]
+    ['5:7:5']
+    """
+    return [(at, snapshot) for at, snapshot in rows if position.covers(Snapshot.parse(snapshot))]
+
+
+def newest(spark: SparkSession, lake: Lake, *, since: datetime | None = None) -> datetime | None:
+    """The time of the newest pair; of those since a time, which is quicker to find. None when there is none."""
+    if not exists(spark, lake.instants):
+        return None
+    rows = load(spark, lake.instants)
+    if since is not None:
+        rows = rows.where(F.col("at") >= F.lit(since))
+    return _time(rows, F.max)
+
+
+def span(spark: SparkSession, lake: Lake) -> tuple[datetime, datetime] | None:
+    """The times of the oldest and the newest pair."""
+    if not exists(spark, lake.instants):
+        return None
+    rows = load(spark, lake.instants)
+    first, last = _time(rows, F.min), _time(rows, F.max)
+    return None if first is None or last is None else (first, last)
+
+
+def at_or_before(spark: SparkSession, lake: Lake, instant: datetime) -> Instant:
+    """The last recorded instant at or before this one; raises HistoryUnavailable when it is before the first."""
+    if instant.tzinfo is None:
+        raise HistoryUnavailable("the instant has no time zone", fix="pass an aware datetime")
+    if not exists(spark, lake.instants):
+        raise HistoryUnavailable(
+            f"the lake {lake.path} has no recorded instants",
+            fix="forge pipeline run copies them, if a node of Forge runs and records them",
+        )
+    rows = load(spark, lake.instants).where(F.col("at") <= F.lit(instant))
+    for some in (rows.where(F.col("at") > F.lit(instant - _LIKELY)), rows):
+        found = some.orderBy(F.col("at").desc()).select(F.unix_micros("at"), "snapshot").first()
+        if found is not None:
+            return Instant(of_micros(found[0]), Snapshot.parse(found[1]))
+    first = _time(load(spark, lake.instants), F.min)
+    raise HistoryUnavailable(
+        f"{instant.isoformat()} is before the first instant that the lake can tell of",
+        fix=f"ask for an instant from {first.isoformat()} on" if first else "ask again when something has changed",
+    )
+
+
+def _time(rows: DataFrame, of: Callable[[Column], Column]) -> datetime | None:
+    found = rows.agg(of(F.unix_micros("at"))).first()
+    return None if found is None or found[0] is None else of_micros(found[0])
+
+
+def of_micros(micros: int) -> datetime:
+    """A time that Spark hands over says nothing of its zone, so it comes as a number.
+
+    >>> of_micros(1767225600000001).isoformat()
+    '2026-01-01T00:00:00.000001+00:00'
+    """
+    return _EPOCH + timedelta(microseconds=micros)
