@@ -1,0 +1,275 @@
+"""What a line holds → a row of the frame CHANGES, with the definition that it is to be read by.
+
+It runs in Spark's workers, twice over an archive: first as a survey, for what must be known of all lines before any can
+be converted (definitions that nobody gave, how decimals are written), then to convert.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from forge.change import UNAVAILABLE, Change, Op, same
+from forge.pipeline.archive import infer
+from forge.pipeline.archive.connectors import Step, adapt, bare_steps, bare_trait, read_row
+from forge.pipeline.archive.images import document, quoted
+from forge.pipeline.archive.lines import Envelope, Event, read_line
+from forge.pipeline.archive.order import Generation, Generations, seq_of_change, transaction_of
+from forge.pipeline.archive.shapes import Shape, Shapes
+from forge.pipeline.definitions import Definition
+from forge.wire import malformed
+
+Row = tuple[Any, ...]
+ROW_OPS: Final = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)
+_WRONG: Final = (ValueError, ArithmeticError, TypeError, KeyError, RecursionError)
+"""What reading a line of any content can raise, besides DecodeError."""
+
+
+class Table(NamedTuple):
+    """Lines that need one definition, not known yet: of one table and key, with the same columns if they say them."""
+
+    schema: str
+    table: str
+    key: tuple[str, ...]
+    columns: tuple[Any, ...] | None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How an archive is read; `inferred` and `base64` are what the survey found."""
+
+    envelope: Envelope | None = None
+    definitions: tuple[Definition, ...] = ()
+    generations: tuple[Generation, ...] = ()
+    keys: Mapping[str, tuple[str, ...]] = {}
+    source: str | None = None
+    inferred: Mapping[Table, Definition] = {}
+    base64: frozenset[tuple[str, str, str]] = frozenset()
+
+
+class Seen(NamedTuple):
+    """A line that the survey looked at: its change, the definition that it lacks, and the traits of its columns.
+
+    `whole` is true for a change of a whole table of which no definition is known: any will do.
+    """
+
+    change: Change
+    needs: Table | None
+    whole: bool
+    traits: Mapping[str, int]
+
+
+class Converter:
+    """Converts lines by a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._shapes = Shapes(plan.definitions)
+        self._generations = Generations(plan.generations)
+        self._inferred = {table: Shape(definition) for table, definition in plan.inferred.items()}
+        self._whole: dict[tuple[str, str], Shape] = {}
+        for table, shape in sorted(self._inferred.items(), key=lambda item: item[1].definition.version):
+            self._whole[table.schema, table.table] = shape  # the newest one
+        self._steps: dict[int, dict[str, Step]] = {}
+
+    def survey(self, raw: bytes, key: bytes | None = None) -> Seen | None:
+        """What must be known of a line beforehand; None when it holds nothing. Raise DecodeError for what is none."""
+        try:
+            line = self._read(raw, key)
+            if line is None:
+                return None
+            change, shape, needs = self._settled(line)
+            traits: dict[str, int] = {}
+            if isinstance(line, Event) and line.described is None:
+                _gather(traits, bare_trait, line.after, line.before)
+                if line.by_forge:
+                    traits = {name: bits & ~infer.BASE64 for name, bits in traits.items()}
+            elif shape is None and needs is not None and needs.columns is None:
+                _gather(traits, infer.trait, change.after, change.before)
+            if shape is not None:
+                return Seen(change, None, False, traits)
+            return Seen(change, needs, needs is None, traits)
+        except _WRONG as error:
+            raise malformed(error) from None
+
+    def convert(self, raw: bytes, key: bytes | None = None) -> Row | None:
+        """The row of a line, as CHANGES has it; None when it holds nothing. Raise DecodeError for what is none."""
+        try:
+            line = self._read(raw, key)
+            if line is None:
+                return None
+            change, shape, needs = self._settled(line)
+            if shape is None:
+                shape = self._missing(change, needs)
+                if isinstance(line, Event):
+                    change = self._of_event(line, shape)
+            seq = line.seq if isinstance(line, Event) else None
+            return _row(change, seq or seq_of_change(change.source, self._generations), shape)
+        except _WRONG as error:
+            raise malformed(error) from None
+
+    def _missing(self, change: Change, needs: Table | None) -> Shape:
+        shape = self._inferred.get(needs) if needs is not None else self._whole.get((change.schema, change.table))
+        if shape is None:
+            raise malformed("the archive changed while it was read")
+        return shape
+
+    def _read(self, raw: bytes, key: bytes | None) -> Change | Event | None:
+        line = read_line(raw, key, self._plan.envelope)
+        if isinstance(line, Change) and line.at.tzinfo is not UTC:
+            line = msgspec.structs.replace(line, at=line.at.astimezone(UTC))
+        change = line.change if isinstance(line, Event) else line
+        if change is not None and self._plan.source not in (None, change.source.name):
+            raise malformed(f"it is of the other source {change.source.name[:60]!r}")
+        return line
+
+    def _settled(self, line: Change | Event) -> tuple[Change, Shape | None, Table | None]:
+        """The change, with the definition it was written under if that is known, or else which one it needs."""
+        change = line.change if isinstance(line, Event) else line
+        if change.op not in ROW_OPS:
+            return change, self._shapes.newest(change.schema, change.table), None
+        if isinstance(line, Event):
+            return self._settled_event(line)
+        _complete(change, keyed=change.key is not None)
+        key = tuple(change.key or ())
+        names = frozenset(change.after or ()) | frozenset(change.before or ())
+        shape = self._shapes.choose(change.schema, change.table, names, key, change.before, change.after)
+        return change, shape, Table(change.schema, change.table, key, None)
+
+    def _settled_event(self, event: Event) -> tuple[Change, Shape | None, Table | None]:
+        change = event.change
+        key = self._key_of(event)
+        names = frozenset(event.after or ()) | frozenset(event.before or ())
+        refusal: Exception | None = None
+        candidates = self._shapes.candidates(change.schema, change.table, names, key)
+        settled: list[tuple[Change, Shape]] = []
+        for shape in candidates:
+            try:
+                typed = self._of_event(event, shape)
+            except _WRONG as error:
+                refusal = refusal or error
+                continue
+            if shape.fits(typed.before, typed.after):
+                return typed, shape, None
+            if not shape.inferred:
+                settled.append((typed, shape))
+        if settled:
+            return *settled[0], None
+        if refusal is not None and not all(shape.inferred for shape in candidates):
+            raise malformed(refusal)
+        columns = None if event.described is None else event.described.columns
+        return change, None, Table(change.schema, change.table, key or (), columns)
+
+    def _key_of(self, event: Event) -> tuple[str, ...] | None:
+        """The columns of the key; None when the event does not say, so that a definition may."""
+        given = self._plan.keys.get(f"{event.change.schema}.{event.change.table}")
+        if given is not None:
+            return given
+        if event.by_forge:
+            return tuple(event.change.key or ())
+        names = (event.after or event.before or {}).keys()
+        return tuple(event.key) if event.key is not None and event.key.keys() <= names else None
+
+    def _of_event(self, event: Event, shape: Shape) -> Change:
+        """The change of an event, its values in the types of a definition."""
+        change = event.change
+        before, after = (self._values(event, row, shape) for row in (event.before, event.after))
+        if change.op is Op.UPDATE and before is not None and after is not None and not event.by_forge:
+            # unchanged values out of line are in the image of before alone
+            after = {name: before.get(name, value) if value is UNAVAILABLE else value for name, value in after.items()}
+        key = change.key
+        if not event.by_forge and shape.definition.key and change.op in ROW_OPS:
+            key = self._key_values(event, shape, before, after)
+            if change.op is Op.DELETE and before is None:
+                before = dict(key)
+        typed = msgspec.structs.replace(change, key=key, before=before, after=after)
+        if change.op in ROW_OPS:
+            _complete(typed, keyed=key is not None)
+        return typed
+
+    def _values(self, event: Event, row: Mapping[str, Any] | None, shape: Shape) -> dict[str, Any] | None:
+        if event.described is not None:
+            read = event.described.row(row)
+            return read if shape.inferred else adapt(read, shape.definition.columns)
+        return read_row(row, shape.definition.columns, self._bare(shape))
+
+    def _bare(self, shape: Shape) -> dict[str, Step]:
+        definition = shape.definition
+        if definition.version not in self._steps:
+            base64 = [
+                column
+                for schema, table, column in self._plan.base64
+                if (schema, table) == (definition.schema, definition.table)
+            ]
+            self._steps[definition.version] = bare_steps(definition.columns, base64, inferred=shape.inferred)
+        return self._steps[definition.version]
+
+    def _key_values(
+        self, event: Event, shape: Shape, before: dict[str, Any] | None, after: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        names = shape.definition.key
+        rows = [_part(row, names) for row in (after, before) if row is not None]
+        if event.key is not None and set(event.key) >= set(names):
+            rows.append(self._values(event, _part(event.key, names), shape) or {})
+        known = [row for row in rows if not any(value is UNAVAILABLE or value is None for value in row.values())]
+        if not known:
+            raise ValueError("it lacks its key")
+        if event.change.op is Op.UPDATE and before and len(known) > 1 and not same(known[0], known[1]):
+            raise ValueError("an update that changes its key")
+        return known[0]
+
+
+def _row(change: Change, seq: str, shape: Shape) -> Row:
+    context, image = change.context, shape.image
+    return (
+        seq,
+        change.id,
+        change.op.value,
+        change.schema,
+        change.table,
+        shape.definition.version,
+        None if change.key is None else change.row_id,
+        None if change.before is None else image(change.before),
+        None if change.after is None else image(change.after),
+        f"[{','.join(map(quoted, change.hidden))}]" if change.hidden else None,
+        change.at,
+        transaction_of(change.source),
+        context.user_id,
+        context.function_name,
+        context.trace_id,
+        document(dict(context.more)) if context.more else None,
+        context.session_user,
+        context.application_name,
+    )
+
+
+def inferred(traits: Mapping[Table, Sequence[tuple[str, int]]], known: Iterable[Definition]) -> dict[Table, Definition]:
+    """A definition for each kind of lines that needs one: its schema's columns, or columns by the traits of values.
+
+    They are numbered in the order in which they come.
+    """
+    found: dict[Table, Definition] = {}
+    taken = list(known)
+    for table, bits in traits.items():
+        columns = table.columns or tuple(infer.column(name, each) for name, each in bits)
+        found[table] = infer.numbered(table.schema, table.table, columns, table.key, taken)
+        taken.append(found[table])
+    return found
+
+
+def _gather(traits: dict[str, int], trait: Any, *rows: Mapping[str, Any] | None) -> None:
+    for row in rows:
+        for name, value in (row or {}).items():
+            traits[name] = traits.get(name, 0) | trait(value)
+
+
+def _part(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: row.get(name, UNAVAILABLE) for name in names}
+
+
+def _complete(change: Change, *, keyed: bool) -> None:
+    """Raise when the change lacks an image that whoever replays it needs."""
+    if change.after is None and change.op is not Op.DELETE:
+        raise ValueError(f"a {change.op} without the row after it")
+    if change.before is None and (change.op is Op.DELETE or (change.op is Op.UPDATE and not keyed)):
+        raise ValueError(f"a {change.op} without the row before it, in a table without a key")

@@ -1,0 +1,140 @@
+"""The definitions that are known of each table, and which of them an archived row was written under.
+
+An archive does not say under which version of a table its rows were logged; their columns, key and values do.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, Final
+
+from forge.change import UNAVAILABLE
+from forge.pipeline.archive.images import Printer
+from forge.pipeline.definitions import Definition
+from forge.values import Column
+
+Row = Mapping[str, Any]
+
+
+class Shape:
+    """A definition, with what is made from it once."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition: Final = definition
+        self.names: Final = frozenset(column.name for column in definition.columns)
+        self.image: Final = Printer(definition.columns)
+
+    @property
+    def inferred(self) -> bool:
+        """Whether no log knows this definition: an import made it up from what it saw."""
+        return self.definition.version < 0
+
+    @cached_property
+    def _tests(self) -> dict[str, Callable[[Any], bool]]:
+        return {column.name: _test(column, loose=self.inferred) for column in self.definition.columns}
+
+    def fits(self, *rows: Row | None) -> bool:
+        """Whether all values can be values of their columns.
+
+        >>> shape = Shape(Definition(1, "public", "t", (Column("a", "integer"), Column("b", "date"))))
+        >>> shape.fits({"a": 1, "b": "2026-01-31"}), shape.fits({"a": "1"}), shape.fits(None, {"a": None, "b": "x"})
+        (True, False, False)
+        """
+        tests = self._tests
+        return all(
+            value is None or value is UNAVAILABLE or (name in tests and tests[name](value))
+            for row in rows
+            if row is not None
+            for name, value in row.items()
+        )
+
+
+class Shapes:
+    """Definitions by table: the newest that a log gave first, then the inferred ones."""
+
+    def __init__(self, definitions: Iterable[Definition]) -> None:
+        ordered = sorted(definitions, key=lambda definition: definition.version, reverse=True)
+        self._tables: dict[tuple[str, str], list[Shape]] = {}
+        for definition in ordered:
+            self._tables.setdefault((definition.schema, definition.table), []).append(Shape(definition))
+        self._found: dict[tuple[Any, ...], list[Shape]] = {}
+
+    def newest(self, schema: str, table: str) -> Shape | None:
+        """The one for a change of the table as a whole."""
+        shapes = self._tables.get((schema, table))
+        return shapes[0] if shapes else None
+
+    def candidates(
+        self, schema: str, table: str, names: frozenset[str], key: tuple[str, ...] | None = None
+    ) -> list[Shape]:
+        """Those that have all these columns, first those that have no others; only with this key, if it is known."""
+        asked = (schema, table, names, key)
+        found = self._found.get(asked)
+        if found is None:
+            shapes = self._tables.get((schema, table), [])
+            fitting = [
+                shape
+                for shape in shapes
+                if names <= shape.names and (key is None or sorted(key) == sorted(shape.definition.key))
+            ]
+            found = sorted(fitting, key=lambda shape: len(shape.names) > len(names))
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            self._found[asked] = found
+        return found
+
+    def choose(
+        self, schema: str, table: str, names: frozenset[str], key: tuple[str, ...] | None, *rows: Row | None
+    ) -> Shape | None:
+        """The first candidate that the values fit, else the first that a log gave: its row is for silver to judge."""
+        candidates = self.candidates(schema, table, names, key)
+        for shape in candidates:
+            if shape.fits(*rows):
+                return shape
+        return next((shape for shape in candidates if not shape.inferred), None)
+
+
+_MOST_FOUND: Final = 10_000
+_DATE = r"(?:[0-9]{4,7}-[0-9]{2}-[0-9]{2}"
+_TIME = r"[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
+_FORMS: Final = {
+    "date": re.compile(rf"{_DATE}(?: BC)?)|-?infinity"),
+    "timestamp without time zone": re.compile(rf"{_DATE}T{_TIME}(?: BC)?)|-?infinity"),
+    "timestamp with time zone": re.compile(rf"{_DATE}T{_TIME}\+00:00(?: BC)?)|-?infinity"),
+    "time without time zone": re.compile(_TIME),
+    "uuid": re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+}
+_RANGES: Final = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63, "oid": 2**32}
+
+
+def _test(column: Column, *, loose: bool) -> Callable[[Any], bool]:
+    """Whether a value, neither null nor unavailable, can be one of this column; an inferred text may be any scalar."""
+    if loose and (column.type, column.kind) == ("text", "plain"):
+        return lambda value: not isinstance(value, (list, dict))
+    if loose and column.kind == "numeric":
+        return lambda value: isinstance(value, (Decimal, int, float)) and not isinstance(value, bool)
+    if column.kind in _KINDS:
+        return _KINDS[column.kind]
+    if column.kind.endswith("[]"):
+        return lambda value: isinstance(value, (list, str))
+    name = re.sub(r"\([^)]*\)", "", column.type)
+    if name in _RANGES:
+        most = _RANGES[name]
+        return lambda value: type(value) is int and -most <= value < most
+    if name == "boolean":
+        return lambda value: isinstance(value, bool)
+    if name in _FORMS:
+        form = _FORMS[name]
+        return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
+    return lambda value: isinstance(value, str)
+
+
+_KINDS: Final[dict[str, Callable[[Any], bool]]] = {
+    "jsonb": lambda value: not isinstance(value, (bytes, float)),
+    "hidden": lambda value: False,
+    "masked": lambda value: isinstance(value, str),
+    "numeric": lambda value: isinstance(value, (Decimal, int)) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, (float, int)) and not isinstance(value, bool),
+    "bytea": lambda value: isinstance(value, bytes),
+}
