@@ -108,4 +108,5 @@ def _changes(keys: DataFrame, op: str, seq: object, turn: int) -> DataFrame:
 
 
 def _take(spark: SparkSession, lake: Lake, changes: DataFrame, batch: int) -> None:
-    table.take(spark, lake, ORDERS, {1: ORDERS}, changes, whole=False, application="benchmark", batch=batch)
+    versions = frozenset([ORDERS.version])
+    table.take(spark, lake, {1: ORDERS}, changes, application="benchmark", batch=batch, versions=versions, whole=False)

@@ -24,13 +24,17 @@ ORDERS = (
 @contextmanager
 def shop() -> Iterator[tuple[str, Connection]]:
     """A database with a tracked table of orders, on a server that JDBC can reach too."""
-    with temporary_postgres(settings={"fsync": "on", "max_wal_size": "4GB"}) as server, fresh_database(server) as url:
-        with connect(url) as connection:
-            install(connection)
-            connection.execute("SELECT forge.current_identity()")
-            connection.execute(ORDERS.encode())
-            connection.execute("SELECT forge_enable_reactivity('orders')")
-            yield url, connection
+    settings = {"fsync": "on", "max_wal_size": "4GB"}
+    with (
+        temporary_postgres(settings=settings) as server,
+        fresh_database(server) as url,
+        connect(url) as connection,
+    ):
+        install(connection)
+        connection.execute("SELECT forge.current_identity()")
+        connection.execute(ORDERS.encode())
+        connection.execute("SELECT forge_enable_reactivity('orders')")
+        yield url, connection
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from forge.cursor import LogIdentity
 from forge.errors import LakeError
 from forge.pipeline.lake import Lake
-from forge.pipeline.tables import exists
+from forge.pipeline.tables import exists, load, micros, of_micros
 
 SCHEMA: Final = StructType(
     [
@@ -44,19 +44,22 @@ class About(msgspec.Struct, frozen=True):
     start: str
     tables: str | None
     """The tables that this lake mirrors, as they were named; None for all."""
+    began: datetime
 
 
 def read(spark: SparkSession, lake: Lake) -> About | None:
     """The newest run; None when there is no lake yet."""
     if not exists(spark, lake.about):
         return None
-    row = spark.read.format("delta").load(lake.about).orderBy("run", ascending=False).first()
+    row = load(spark, lake.about).withColumn("began", micros("began")).orderBy("run", ascending=False).first()
     if row is None:
         return None
     if row["format"] > FORMAT:
         raise LakeError(f"the lake {lake.path} was made by a newer Forge", fix="upgrade forge-changes")
     log = LogIdentity(row["log"], row["system_identifier"], row["timeline"])
-    return About(row["run"], row["application"], log, row["generation"], row["start"], row["tables"])
+    began = of_micros(row["began"])
+    assert began is not None, "it is never null"
+    return About(row["run"], row["application"], log, row["generation"], row["start"], row["tables"], began)
 
 
 def begin(
@@ -65,7 +68,7 @@ def begin(
     """Record a new run."""
     before = read(spark, lake)
     run = 1 if before is None else before.run + 1
-    about = About(run, f"forge-{uuid.uuid4()}", log, generation, start, tables)
+    about = About(run, f"forge-{uuid.uuid4()}", log, generation, start, tables, datetime.now(UTC))
     row = (
         about.run,
         about.application,
@@ -75,7 +78,7 @@ def begin(
         generation,
         start,
         tables,
-        datetime.now(UTC),
+        about.began,
         FORMAT,
     )
     frame = spark.createDataFrame([row], SCHEMA).coalesce(1)

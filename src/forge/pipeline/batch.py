@@ -5,10 +5,9 @@ tried again as a whole: nothing that was done for it is done twice.
 """
 
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -23,11 +22,20 @@ from forge.pipeline.gold import refresh
 from forge.pipeline.lake import Lake
 from forge.pipeline.ledger import Entry
 from forge.pipeline.silver import table
+from forge.pipeline.silver.types import Types
 from forge.pipeline.source.offset import Offset
+from forge.pipeline.tables import of_micros
 
 AT_A_TIME: Final = 3
 """How many tables are merged at a time: one plans while another computes."""
 
+PAGE: Final = 50_000
+"""How many instants are copied at a time."""
+
+_INSTANTS: Final = (
+    "SELECT i.at, i.snapshot::text FROM forge.instant i WHERE i.at > coalesce(%s, '-infinity'::timestamptz)"
+    " ORDER BY i.at LIMIT %s"
+)
 ROWS: Final = tuple(map(str, (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)))
 
 
@@ -45,14 +53,14 @@ class Batches:
     """Takes in the batches of one run, one after the other."""
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, about: About, connection: Connection, models: str | None, json: str
+        self, spark: SparkSession, lake: Lake, about: About, connection: Connection, models: str | None, types: Types
     ) -> None:
         self._spark = spark
         self._lake = lake
         self._about = about
         self._connection = connection
         self._models = models
-        self._json = json
+        self._types = types
         self._definitions: dict[int, Definition] = {}
 
     def take(self, changes: DataFrame, batch: int, began: float) -> Entry:
@@ -70,7 +78,7 @@ class Batches:
             quarantined = sum(pool.map(lambda each: self._table(each, kept, batch), found))
         cursor = offset.cursor
         whole = cursor.last is None and not offset.waiting and not offset.stale
-        instants.copy(spark, lake, self._instants(offset))
+        self._copy_instants(offset)
         refresh(spark, lake, kept, bronze.number(about.run, batch), about.application)
         entry = Entry(
             about.run,
@@ -101,7 +109,7 @@ class Batches:
                 F.collect_set("version").alias("versions"),
                 F.count_if(F.col("op").isin(*ROWS)).alias("rows"),
                 F.count("*").alias("all"),
-                F.max("at").alias("newest"),
+                F.max(F.unix_micros("at")).alias("newest"),
             )
             .collect()
         )
@@ -109,30 +117,34 @@ class Batches:
             Found(f"{row['schema']}.{row['table']}", tuple(row["versions"]), row["rows"], row["all"] > row["rows"])
             for row in rows
         ]
-        newest = max((row["newest"] for row in rows), default=None)
+        newest = of_micros(max((row["newest"] for row in rows), default=None))
         return sorted(found, key=lambda each: -each.changes), newest
 
     def _table(self, found: Found, changes: DataFrame, batch: int) -> int:
         """Bring one table's changes into silver; how many rows did not fit."""
-        definition = bronze.newest(self._definitions, found.name)
-        mine = changes.where((F.col("schema") == definition.schema) & (F.col("table") == definition.table))
         known = {version: each for version, each in self._definitions.items() if each.name == found.name}
+        one = next(iter(known.values()))
+        mine = changes.where((F.col("schema") == one.schema) & (F.col("table") == one.table))
         return table.take(
             self._spark,
             self._lake,
-            definition,
             known,
             mine,
-            whole=found.whole,
-            application=self._about.application,
+            application=f"{self._about.application}-{found.name}",
             batch=batch,
+            versions=frozenset(found.versions),
+            whole=found.whole,
+            types=self._types,
         )
 
-    def _instants(self, offset: Offset) -> Iterable[tuple[Any, str]]:
-        """The recorded instants whose snapshot the lake has come to."""
-        rows = self._connection.execute(
-            "SELECT i.at, i.snapshot::text FROM forge.instant i"
-            " WHERE i.at > coalesce(%s, '-infinity') ORDER BY i.at",
-            (instants.newest(self._spark, self._lake),),
-        ).fetchall()
-        return instants.covered(rows, offset.cursor.snapshot)
+    def _copy_instants(self, offset: Offset) -> None:
+        """Keep the recorded instants whose snapshot the lake has come to; a page at a time, however many there are."""
+        spark, lake, about = self._spark, self._lake, self._about
+        known = instants.newest(spark, lake)
+        since = max(filter(None, [known, about.began if about.start not in ("history", "log") else None]), default=None)
+        while rows := self._connection.execute(_INSTANTS, (since, PAGE)).fetchall():
+            covered = instants.covered(rows, offset.cursor.snapshot)
+            instants.copy(spark, lake, covered)
+            if len(covered) < len(rows) or len(rows) < PAGE:
+                break
+            since = rows[-1][0]

@@ -5,7 +5,8 @@ A row is one Change, its images as JSON text exactly as the log has them (`forge
 
 - `gggg` + `pppppppppppppppp` [+ `iiiiiiiiiiiiiiii`], in hexadecimal digits, for a logged change: its generation, its
   place in the order of the log, and its id where that is not the place.
-- `gggg!` for a row of a snapshot (op `read`), and `gggg!` + a counter in a table without a key, where rows may be equal.
+- `gggg!` for a row of a snapshot (op `read`), and `gggg!` + a counter in a table without a key, where rows may be
+  equal; `gggg` alone for the row (op `snapshot`) that announces it.
 
 A generation begins with each snapshot that a stream takes. A logged change has as many generations behind it as there
 are snapshots that do not show it, so a snapshot's rows sort after all that it shows and before all that it does not.
@@ -57,7 +58,7 @@ array of names or null; `transaction` is null for rows of a snapshot and for sou
 BRONZE: Final = StructType(
     [*CHANGES.fields, StructField("day", DateType(), False), StructField("batch", LongType(), False)]
 )
-"""Changes as bronze keeps them: `day` is that of `at` in UTC and the partition, `batch` the micro-batch that brought it."""
+"""Changes as bronze keeps them: `day` is that of `at` in UTC, the partition; `batch` is what brought it."""
 
 
 def seq(generation: int, place: int, id: int | None = None) -> str:

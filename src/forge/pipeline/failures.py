@@ -18,7 +18,9 @@ from forge.errors import ForgeError, LakeError
 _RAISED: Final = re.compile(r"forge\.errors\.(\w+): ([^\n]+)\nfix: ([^\n]+)")
 _PLACES: Final = (
     (
-        re.compile(r"(?:Permission denied|Mkdirs failed|Not a directory|Read-only file system|ParentNotDirectory)[^\n]*"),
+        re.compile(
+            r"(?:Permission denied|Mkdirs failed|Not a directory|Read-only file system|ParentNotDirectory)[^\n]*"
+        ),
         "the lake cannot be written",
         "give a --lake that this user may write",
     ),
@@ -44,8 +46,8 @@ def translate(failure: BaseException) -> ForgeError | None:
     """The error of Forge's that a failure of Spark's stands for; None when it stands for itself."""
     text = str(failure)
     if raised := _RAISED.search(text):
-        kind = getattr(errors, raised[1], ForgeError)
-        return kind(raised[2], fix=raised[3])  # type: ignore[no-any-return]
+        kind: type[ForgeError] = getattr(errors, raised[1], ForgeError)
+        return kind(raised[2], fix=raised[3])
     for place, message, fix in _PLACES:
         if found := place.search(text):
             return LakeError(f"{message}: {' '.join(found[0].split())[:160]}", fix=fix)

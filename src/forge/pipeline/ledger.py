@@ -25,7 +25,7 @@ from forge.cursor import Cursor, Snapshot
 from forge.pipeline.bronze import number
 from forge.pipeline.lake import Lake
 from forge.pipeline.source.offset import Offset, TableShare
-from forge.pipeline.tables import append_once, exists, load
+from forge.pipeline.tables import append_once, exists, load, micros, of_micros
 
 SCHEMA: Final = StructType(
     [
@@ -99,7 +99,7 @@ def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> Entry | Non
     """The newest batch, or the newest after which the lake was whole."""
     if not exists(spark, lake.batches):
         return None
-    rows = load(spark, lake.batches)
+    rows = load(spark, lake.batches).withColumns({"newest": micros("newest"), "at": micros("at")})
     row = (rows.where("whole") if whole else rows).orderBy(F.col("batch").desc()).first()
     return None if row is None else _entry(row)
 
@@ -114,7 +114,8 @@ def generations(spark: SparkSession, lake: Lake) -> list[Snapshot]:
 
 
 def _entry(row: Row) -> Entry:
-    run = row["run"]
+    run, at = row["run"], of_micros(row["at"])
+    assert at is not None, "it is never null"
     return Entry(
         run,
         row["batch"] - number(run, 0),
@@ -124,7 +125,7 @@ def _entry(row: Row) -> Entry:
         row["changes"],
         row["quarantined"],
         msgspec.json.decode(row["tables"], type=dict[str, int]),
-        row["newest"],
+        of_micros(row["newest"]),
         row["seconds"],
-        row["at"],
+        at,
     )

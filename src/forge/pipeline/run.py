@@ -8,34 +8,33 @@ once, and everything after bronze gives the same however often it is done. So a 
 again. The order in which things become true is: offset, bronze, silver, gold, the batch's line in `batches`, commit.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from forge.changelog.connection import Connection
 from forge.changelog.queries import query
 from forge.cursor import LogIdentity
-from forge.errors import ForgeError, LakeError, NotInstalled
+from forge.errors import LakeError, NotInstalled
 from forge.pipeline import about as abouts
 from forge.pipeline import ledger
 from forge.pipeline.about import About
 from forge.pipeline.batch import Batches
 from forge.pipeline.failures import translated
+from forge.pipeline.lag import Lag, lag
 from forge.pipeline.lake import Lake
 from forge.pipeline.lease import held, lease
 from forge.pipeline.ledger import Entry
+from forge.pipeline.silver.types import Types
 from forge.pipeline.source import register
 from forge.pipeline.source.options import MOST_EVENTS
-
-_log = logging.getLogger("forge.pipeline")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -47,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True):
     partitions: int | None = None
     models: str | None = None
     """A folder of users' own SQL models."""
-    json: str = "string"
+    json: Literal["string", "variant"] = "string"
     """What json and jsonb columns become: `string` or `variant`."""
 
 
@@ -90,7 +89,7 @@ class Pipeline:
         self._on_batch = on_batch
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
-        self._batches = Batches(spark, lake, about, connection, settings.models, settings.json)
+        self._batches = Batches(spark, lake, about, connection, settings.models, Types(settings.json))
 
     def once(self) -> None:
         """Take in all that is committed by now, in as many batches as it takes."""
@@ -104,10 +103,14 @@ class Pipeline:
         """End after the batch that is being worked on; may be called from a signal handler."""
         self._stopping.set()
 
+    def lag(self, entry: Entry) -> Lag:
+        """How far the lake is behind after a batch."""
+        return lag(self._connection, entry.cursor, self.about.tables)
+
     def _follow(self, trigger: dict[str, Any]) -> None:
         query = self._started(trigger)
         try:
-            while not query.awaitTermination(0.2):
+            while not query.awaitTermination(1):
                 if self._stopping.is_set() and not query.status["isTriggerActive"]:
                     break
                 if not held(self._connection):
@@ -148,9 +151,7 @@ class Pipeline:
             raise
 
 
-def _whose(
-    spark: SparkSession, lake: Lake, connection: Connection, settings: Settings, resnapshot: bool
-) -> About:
+def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Settings, resnapshot: bool) -> About:
     """The run to go on with: the lake's newest, or a new one."""
     row = connection.execute(query("identity")).fetchone()
     if row is None:
@@ -181,6 +182,3 @@ def _descends(connection: Connection, log: LogIdentity) -> bool:
     """Whether this database was that log before a failover or restore."""
     found = connection.execute("SELECT FROM forge.log_identity i WHERE i.uuid::text = %s", (log.uuid,)).fetchone()
     return found is not None
-
-
-__all__ = ["ForgeError", "Pipeline", "Settings", "pipeline"]
