@@ -11,6 +11,7 @@ from forge.cli.session import session
 from forge.config import hide
 from forge.database import database
 from forge.demo import Demo, Options
+from forge.demo.lake import unavailable
 from forge.demo.shop import SCHEMA, STEPS, TABLES
 from forge.feed import Feed
 
@@ -27,6 +28,9 @@ def demo(
     context: typer.Context,
     seconds: Annotated[float | None, typer.Option(min=0.1, help="End after so long; else with Ctrl-C.")] = None,
     rate: Annotated[float, typer.Option(min=0.1, help="Transactions per second.")] = 6.0,
+    lake: Annotated[
+        bool, typer.Option("--lake/--no-lake", help="Keep a lake beside the shop, where Spark can.")
+    ] = True,
 ) -> None:
     """Run a small shop on the embedded PostgreSQL and watch its changes live.
 
@@ -36,14 +40,20 @@ def demo(
     config = run.config
     if config.origins.get("database_url") != "--database-url":
         config = msgspec.structs.replace(config, database_url=None)
+    missing = unavailable() if lake else None
+    path = config.data.resolve() / "lake" if lake and missing is None else None
     with database(config, create=True) as found:
         feed = Feed(colour=run.colour, width=run.out.width if run.out.is_terminal else None, schema=SCHEMA)
-        show = Demo(found.url, config, feed, Options(seconds=seconds, rate=rate, quiet=run.json))
+        show = Demo(found.url, config, feed, Options(seconds, rate, run.json, path))
         with run.progress(STEPS) as bar:
             version = show.prepare(bar.step)
         if not run.json:
             where = "embedded" if found.embedded else f"at {hide(found.url)}"
-            run.done(f"PostgreSQL {version} {where}", f"{len(TABLES)} tables tracked", "maintenance on")
+            run.done(
+                f"PostgreSQL {version} {where}", f"{len(TABLES)} tables tracked", *([f"lake at {path}"] if path else [])
+            )
+            if missing is not None:
+                run.note(missing)
         summary = asyncio.run(show.run())
     if run.json:
         run.emit({**msgspec.to_builtins(summary), "whole": summary.whole})

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -25,7 +26,8 @@ from forge.changelog.reader import Reader
 from forge.config import Config
 from forge.cursor import Cursor
 from forge.demo import shop, traffic
-from forge.demo.summary import Summary, percentiles
+from forge.demo.lake import LakeBeside
+from forge.demo.summary import LakeState, Summary, percentiles
 from forge.feed import Feed
 from forge.track.context import transaction
 
@@ -39,11 +41,15 @@ _COUNT: Final = (
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How long the demo runs (None: until it is stopped), how many transactions a second, and whether it prints."""
+    """How long the demo runs (None: until it is stopped), how many transactions a second, and whether it prints.
+
+    `lake` is where a lake is kept beside the shop; None for none.
+    """
 
     seconds: float | None = None
     rate: float = 6.0
     quiet: bool = False
+    lake: Path | None = None
 
 
 class Demo:
@@ -62,6 +68,8 @@ class Demo:
         self._tables: Counter[str] = Counter()
         self._ids: set[str] = set()
         self._transactions = self._written = self._repeated = 0
+        tables = [f"{shop.SCHEMA}.{table}" for table in shop.TABLES]
+        self._lake = LakeBeside(url, options.lake, tables) if options.lake is not None else None
 
     def prepare(self, say: Callable[[str], None]) -> str:
         """Make everything ready; returns the server's version."""
@@ -80,6 +88,8 @@ class Demo:
                     group.create_task(self._watch(start)),
                     group.create_task(maintain(self._url, self._policy())),
                 ]
+                if self._lake is not None:
+                    background.append(group.create_task(self._lake.follow()))
                 writers = [group.create_task(self._write(number)) for number in range(WORKERS)]
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), self._options.seconds)
@@ -87,6 +97,7 @@ class Demo:
                 await asyncio.wait(writers)
                 seconds = time.monotonic() - began
                 logged = await self._caught_up(start)
+                lake = await self._lake_at_the_end()
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as group:
@@ -102,7 +113,19 @@ class Demo:
             tables=dict(self._tables),
             p50_ms=p50,
             p95_ms=p95,
+            lake=lake,
         )
+
+    async def _lake_at_the_end(self) -> LakeState | None:
+        """What the lake has come to, once it has all that was written."""
+        if self._lake is None:
+            return None
+        if not self._options.quiet:
+            sys.stdout.write("the lake takes in the rest …\n")
+            sys.stdout.flush()
+        state = await self._lake.caught_up()
+        await self._lake.stop()
+        return state
 
     def _policy(self) -> Policy:
         return Policy(retention_days=self._config.retention_days, size_limit=self._config.log_size_limit)

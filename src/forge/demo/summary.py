@@ -6,6 +6,25 @@ from statistics import quantiles
 import msgspec
 
 
+class LakeState(msgspec.Struct, frozen=True):
+    """What a lake can say at the end: how much it took in, and whether it equals the database."""
+
+    batches: int
+    changes: int
+    equal: bool | None
+    problem: str | None = None
+
+    def line(self) -> str:
+        """The lake for people.
+
+        >>> LakeState(3, 1204, True).line()
+        'lake   1,204 changes in 3 batches   lake = database ✓'
+        """
+        unknown = f"✗ not compared: {self.problem or 'it did not catch up in time'}"
+        verdict = {True: "lake = database ✓", False: "✗ lake ≠ database", None: unknown}[self.equal]
+        return f"lake   {self.changes:,} changes in {self.batches:,} batches   {verdict}"
+
+
 class Summary(msgspec.Struct, frozen=True):
     """`written` is as the server counted the writers' rows, `logged` as counted in the log, `seen` in the feed."""
 
@@ -18,15 +37,18 @@ class Summary(msgspec.Struct, frozen=True):
     tables: Mapping[str, int]
     p50_ms: float | None
     p95_ms: float | None
+    lake: LakeState | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether every change that was written was logged and seen exactly once."""
-        return self.written == self.logged == self.seen and self.repeated == 0
+        """Whether every change that was written was logged and seen exactly once, and the lake is the database."""
+        seen = self.written == self.logged == self.seen and self.repeated == 0
+        return seen and (self.lake is None or self.lake.equal is True)
 
     def lines(self) -> list[str]:
         """The summary for people."""
-        verdict = "nothing lost, nothing twice ✓" if self.whole else "✗ these should be equal, without repeats"
+        same = self.written == self.logged == self.seen and self.repeated == 0
+        verdict = "nothing lost, nothing twice ✓" if same else "✗ these should be equal, without repeats"
         repeated = f"   {self.repeated} repeated" if self.repeated else ""
         lines = [
             f"{self.seconds:.1f} s   {self.transactions} transactions   {self.written} changes written   "
@@ -35,6 +57,8 @@ class Summary(msgspec.Struct, frozen=True):
         ]
         if self.p50_ms is not None and self.p95_ms is not None:
             lines.append(f"commit to feed   p50 {self.p50_ms:.1f} ms   p95 {self.p95_ms:.1f} ms")
+        if self.lake is not None:
+            lines.append(self.lake.line())
         return [line for line in lines if line]
 
 
