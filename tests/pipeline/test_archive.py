@@ -267,6 +267,8 @@ def test_the_same_files_are_imported_once_and_the_same_changes_too(
     path = lines(one, two)
     assert imported(path, again=False) == ["log:1", "log:2"]
     assert imported(path, again=False) == ["log:1", "log:2"]
+    with pytest.raises(DecodeError, match="is a Delta table"):
+        archive.read(spark, lake.changes)
     lines(two, three, three, name="b.jsonl")
     assert imported(path, again=True) == ["log:1", "log:2", "log:3"]
 

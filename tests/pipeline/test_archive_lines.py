@@ -475,6 +475,15 @@ def test_the_definition_is_found_by_columns_key_and_values() -> None:
     assert version({"id": 1, "new": "x"}, {"id": 1}) < 0
 
 
+def test_the_lakes_key_counts_and_not_that_of_the_messages() -> None:
+    known = Definition(1, "public", "t", (Column("id", "bigint"), Column("n", "bigint")), ("id",))
+    line = event(after={"id": 1, "n": 2})
+    row = converted(line, {"n": 2}, definitions=(known,))
+    assert (row["version"], row["row_id"]) == (1, "1")
+    assert converted(line, {"n": 2})["row_id"] == "2"
+    assert converted(line, keys={"public.t": ("n",)}, definitions=(known,))["version"] < 0
+
+
 def test_an_inferred_definition_is_used_again_only_while_it_fits() -> None:
     first = converted(wire.encode(change(after={"id": 1, "v": 1})))["definition"]
     again = converted(wire.encode(change(after={"id": 2, "v": 5})), definitions=(first,))

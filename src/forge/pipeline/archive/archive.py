@@ -120,9 +120,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _converted(lines: DataFrame, plan: Plan) -> DataFrame:
-    def convert(batches: Iterator[tuple[pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+    def convert(batches: Iterator[tuple[pa.Array, pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         converter = Converter(plan)
-        for columns in batches:
+        for *columns, _ in batches:
             rows: list[tuple[Any, ...] | None] = []
             for value, key, too_long in zip(*(column.to_pylist() for column in columns), strict=True):
                 try:
@@ -137,7 +137,7 @@ def _converted(lines: DataFrame, plan: Plan) -> DataFrame:
 
     schema = ", ".join(f"`{field.name}`: {_NAMES[field.type]}" for field in _READ)
     read = arrow_udf(convert, f"struct<{schema}>").asNondeterministic()  # type: ignore[call-overload]
-    rows = lines.select("file", "block", "number", read("value", "key", "too_long").alias("read"))
+    rows = lines.select("file", "block", "number", read("value", "key", "too_long", "number").alias("read"))
     found = rows.where(F.col("read").isNotNull()).select("file", "block", "number", "read.*")
     return _framed(found.withColumn("at", F.timestamp_micros("at")))
 

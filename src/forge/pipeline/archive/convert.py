@@ -141,7 +141,7 @@ class Converter:
         key = self._key_of(event)
         names = frozenset(event.after or ()) | frozenset(event.before or ())
         refusal: Exception | None = None
-        candidates = self._shapes.candidates(change.schema, change.table, names, key)
+        candidates = self._candidates(event, names, key)
         settled: list[tuple[Change, Shape]] = []
         for shape in candidates:
             try:
@@ -159,6 +159,17 @@ class Converter:
             raise malformed(refusal)
         columns = None if event.described is None else event.described.columns
         return change, None, Table(change.schema, change.table, key or (), columns)
+
+    def _candidates(self, event: Event, names: frozenset[str], key: tuple[str, ...] | None) -> list[Shape]:
+        """What a connector was told to use as keys of its messages does not count where the lake knows the table's."""
+        space, table = event.change.schema, event.change.table
+        if event.by_forge or f"{space}.{table}" in self._plan.keys:
+            return self._shapes.candidates(space, table, names, key)
+        return [
+            shape
+            for shape in self._shapes.candidates(space, table, names)
+            if key is None or not shape.inferred or sorted(key) == sorted(shape.definition.key)
+        ]
 
     def _key_of(self, event: Event) -> tuple[str, ...] | None:
         """The columns of the key; None when the event does not say, so that a definition may."""

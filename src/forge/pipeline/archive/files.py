@@ -18,6 +18,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from forge.errors import DecodeError
 from forge.pipeline.changes import CHANGES
+from forge.pipeline.tables import exists
 
 Paths = str | Sequence[str]
 
@@ -44,6 +45,10 @@ class Contents(msgspec.Struct, frozen=True):
 def listed(spark: SparkSession, paths: Paths) -> list[File]:
     """The files of an archive, sorted by name; raise DecodeError when there are none."""
     names = [paths] if isinstance(paths, str) else list(paths)
+    for name in names:
+        if exists(spark, name):
+            fix = "its files are not its rows: write what spark.read.format('delta') gives as Parquet, and name that"
+            raise DecodeError(f"{name} is a Delta table", fix=fix)
     found = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
     try:
         rows = found.load(names).select("path", "length", "modificationTime").collect()
@@ -98,14 +103,16 @@ def contents(spark: SparkSession, files: Sequence[File], longest: int) -> Conten
 
 
 def _lines(frame: DataFrame, value: Column, key: Column | None, longest: int) -> DataFrame:
-    """Bytes, for a text may not be UTF-8; with where they stand: in which file, from which byte on, as which row."""
-    raw = value.cast("binary")
-    too_long = F.octet_length(raw) > longest
+    """Bytes, for a text may not be UTF-8; with where they stand: in which file, from which byte on, as which row.
+
+    Whoever uses `number` keeps Spark from cutting a long line later than here, when more copies of it were made.
+    """
+    too_long = F.octet_length(value) > longest
     return frame.select(
         F.col("_metadata.file_path").alias("file"),
         F.col("_metadata.file_block_start").alias("block"),
         F.monotonically_increasing_id().alias("number"),
-        F.when(too_long, F.substring(raw, 1, CUT)).otherwise(raw).alias("value"),
+        F.when(too_long, F.substring(value, 1, CUT)).otherwise(value).cast("binary").alias("value"),
         (F.lit(None).cast("binary") if key is None else key).alias("key"),
         F.coalesce(too_long, F.lit(False)).alias("too_long"),
     )

@@ -54,9 +54,9 @@ class Survey(msgspec.Struct, frozen=True):
 def survey(lines: DataFrame, plan: Plan) -> Survey:
     """Look at all lines; `lines` has them as `value`, with their message's `key` beside it."""
 
-    def look(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+    def look(batches: Iterator[tuple[pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         converter = Converter(plan)
-        for values, keys in batches:
+        for values, keys, _ in batches:
             found: dict[Entry, Facts] = {}
             for value, key in zip(values.to_pylist(), keys.to_pylist(), strict=True):
                 try:
@@ -69,7 +69,7 @@ def survey(lines: DataFrame, plan: Plan) -> Survey:
 
     entries = arrow_udf(look, _RETURNED).asNondeterministic()  # type: ignore[call-overload]
     rows = (
-        lines.select(entries("value", "key").alias("entries"))
+        lines.select(entries("value", "key", "number").alias("entries"))
         .selectExpr("inline(entries)")
         .groupBy("schema", "table", "key", "columns", "column", "needed")
         .agg(F.min("position"), F.bit_or("traits"), F.min("first"), F.max("last"))
