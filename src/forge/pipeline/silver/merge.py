@@ -1,0 +1,217 @@
+"""Merges rows into a table's history and current: what arrived in, one commit into each of the two out.
+
+What always holds:
+
+- It may be run again with the same rows, or stop anywhere and be run again: the result is the same.
+- One writer at a time merges into a table; several tables may be merged at the same time.
+- Work grows with what arrives. Stored versions are looked up by literal bounds of the keys that arrive, which Delta
+  compares to the statistics of its files, and by the keys themselves. Only ends of the whole table touch all of it.
+
+History comes first. Current is made of the same rows, computed once: the last version of each key that arrived. A key
+whose last version is one that was stored before needs nothing: when that arrived, current got it. There are two sorts
+of table where that is not so, because a late row can change what comes after it; there stored versions are read with
+all their columns, and written to current again. Without a key it may take a delete from a row, which lives again; and
+where rows miss values, which they get from the version before, it may be that version.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+from delta.tables import DeltaTable
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from forge.pipeline.lake import Lake
+from forge.pipeline.silver import ends as whole
+from forge.pipeline.silver.bounds import Bounds, bounds, literal
+from forge.pipeline.silver.ends import End
+from forge.pipeline.silver.layout import Era, Layout
+from forge.pipeline.silver.rows import quoted
+from forge.pipeline.silver.tables import MISSING, add_missing, current_columns, history_columns
+from forge.pipeline.silver.versions import SLIM, chain, concerned
+from forge.pipeline.tables import load
+
+FEW: Final = 100_000
+"""Up to so many keys are sent to where the stored versions are, rather than all of both sorted."""
+
+ENDING: Final = ("_end_seq", "_valid_to", "_end_transaction", "_is_current")
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """What a merge has done: rows that arrived, versions that are new or end otherwise, seconds by step."""
+
+    rows: int = 0
+    versions: int = 0
+    seconds: Mapping[str, float] = {}
+
+
+def merge(
+    spark: SparkSession, lake: Lake, layout: Layout, era: Era, fitting: DataFrame, ends: Sequence[End] = ()
+) -> Merged:
+    """Merge rows of one era, with the history's names, and ends of the whole table; the tables are prepared.
+
+    Ends come with the present era, and end the rows of all of them.
+    """
+    merged = _Merge(spark, lake, layout, era, fitting, ends).run()
+    if ends and era == layout.era:
+        nothing = _nothing(spark, layout)
+        for other in layout.eras[:-1]:
+            _Merge(spark, lake, layout, other, nothing, ends).run()
+    return merged
+
+
+class _Merge:
+    def __init__(
+        self, spark: SparkSession, lake: Lake, layout: Layout, era: Era, fitting: DataFrame, ends: Sequence[End]
+    ) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._layout = layout
+        self._era = era
+        self._fitting = fitting.persist()
+        self._ends = ends
+        self._history = lake.history(layout.table)
+        self._current = lake.current(layout.table)
+        self._carries = self._wide = False
+        self._seconds: dict[str, float] = {}
+
+    def run(self) -> Merged:
+        try:
+            with self._timed("read"):
+                count, first, misses = self._arrived()
+            if first is None and not self._ends:
+                return Merged(seconds=self._seconds)
+            since = min(filter(None, [first, *(end.seq for end in self._ends)]))
+            with self._timed("ends"):
+                later = [end for end in self._known_ends() if end.seq > since]
+            with self._timed("keys"):
+                keys = [] if self._ends else bounds(self._fitting, self._era.key, count)
+            if misses and self._era.keyed:
+                add_missing(self._spark, self._history)
+            self._carries = self._era.keyed and "_missing" in load(self._spark, self._history).columns
+            self._wide = self._carries or not self._era.keyed
+            with self._timed("versions"):
+                made, found = self._versions(since, later, keys, count)
+            with self._timed("history"):
+                self._into_history(made, found, keys)
+            if self._era == self._layout.era:
+                with self._timed("current"):
+                    self._into_current(made, found, keys)
+            return Merged(count, found["new"] + found["ended"], self._seconds)
+        finally:
+            self._fitting.unpersist()
+
+    def _arrived(self) -> tuple[int, str | None, bool]:
+        row = self._fitting.agg(F.count("*"), F.min("_seq"), F.count("_missing")).first()
+        assert row is not None, "an aggregate has one row"
+        return row[0], row[1], row[2] > 0
+
+    def _known_ends(self) -> list[End]:
+        known = {end.seq: end for end in whole.known(self._spark, self._lake, self._layout.table)}
+        new = [end for end in self._ends if end.seq not in known]
+        whole.keep(self._spark, self._lake, self._layout.table, new)
+        return [*known.values(), *new]
+
+    def _versions(
+        self, since: str, later: Sequence[End], keys: Sequence[Bounds], count: int
+    ) -> tuple[DataFrame, dict[str, int]]:
+        """All versions that what arrived has to do with, computed once, and how many there are of which sort."""
+        history = load(self._spark, self._history)
+        carried = list(self._layout.columns) if self._carries else []
+        columns = history.columns if self._wide else [*self._era.key, *SLIM]
+        if self._layout.marked and self._era.keyed:
+            history = history.where(F.col("_key").eqNullSafe(F.lit(self._era.mark)))
+        touched = None
+        if not self._ends:
+            history = history.where(" AND ".join(each.sql() for each in keys) or "true")
+            touched = self._fitting.select(*map(quoted, self._era.key))
+            touched = F.broadcast(touched) if count <= FEW else touched
+        existing = concerned(history, touched, since, self._era.key, columns)
+        made = chain(existing, self._fitting, later, self._era.key, carried=carried)
+        counts = Observation()
+        ended = F.col("_stored") & F.col("_changed")
+        made = made.observe(
+            counts,
+            F.count_if("_stored").alias("stored"),
+            F.count_if(~F.col("_stored")).alias("new"),
+            F.count_if(ended).alias("ended"),
+            F.count_if(ended & F.col("_was").isNotNull()).alias("ended_before"),
+        ).localCheckpoint()
+        return made, counts.get
+
+    def _into_history(self, made: DataFrame, found: Mapping[str, int], keys: Sequence[Bounds]) -> None:
+        columns = [*history_columns(self._layout), *MISSING]
+        if not self._carries:
+            columns.remove("_missing")
+        names = [name for name in columns if name in made.columns]
+        changed = made.where("_changed")
+        if not found["ended"]:
+            if found["new"]:
+                _append(changed.select(*map(quoted, names)), self._history)
+            return
+        same = [f"t.{quoted(name)} = s.{quoted(name)}" for name in [*self._era.key, "_seq"]]
+        ended = made.where("_changed AND _stored")
+        same += ["s._stored", *(each.sql("t") for each in [*keys, *bounds(ended, ["_seq"], found["ended"])])]
+        if not found["ended_before"]:
+            same += ["t._is_current"]
+        updated = names if self._carries else ENDING
+        (
+            DeltaTable.forPath(self._spark, self._history)
+            .alias("t")
+            .merge(changed.alias("s"), " AND ".join(same))
+            .whenMatchedUpdate(set=_values(updated))
+            .whenNotMatchedInsert(values=_values(names))
+            .execute()
+        )
+
+    def _into_current(self, made: DataFrame, found: Mapping[str, int], keys: Sequence[Bounds]) -> None:
+        if self._era.keyed:
+            rows, same = made.where("_last" if self._wide else "_last AND _given"), list(self._era.key)
+        else:
+            rows, same = made.where("_op <> 'delete'"), [*self._era.key, "_seq"]
+        rows = rows.withColumnRenamed("_valid_from", "_changed_at")
+        names = [name for name in current_columns(self._layout) if name in rows.columns]
+        values = _values(names)
+        if not found["stored"] and not self._ends:
+            _append(rows.where("_is_current").select(*values), self._current)
+            return
+        source = rows.select(*values, "_is_current", "_end_seq")
+        matching = [f"t.{quoted(name)} = s.{quoted(name)}" for name in same] + [each.sql("t") for each in keys]
+        newer = "s._seq >= t._seq" if self._wide else "s._seq > t._seq"
+        merging = (
+            DeltaTable.forPath(self._spark, self._current)
+            .alias("t")
+            .merge(source.alias("s"), " AND ".join(matching))
+            .whenMatchedDelete("NOT s._is_current AND t._seq <= s._end_seq")
+            .whenMatchedUpdate(f"s._is_current AND {newer}", set=values)
+            .whenNotMatchedInsert("s._is_current", values=values)
+        )
+        if self._ends:
+            newest = literal(max(end.seq for end in self._ends), StringType())
+            merging = merging.whenNotMatchedBySourceDelete(f"t._seq < {newest}")
+        merging.execute()
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds[step] = round(time.perf_counter() - began, 3)
+
+
+def _nothing(spark: SparkSession, layout: Layout) -> DataFrame:
+    columns = {**history_columns(layout), "_at": TimestampType(), **MISSING}
+    return spark.createDataFrame([], StructType([StructField(*each) for each in columns.items()])).drop(
+        *ENDING, "_valid_from"
+    )
+
+
+def _append(rows: DataFrame, path: str) -> None:
+    rows.write.format("delta").mode("append").save(path)
+
+
+def _values(names: Iterable[str]) -> dict[str, str | Column]:
+    return {quoted(name): f"s.{quoted(name)}" for name in names}

@@ -1,0 +1,166 @@
+"""The Delta tables of a table, history and current: made when they are needed, changed when its definition changes.
+
+Changes are of metadata only, one small commit each, and a change that was interrupted is finished the next time. In the
+history no column is ever dropped: it stays, under its name or under that of a version (see `layout`).
+
+Rows are mapped to columns by name, so the order of columns means nothing. Statistics are kept of the columns that
+merges look rows up by. History is partitioned by `_is_current`: who asks for what is now reads none of what was.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from forge.pipeline.lake import Lake
+from forge.pipeline.silver.bounds import literal
+from forge.pipeline.silver.layout import Layout, wider
+from forge.pipeline.silver.rows import quoted
+from forge.pipeline.tables import exists, load
+
+BY_WHOM: Final[dict[str, DataType]] = dict.fromkeys(
+    ("_user_id", "_function_name", "_trace_id", "_session_user"), StringType()
+)
+HISTORY: Final[dict[str, DataType]] = {
+    "_seq": StringType(),
+    "_end_seq": StringType(),
+    "_op": StringType(),
+    "_valid_from": TimestampType(),
+    "_valid_to": TimestampType(),
+    "_is_current": BooleanType(),
+    "_transaction": LongType(),
+    "_end_transaction": LongType(),
+    **BY_WHOM,
+}
+CURRENT: Final[dict[str, DataType]] = {
+    "_seq": StringType(),
+    "_changed_at": TimestampType(),
+    "_op": StringType(),
+    "_transaction": LongType(),
+    **BY_WHOM,
+}
+KEY: Final[dict[str, DataType]] = {"_key": StringType()}
+MISSING: Final[dict[str, DataType]] = {"_missing": ArrayType(StringType())}
+"""A history has it from the first row on that misses a value: then later rows must be given it anew."""
+
+PROPERTIES: Final = {
+    "delta.columnMapping.mode": "name",
+    "delta.enableDeletionVectors": "true",
+    "delta.enableTypeWidening": "true",
+    "delta.autoOptimize.autoCompact": "true",
+}
+
+
+def history_columns(layout: Layout) -> dict[str, DataType]:
+    """All columns of a history but `_missing`."""
+    return {**layout.columns, **(KEY if layout.marked else {}), **HISTORY}
+
+
+def current_columns(layout: Layout) -> dict[str, DataType]:
+    own = {name: layout.columns[name] for name in layout.current}
+    return {**own, **({} if layout.era.keyed else KEY), **CURRENT}
+
+
+def prepare(spark: SparkSession, lake: Lake, layout: Layout) -> None:
+    """Make both tables, or give them the columns of the layout."""
+    history, current = history_columns(layout), current_columns(layout)
+    keys = list(dict.fromkeys(name for era in layout.eras for name in era.key))
+    path = lake.history(layout.table)
+    times = ["_seq", "_end_seq", "_valid_from", "_valid_to"]
+    if not exists(spark, path):
+        _create(spark, path, history, [*times, *keys], ["_is_current"])
+    elif _evolve(spark, path, history, layout.older, drop=False):
+        _keep_statistics(spark, path, [*times, *keys])
+    path = lake.current(layout.table)
+    if not exists(spark, path):
+        _create(spark, path, current, ["_seq", *layout.era.key], [])
+    elif _evolve(spark, path, current, {}, drop=True):
+        _keep_statistics(spark, path, ["_seq", *layout.era.key])
+
+
+def add_missing(spark: SparkSession, path: str) -> None:
+    """Let a history remember which values its rows missed."""
+    if "_missing" not in load(spark, path).columns:
+        _alter(spark, path, f"ADD COLUMNS ({_columns(MISSING)})")
+
+
+def _create(
+    spark: SparkSession,
+    path: str,
+    columns: Mapping[str, DataType],
+    statistics: Sequence[str],
+    partitions: Sequence[str],
+) -> None:
+    schema = StructType()
+    for name, type in columns.items():
+        schema = schema.add(name, type)
+    table = DeltaTable.createIfNotExists(spark).location(path).addColumns(schema).partitionedBy(*partitions)
+    for name, value in {**PROPERTIES, **_statistics(statistics)}.items():
+        table = table.property(name, value)
+    table.execute()
+
+
+def _evolve(
+    spark: SparkSession, path: str, wanted: Mapping[str, DataType], older: Mapping[str, str], *, drop: bool
+) -> bool:
+    """Bring a table to the wanted columns; whether that took anything."""
+    actual = {field.name: field.dataType for field in load(spark, path).schema}
+    statements = list(_statements(actual, wanted, older, drop=drop))
+    for statement in statements:
+        _alter(spark, path, statement)
+    return bool(statements)
+
+
+def _statements(
+    actual: Mapping[str, DataType], wanted: Mapping[str, DataType], older: Mapping[str, str], *, drop: bool
+) -> Iterable[str]:
+    """
+    >>> number, text = LongType(), StringType()
+    >>> list(_statements({"n": number, "x": number}, {"n": text, "n_v1": number}, {"n_v1": "n"}, drop=False))
+    ['RENAME COLUMN `n` TO `n_v1`', 'ADD COLUMNS (`n` string)']
+    >>> list(_statements({"n": number, "x": number}, {"n": text}, {}, drop=True))
+    ['DROP COLUMN `n`', 'DROP COLUMN `x`', 'ADD COLUMNS (`n` string)']
+    """
+    now = dict(actual)
+    for place, name in older.items():
+        fits = name in now and wider(now[name], wanted[name]) is not None
+        if place not in now and name in now and not fits and wider(now[name], wanted[place]) is not None:
+            now[place] = now.pop(name)
+            yield f"RENAME COLUMN {quoted(name)} TO {quoted(place)}"
+    if drop:
+        for name, type in actual.items():
+            if name not in wanted or wider(type, wanted[name]) is None:
+                del now[name]
+                yield f"DROP COLUMN {quoted(name)}"
+    for name, type in wanted.items():
+        if name in now and type != now[name] and wider(now[name], type) == type:
+            yield f"ALTER COLUMN {quoted(name)} TYPE {type.simpleString()}"
+    if new := {name: type for name, type in wanted.items() if name not in now}:
+        yield f"ADD COLUMNS ({_columns(new)})"
+
+
+def _keep_statistics(spark: SparkSession, path: str, columns: Sequence[str]) -> None:
+    for name, value in _statistics(columns).items():
+        _alter(spark, path, f"SET TBLPROPERTIES ('{name}' = {literal(value, StringType())})")
+
+
+def _statistics(columns: Sequence[str]) -> dict[str, str]:
+    return {"delta.dataSkippingStatsColumns": ",".join(map(quoted, columns))}
+
+
+def _columns(columns: Mapping[str, DataType]) -> str:
+    return ", ".join(f"{quoted(name)} {type.simpleString()}" for name, type in columns.items())
+
+
+def _alter(spark: SparkSession, path: str, what: str) -> None:
+    spark.sql(f"ALTER TABLE delta.{quoted(path)} {what}")
