@@ -450,6 +450,7 @@ def test_a_value_that_was_not_sent_again_is_taken_from_the_row_before() -> None:
 def test_a_delete_without_its_row_has_its_key() -> None:
     row = converted(event("d"), {"id": 1}, keys={"public.t": ("id",)})
     assert (row["op"], row["row_id"], row["after"]) == ("delete", "1", None)
+    assert values(row, "before") == {"id": 1}
 
 
 # --- which definition
@@ -535,6 +536,7 @@ DEEP = "[" * 100_000
         (wire.encode(change()).replace(b'"INSERT"', b'"UPSERT"'), "operation"),
         (wire.encode(change(after={"id": 1, "n": Decimal("1E+999999")})), "digits"),
         (wire.encode(change(), rows=False), "missing"),
+        (wire.encode(change(key={"other": 1})), "lacks its key"),
     ],
 )  # fmt: skip
 def test_what_is_no_change_is_refused_with_a_reason(line: Any, reason: str) -> None:

@@ -81,7 +81,7 @@ class Converter:
             change, shape, needs = self._settled(line)
             traits: dict[str, int] = {}
             if isinstance(line, Event) and line.described is None:
-                _gather(traits, bare_trait, line.after, line.before)
+                _gather(traits, bare_trait, line.after, line.before, _message_key(line, needs))
                 if line.by_forge:
                     traits = {name: bits & ~infer.BASE64 for name, bits in traits.items()}
             elif shape is None and needs is not None and needs.columns is None:
@@ -130,7 +130,7 @@ class Converter:
             return change, self._shapes.newest(change.schema, change.table), None
         if isinstance(line, Event):
             return self._settled_event(line)
-        _complete(change, keyed=change.key is not None)
+        _complete(change)
         key = tuple(change.key or ())
         names = frozenset(change.after or ()) | frozenset(change.before or ())
         shape = self._shapes.choose(change.schema, change.table, names, key, change.before, change.after)
@@ -149,7 +149,7 @@ class Converter:
             except _WRONG as error:
                 refusal = refusal or error
                 continue
-            if shape.fits(typed.before, typed.after):
+            if (len(candidates) == 1 and not shape.inferred) or shape.fits(typed.before, typed.after):
                 return typed, shape, None
             if not shape.inferred:
                 settled.append((typed, shape))
@@ -191,11 +191,11 @@ class Converter:
         key = change.key
         if not event.by_forge and shape.definition.key and change.op in ROW_OPS:
             key = self._key_values(event, shape, before, after)
-            if change.op is Op.DELETE and before is None:
-                before = dict(key)
+            before = dict(key) if before is None and change.op is Op.DELETE else _with(before, key)
+            after = _with(after, key)
         typed = msgspec.structs.replace(change, key=key, before=before, after=after)
         if change.op in ROW_OPS:
-            _complete(typed, keyed=key is not None)
+            _complete(typed)
         return typed
 
     def _values(self, event: Event, row: Mapping[str, Any] | None, shape: Shape) -> dict[str, Any] | None:
@@ -263,6 +263,8 @@ def inferred(traits: Mapping[Table, Sequence[tuple[str, int]]], known: Iterable[
     taken = list(known)
     for table, bits in traits.items():
         columns = table.columns or tuple(infer.column(name, each) for name, each in bits)
+        names = {column.name for column in columns}
+        columns += tuple(infer.column(name, 0) for name in table.key if name not in names)
         found[table] = infer.numbered(table.schema, table.table, columns, table.key, taken)
         taken.append(found[table])
     return found
@@ -278,9 +280,24 @@ def _part(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: row.get(name, UNAVAILABLE) for name in names}
 
 
-def _complete(change: Change, *, keyed: bool) -> None:
-    """Raise when the change lacks an image that whoever replays it needs."""
+def _with(row: Mapping[str, Any] | None, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A row with what it lacks of its key."""
+    if row is None:
+        return None
+    return {**row, **{name: value for name, value in key.items() if row.get(name, UNAVAILABLE) is UNAVAILABLE}}
+
+
+def _message_key(event: Event, needs: Table | None) -> Mapping[str, Any] | None:
+    """What a message's key tells of the table's."""
+    return None if event.key is None or needs is None else {name: event.key.get(name) for name in needs.key}
+
+
+def _complete(change: Change) -> None:
+    """Raise when the change of a row lacks an image, or in it the key, that whoever replays it needs."""
     if change.after is None and change.op is not Op.DELETE:
         raise ValueError(f"a {change.op} without the row after it")
-    if change.before is None and (change.op is Op.DELETE or (change.op is Op.UPDATE and not keyed)):
+    if change.before is None and (change.op is Op.DELETE or (change.op is Op.UPDATE and change.key is None)):
         raise ValueError(f"a {change.op} without the row before it, in a table without a key")
+    for row in (change.before, change.after):
+        if row is not None and any(row.get(name, UNAVAILABLE) is UNAVAILABLE for name in change.key or ()):
+            raise ValueError("it lacks its key")

@@ -16,7 +16,7 @@ from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any, Final
 
-from forge.change import JSON_NULL, UNAVAILABLE, text
+from forge.change import JSON_NULL, UNAVAILABLE, JsonNull, text
 from forge.values import Column
 
 quoted: Final = encode_basestring
@@ -80,13 +80,7 @@ def _document(value: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return _array(value, _scalar)
-    if isinstance(value, dict) or value is JSON_NULL:
-        return _document(value)
-    if isinstance(value, float) and value == 0:
-        return f'"{text(value)}"'
-    return _scalar(value)
+    return _VALUES.get(type(value), _scalar)(value)
 
 
 def _array(value: list[Any], element: Callable[[Any], str]) -> str:
@@ -99,19 +93,14 @@ def _array(value: list[Any], element: Callable[[Any], str]) -> str:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, str):
-        return quoted(value)
-    if value is True or value is False:
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, Decimal):
-        return _digits(value)
-    if isinstance(value, float):
-        return text(value) if value - value == 0 else f'"{text(value)}"'
-    if isinstance(value, bytes):
-        return f'"\\\\x{value.hex()}"'
-    raise ValueError(f"{value!r} inside a value")
+    prints = _SCALARS.get(type(value))
+    if prints is None:
+        raise ValueError(f"{value!r} inside a value")
+    return prints(value)
+
+
+def _float(value: float) -> str:
+    return text(value) if value - value == 0 else f'"{text(value)}"'
 
 
 def _digits(value: Decimal) -> str:
@@ -145,3 +134,20 @@ def _short(value: Any) -> str:
     mantissa = "".join(map(str, digits))
     whole = mantissa[0] + ("." + mantissa[1:] if len(mantissa) > 1 else "")
     return f"{'-' * sign}{whole}e{exponent + len(mantissa) - 1:+03d}"
+
+
+_SCALARS: Final[dict[type, Callable[[Any], str]]] = {
+    str: quoted,
+    bool: lambda value: "true" if value else "false",
+    int: str,
+    Decimal: _digits,
+    float: _float,
+    bytes: lambda value: f'"\\\\x{value.hex()}"',
+}
+_VALUES: Final[dict[type, Callable[[Any], str]]] = {
+    **_SCALARS,
+    float: lambda value: f'"{text(value)}"' if value == 0 else _float(value),
+    list: lambda value: _array(value, _scalar),
+    dict: _document,
+    JsonNull: _document,
+}

@@ -89,6 +89,8 @@ class Shapes:
     ) -> Shape | None:
         """The first candidate that the values fit, else the first that a log gave: its row is for silver to judge."""
         candidates = self.candidates(schema, table, names, key)
+        if len(candidates) == 1 and not candidates[0].inferred:
+            return candidates[0]
         for shape in candidates:
             if shape.fits(*rows):
                 return shape
