@@ -20,7 +20,7 @@ import msgspec
 from forge.change import UNAVAILABLE
 from forge.debezium import PLACEHOLDER, forms, times
 from forge.pipeline.archive import infer
-from forge.pipeline.archive.images import MOST_AFTER_POINT
+from forge.pipeline.archive.images import MOST_AFTER_POINT, document
 from forge.values import Column, too_deep
 from forge.wire import malformed, timestamp
 
@@ -93,7 +93,9 @@ def bare_steps(columns: Sequence[Column], base64: Collection[str], *, inferred: 
         if column.kind in ("numeric", "numeric[]"):
             steps[column.name] = Step(_each(partial(_decimal, _scale(column.type), column.name in base64)))
         elif column.kind == "jsonb":
-            steps[column.name] = Step(_same if inferred else _json, last=True)
+            steps[column.name] = Step(_json, last=True)
+        elif inferred and column.type == "json":
+            steps[column.name] = Step(_text, last=True)
     return steps
 
 
@@ -219,11 +221,11 @@ def _described(field: _Field) -> tuple[str, str, Step | None]:
             return (*_NAMED[name], None)
     if field.type == "array" and field.items is not None:
         name, kind, step = _described(field.items)
-        if not name.endswith("[]") and kind not in ("jsonb", "plain[]") and name != "json":
+        if not name.endswith("[]") and name != "json":
             return f"{name}[]", f"{kind}[]", step
     if field.type in _TYPES:
         return (*_TYPES[field.type], None)
-    return "jsonb", "jsonb", Step(_same, last=True)
+    return "json", "plain", Step(_text, last=True)
 
 
 _NAMED: Final[dict[str | None, tuple[str, str]]] = {
@@ -273,8 +275,9 @@ def _adapted(value: Any, kind: str | None) -> Any:
     return value
 
 
-def _same(value: Any) -> Any:
-    return value
+def _text(value: Any) -> Any:
+    """What is no text yet as JSON."""
+    return value if isinstance(value, str) else document(value)
 
 
 def _json(value: Any) -> Any:

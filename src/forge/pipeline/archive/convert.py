@@ -103,6 +103,10 @@ class Converter:
                 shape = self._missing(change, needs)
                 if isinstance(line, Event):
                     change = self._of_event(line, shape)
+            if isinstance(line, Change) and shape.texts:
+                change = msgspec.structs.replace(
+                    change, before=_with_texts(change.before, shape), after=_with_texts(change.after, shape)
+                )
             seq = line.seq if isinstance(line, Event) else None
             return _row(change, seq or seq_of_change(change.source, self._generations), shape)
         except _WRONG as error:
@@ -140,23 +144,20 @@ class Converter:
         change = event.change
         key = self._key_of(event)
         names = frozenset(event.after or ()) | frozenset(event.before or ())
-        refusal: Exception | None = None
-        candidates = self._candidates(event, names, key)
-        settled: list[tuple[Change, Shape]] = []
-        for shape in candidates:
+        refusals: list[object] = []
+        for shape in self._candidates(event, names, key):
             try:
                 typed = self._of_event(event, shape)
             except _WRONG as error:
-                refusal = refusal or error
+                refusals += [] if shape.inferred else [error]
                 continue
-            if (len(candidates) == 1 and not shape.inferred) or shape.fits(typed.before, typed.after):
+            misfit = shape.misfit(typed.before, typed.after)
+            if misfit is None:
                 return typed, shape, None
-            if not shape.inferred:
-                settled.append((typed, shape))
-        if settled:
-            return *settled[0], None
-        if refusal is not None and not all(shape.inferred for shape in candidates):
-            raise malformed(refusal)
+            refusals += [] if shape.inferred else [f"the value of {misfit[:60]!r} is none of its type"]
+        if refusals and event.described is None:
+            # what the lake knows is all that could tell a date from a number
+            raise malformed(refusals[0])
         columns = None if event.described is None else event.described.columns
         return change, None, Table(change.schema, change.table, key or (), columns)
 
@@ -268,6 +269,16 @@ def inferred(traits: Mapping[Table, Sequence[tuple[str, int]]], known: Iterable[
         found[table] = infer.numbered(table.schema, table.table, columns, table.key, taken)
         taken.append(found[table])
     return found
+
+
+def _with_texts(row: Mapping[str, Any] | None, shape: Shape) -> dict[str, Any] | None:
+    """A row whose JSON is text, as an inferred definition has it."""
+    if row is None:
+        return None
+    return {
+        name: document(value) if name in shape.texts and value is not None and value is not UNAVAILABLE else value
+        for name, value in row.items()
+    }
 
 
 def _gather(traits: dict[str, int], trait: Any, *rows: Mapping[str, Any] | None) -> None:

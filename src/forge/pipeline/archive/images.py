@@ -68,7 +68,7 @@ def document(value: Any) -> str:
         return "{" + ", ".join(f"{quoted(name)}: {document(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(document, value)) + "]"
-    return "null" if value is None else _scalar(value)
+    return "null" if value is None or value is JSON_NULL else _scalar(value)
 
 
 def _document(value: Any) -> str:

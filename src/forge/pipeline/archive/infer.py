@@ -3,10 +3,12 @@
 The traits of values are bits, so what many tasks saw of a column is put together by a bitwise or, in any order. A
 number depends on the definition alone: the same archive read twice has the same definitions.
 
+What is an object, or of several types or dimensions, is `json`: its text.
+
 >>> [type_of(trait(1) | trait(value))[0] for value in (True, 2**40, 2**70, 1.5, Decimal("1.5"), "x", None)]
 ['text', 'bigint', 'numeric', 'double precision', 'numeric', 'text', 'bigint']
 >>> [type_of(trait(value))[0] for value in ([1, None], [[1.5]], ["a", 1], {"a": 1}, b"", None)]
-['bigint[]', 'double precision[]', 'jsonb', 'jsonb', 'bytea', 'text']
+['bigint[]', 'json', 'json', 'json', 'bytea', 'text']
 >>> type_of(trait([1.5])), type_of(trait(UNAVAILABLE))
 (('double precision[]', 'float[]'), ('text', 'hidden'))
 """
@@ -40,9 +42,11 @@ UNSENT: Final = 1 << 10
 BASE64: Final = 1 << 11
 """A text that is base64 and no number: in a numeric column, a decimal as a Debezium connector sends it."""
 LIST: Final = 1 << 12
+NESTED: Final = 1 << 13
 _ELEMENTS: Final = 16
 _NUMBERS: Final = SMALL | LONG | WHOLE | DECIMAL | FLOAT | SCALED
 _SENT: Final = BOOLEAN | _NUMBERS | TEXT | BYTES | JSON
+_JSON: Final = ("json", "plain")
 
 
 def trait(value: Any) -> int:
@@ -56,7 +60,10 @@ def trait(value: Any) -> int:
     if isinstance(value, int):
         return SMALL if abs(value) <= MOST_EXACT_INT else LONG if -(2**63) <= value < 2**63 else WHOLE
     if isinstance(value, list):
-        return LIST | (_elements(value) << _ELEMENTS)
+        bits = 0
+        for item in value:
+            bits |= trait(item)
+        return LIST | (NESTED if bits & LIST else 0) | (bits & _SENT) << _ELEMENTS
     if isinstance(value, Decimal):
         return DECIMAL
     if isinstance(value, float):
@@ -66,22 +73,17 @@ def trait(value: Any) -> int:
     return UNSENT if value is UNAVAILABLE else JSON
 
 
-def _elements(value: list[Any]) -> int:
-    bits = 0
-    for item in value:
-        bits |= _elements(item) if isinstance(item, list) else trait(item)
-    return bits
-
-
 def type_of(traits: int) -> tuple[str, str]:
     """The type and the kind of a column with values of such traits: the narrowest that holds them all."""
     sent = traits & _SENT
     if traits & LIST:
-        name, kind = type_of(traits >> _ELEMENTS) if traits >> _ELEMENTS & _SENT else ("jsonb", "jsonb")
-        mixed = bool(sent) or kind == "jsonb" or (name == "text" and traits >> _ELEMENTS & _SENT != TEXT)
-        return ("jsonb", "jsonb") if mixed else (f"{name}[]", f"{kind}[]")
+        of = traits >> _ELEMENTS
+        name, kind = type_of(of)
+        if sent or not of or traits & NESTED or name == "json" or (name == "text" and of != TEXT):
+            return _JSON
+        return f"{name}[]", f"{kind}[]"
     if sent & JSON or (sent & SCALED and sent & ~_NUMBERS):
-        return "jsonb", "jsonb"
+        return _JSON
     if not sent:
         return "text", "hidden" if traits & UNSENT else "plain"
     if sent == BOOLEAN:

@@ -34,20 +34,24 @@ class Shape:
     def _tests(self) -> dict[str, Callable[[Any], bool]]:
         return {column.name: _test(column, loose=self.inferred) for column in self.definition.columns}
 
-    def fits(self, *rows: Row | None) -> bool:
-        """Whether all values can be values of their columns.
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Columns that were inferred to be JSON: they hold its text."""
+        return tuple(column.name for column in self.definition.columns if self.inferred and column.type == "json")
+
+    def misfit(self, *rows: Row | None) -> str | None:
+        """The name of a column that has a value which can be none of its; None when all values fit.
 
         >>> shape = Shape(Definition(1, "public", "t", (Column("a", "integer"), Column("b", "date"))))
-        >>> shape.fits({"a": 1, "b": "2026-01-31"}), shape.fits({"a": "1"}), shape.fits(None, {"a": None, "b": "x"})
-        (True, False, False)
+        >>> shape.misfit({"a": 1, "b": "2026-01-31"}), shape.misfit({"a": "1"}), shape.misfit(None, {"b": "x", "a": 1})
+        (None, 'a', 'b')
         """
         tests = self._tests
-        return all(
-            value is None or value is UNAVAILABLE or (name in tests and tests[name](value))
-            for row in rows
-            if row is not None
-            for name, value in row.items()
-        )
+        for row in rows:
+            for name, value in (row or {}).items():
+                if value is not None and value is not UNAVAILABLE and not (name in tests and tests[name](value)):
+                    return name
+        return None
 
 
 class Shapes:
@@ -87,14 +91,9 @@ class Shapes:
     def choose(
         self, schema: str, table: str, names: frozenset[str], key: tuple[str, ...] | None, *rows: Row | None
     ) -> Shape | None:
-        """The first candidate that the values fit, else the first that a log gave: its row is for silver to judge."""
+        """The first candidate that all values fit."""
         candidates = self.candidates(schema, table, names, key)
-        if len(candidates) == 1 and not candidates[0].inferred:
-            return candidates[0]
-        for shape in candidates:
-            if shape.fits(*rows):
-                return shape
-        return next((shape for shape in candidates if not shape.inferred), None)
+        return next((shape for shape in candidates if shape.misfit(*rows) is None), None)
 
 
 _MOST_FOUND: Final = 10_000
@@ -107,15 +106,16 @@ _FORMS: Final = {
     "time without time zone": re.compile(_TIME),
     "uuid": re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
 }
-_RANGES: Final = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63, "oid": 2**32}
+_TEXTS: Final = ("text", "character varying", "character", "json", "xml")
+_RANGES: Final = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
 
 
 def _test(column: Column, *, loose: bool) -> Callable[[Any], bool]:
-    """Whether a value, neither null nor unavailable, can be one of this column; an inferred text may be any scalar."""
-    if loose and (column.type, column.kind) == ("text", "plain"):
-        return lambda value: not isinstance(value, (list, dict))
-    if loose and column.kind == "numeric":
-        return lambda value: isinstance(value, (Decimal, int, float)) and not isinstance(value, bool)
+    """Whether a value, neither null nor unavailable, can be one of this column; what was inferred takes what it may."""
+    if loose and column.type in _LOOSE and column.kind in ("plain", "numeric"):
+        return _LOOSE[column.type]
+    if column.kind == "numeric":
+        return _test_numeric(column.type)
     if column.kind in _KINDS:
         return _KINDS[column.kind]
     if column.kind.endswith("[]"):
@@ -129,14 +129,42 @@ def _test(column: Column, *, loose: bool) -> Callable[[Any], bool]:
     if name in _FORMS:
         form = _FORMS[name]
         return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
-    return lambda value: isinstance(value, str)
+    if name in _TEXTS:
+        return lambda value: isinstance(value, str)
+    return lambda value: True  # a domain can be over anything
 
 
+def _test_numeric(type_name: str) -> Callable[[Any], bool]:
+    """Whether a number has no more digits than its type: nobody may have to round it.
+
+    >>> test = _test_numeric("numeric(4,2)")
+    >>> [test(Decimal(text)) for text in ("12.30", "99.99", "100", "0.001", "NaN")], test(7), test("7")
+    ([True, True, False, False, True], True, False)
+    """
+    match = re.search(r"\(([0-9]+)(?:,(-?[0-9]+))?\)", type_name)
+
+    def test(value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (Decimal, int)):
+            return False
+        number = Decimal(value)
+        exponent = number.as_tuple().exponent
+        if match is None or not isinstance(exponent, int):
+            return True
+        scale = int(match[2] or 0)
+        return -exponent <= max(scale, 0) and (not number or number.adjusted() < int(match[1]) - scale)
+
+    return test
+
+
+_LOOSE: Final[dict[str, Callable[[Any], bool]]] = {
+    "json": lambda value: True,
+    "text": lambda value: not isinstance(value, (list, dict)),
+    "numeric": lambda value: isinstance(value, (Decimal, int, float)) and not isinstance(value, bool),
+}
 _KINDS: Final[dict[str, Callable[[Any], bool]]] = {
     "jsonb": lambda value: not isinstance(value, (bytes, float)),
     "hidden": lambda value: False,
     "masked": lambda value: isinstance(value, str),
-    "numeric": lambda value: isinstance(value, (Decimal, int)) and not isinstance(value, bool),
     "float": lambda value: isinstance(value, (float, int)) and not isinstance(value, bool),
     "bytea": lambda value: isinstance(value, bytes),
 }
