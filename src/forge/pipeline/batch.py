@@ -69,7 +69,7 @@ class Batches:
         offset = self._offset(batch)
         bronze.append(changes, lake, about.application, about.run, batch)
         kept = bronze.batch_of(spark, lake, about.run, batch)
-        found, newest = self._found(kept)
+        found, newest = found_in(kept)
         versions = [version for each in found for version in each.versions]
         self._definitions = bronze.learn(
             spark, lake, self._connection, self._definitions or bronze.definitions(spark, lake), versions
@@ -102,24 +102,6 @@ class Batches:
         lines = [row[0] for row in self._spark.read.text(path).collect()]
         return Offset.load(msgspec.json.decode(lines[-1]))
 
-    def _found(self, changes: DataFrame) -> tuple[list[Found], datetime | None]:
-        rows = (
-            changes.groupBy("schema", "table")
-            .agg(
-                F.collect_set("version").alias("versions"),
-                F.count_if(F.col("op").isin(*ROWS)).alias("rows"),
-                F.count("*").alias("all"),
-                F.max(F.unix_micros("at")).alias("newest"),
-            )
-            .collect()
-        )
-        found = [
-            Found(f"{row['schema']}.{row['table']}", tuple(row["versions"]), row["rows"], row["all"] > row["rows"])
-            for row in rows
-        ]
-        newest = of_micros(max((row["newest"] for row in rows), default=None))
-        return sorted(found, key=lambda each: -each.changes), newest
-
     def _table(self, found: Found, changes: DataFrame, batch: int) -> int:
         """Bring one table's changes into silver; how many rows did not fit."""
         known = {version: each for version, each in self._definitions.items() if each.name == found.name}
@@ -148,3 +130,23 @@ class Batches:
             if len(covered) < len(rows) or len(rows) < PAGE:
                 break
             since = rows[-1][0]
+
+
+def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None]:
+    """What a batch has of each table, the largest first, and when its newest change was written."""
+    rows = (
+        changes.groupBy("schema", "table")
+        .agg(
+            F.collect_set("version").alias("versions"),
+            F.count_if(F.col("op").isin(*ROWS)).alias("rows"),
+            F.count("*").alias("all"),
+            F.max(F.unix_micros("at")).alias("newest"),
+        )
+        .collect()
+    )
+    found = [
+        Found(f"{row['schema']}.{row['table']}", tuple(row["versions"]), row["rows"], row["all"] > row["rows"])
+        for row in rows
+    ]
+    newest = of_micros(max((row["newest"] for row in rows), default=None))
+    return sorted(found, key=lambda each: -each.changes), newest

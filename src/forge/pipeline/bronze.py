@@ -37,12 +37,14 @@ def number(run: int, batch: int) -> int:
     return run * RUN + batch
 
 
-def append(changes: DataFrame, lake: Lake, application: str, run: int, batch: int) -> None:
-    """Keep the changes of a batch."""
+def append(
+    changes: DataFrame, lake: Lake, application: str, run: int, batch: int, *, version: int | None = None
+) -> None:
+    """Keep the changes of a batch, unless the application has written this version, its number unless given."""
     rows = changes.withColumns({"day": F.to_date("at"), "batch": F.lit(number(run, batch)).cast("long")}).select(
         *BRONZE.names
     )
-    append_once(rows, lake.changes, application, batch, "day")
+    append_once(rows, lake.changes, application, batch if version is None else version, "day")
 
 
 def batch_of(spark: SparkSession, lake: Lake, run: int, batch: int) -> DataFrame:

@@ -104,13 +104,16 @@ def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> Entry | Non
     return None if row is None else _entry(row)
 
 
-def generations(spark: SparkSession, lake: Lake) -> list[Snapshot]:
-    """The snapshots that the generations began with, oldest first."""
+def generations(spark: SparkSession, lake: Lake) -> list[Cursor]:
+    """The snapshots that the generations began with, oldest first, each with the log that it is of."""
     if not exists(spark, lake.batches):
         return []
     rows = load(spark, lake.batches).where("snapshot IS NOT NULL")
-    found = rows.groupBy("generation").agg(F.min("snapshot").alias("snapshot")).orderBy("generation").collect()
-    return [Snapshot.parse(row["snapshot"]) for row in found]
+    first = rows.groupBy("generation").agg(F.first("cursor").alias("cursor"), F.first("snapshot").alias("snapshot"))
+    return [
+        Cursor(Cursor.parse(row["cursor"]).log, Snapshot.parse(row["snapshot"]))
+        for row in first.orderBy("generation").collect()
+    ]
 
 
 def _entry(row: Row) -> Entry:

@@ -1,0 +1,84 @@
+"""Archived events into a lake: bronze once, then silver and gold, as with any batch.
+
+Files are named by what they are (`forge.pipeline.archive.import_id`): the same files twice are one import, also when
+the first one was cut short. A change that bronze has already, by its id, is not taken again.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from forge.errors import LakeError
+from forge.pipeline import about, bronze, ledger
+from forge.pipeline.archive import read
+from forge.pipeline.batch import found_in
+from forge.pipeline.gold import refresh
+from forge.pipeline.lake import Lake
+from forge.pipeline.silver import table
+from forge.pipeline.tables import exists, load
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What an import brought, and how many lines were no events; `reason` is that of one of them."""
+
+    changes: int
+    tables: dict[str, int]
+    quarantined: int
+    refused: int
+    reason: str | None
+
+
+def bring(
+    spark: SparkSession,
+    lake: Lake,
+    paths: Sequence[str],
+    envelope: Literal["forge", "debezium"] | None = None,
+    *,
+    strict: bool = False,
+) -> Imported:
+    """Bring the events of some files into a lake that is there."""
+    if about.read(spark, lake) is None:
+        raise LakeError(f"there is no lake at {lake.path}", fix="forge pipeline run --once")
+    known = bronze.definitions(spark, lake)
+    archive = read(
+        spark,
+        list(paths),
+        envelope=envelope,
+        definitions=list(known.values()),
+        generations=ledger.generations(spark, lake),
+        strict=strict,
+    )
+    refused = archive.refused.select("reason").limit(1).collect()
+    count = archive.refused.count() if refused else 0
+    number = int(hashlib.sha256(archive.id.encode()).hexdigest()[:12], 16) % bronze.RUN
+    bronze.keep(spark, lake, archive.definitions)
+    changes = archive.unseen(load(spark, lake.changes)) if exists(spark, lake.changes) else archive.changes
+    bronze.append(changes, lake, f"forge-import-{archive.id}", 0, number, version=0)
+    known = bronze.definitions(spark, lake)
+    kept = bronze.batch_of(spark, lake, 0, number)
+    found, _ = found_in(kept)
+    quarantined = 0
+    for each in found:
+        mine = {version: one for version, one in known.items() if one.name == each.name}
+        quarantined += table.take(
+            spark,
+            lake,
+            mine,
+            kept.where(F.concat_ws(".", "schema", "table") == each.name),
+            application=f"forge-import-{archive.id}-{each.name}",
+            batch=0,
+            versions=frozenset(each.versions),
+        )
+    if found:
+        refresh(spark, lake, kept, bronze.number(0, number), f"forge-import-{archive.id}")
+    return Imported(
+        sum(each.changes for each in found),
+        {each.name: each.changes for each in found},
+        quarantined,
+        count,
+        refused[0]["reason"] if refused else None,
+    )
