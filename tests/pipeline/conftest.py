@@ -9,8 +9,20 @@ from pyspark.sql import SparkSession
 from forge.pipeline.lake import Lake
 from forge.pipeline.session import QUIETLY, session
 
+HERE = Path(__file__).parent
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Tests are over before a better compiler or collector pays for itself."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts these tests first: of two workers one has them all then, starts Spark, and the other never does.
+
+    A busy machine takes its time for a MERGE, and a call to the JVM that is cut off spoils the session for the rest.
+    """
+    items.sort(key=lambda item: HERE not in item.path.parents)
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,8 @@ import msgspec
 from forge.pipeline.java import DELTA, SPARK, SparkUnavailable, need_java
 
 SECONDS: Final = 300
+Means = Callable[[Sequence["Jar"], Path], None]
+"""Brings jars into a folder, or raises."""
 
 
 class Jar(msgspec.Struct, frozen=True):
@@ -81,16 +83,16 @@ def jdbc_driver() -> Path:
 
 
 def cache() -> Path:
-    return Path(os.environ.get("FORGE_CACHE") or Path.home() / ".cache" / "forge")
+    return Path(os.environ.get("FORGE_CACHE") or Path.home() / ".cache" / "forge").absolute()
 
 
-def resolve(jars: Sequence[Jar], folder: Path) -> list[Path]:
-    """The jars as files of the folder, fetched if they are not there as they should be."""
+def resolve(jars: Sequence[Jar], folder: Path, means: Sequence[Means] | None = None) -> list[Path]:
+    """The jars as files of the folder, by the first means that works if they are not there as they should be."""
     if not all(_is_whole(jar, folder) for jar in jars):
         with _alone(folder):
             missing = [jar for jar in jars if not _is_whole(jar, folder)]
             if missing:
-                _fetch(missing, folder)
+                _fetch(missing, folder, means or (by_ivy, by_maven))
     return [folder / jar.file for jar in jars]
 
 
@@ -115,14 +117,14 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(jars: Sequence[Jar], folder: Path) -> None:
-    """Brings the jars into the folder, by the first means that works. Called by one process at a time."""
+def _fetch(jars: Sequence[Jar], folder: Path, means: Sequence[Means]) -> None:
+    """Called by one process at a time."""
     for left in folder.glob("fetching-*"):
         shutil.rmtree(left, ignore_errors=True)
     failures = []
-    for means in (by_ivy, by_maven):
+    for bring in means:
         with tempfile.TemporaryDirectory(prefix="fetching-", dir=folder) as here:
-            problem = _try(means, jars, Path(here))
+            problem = _try(bring, jars, Path(here))
             if problem is None:
                 for jar in jars:
                     os.replace(Path(here, jar.file), folder / jar.file)
@@ -134,21 +136,22 @@ def _fetch(jars: Sequence[Jar], folder: Path) -> None:
     )
 
 
-def _try(means: Callable[[Sequence[Jar], Path], None], jars: Sequence[Jar], here: Path) -> str | None:
+def _try(bring: Means, jars: Sequence[Jar], here: Path) -> str | None:
     """What went wrong, in a few words, or nothing."""
+    name = bring.__name__.removeprefix("by_")
     try:
-        means(jars, here)
+        bring(jars, here)
     except FileNotFoundError as error:
         return f"{error.filename} is not installed"
     except subprocess.TimeoutExpired:
-        return f"{means.__name__.removeprefix('by_')} did not end within {SECONDS} s"
+        return f"{name} did not end within {SECONDS} s"
     except subprocess.CalledProcessError as error:
         told = [line.strip() for line in (error.stdout or "").splitlines() if line.strip()]
         why = next((line for line in told if any(word in line for word in ("not found", "ERROR", "failed"))), "")
-        return f"{means.__name__.removeprefix('by_')} failed{f' ({why[:120]})' if why else ''}"
+        return f"{name} failed{f' ({why[:120]})' if why else ''}"
     for jar in jars:
         if not _is_whole(jar, here):
-            return f"{means.__name__.removeprefix('by_')} brought another {jar.file} than the one that Forge knows"
+            return f"{name} did not bring the {jar.file} that Forge knows"
     return None
 
 

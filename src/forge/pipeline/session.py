@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from forge.pipeline.jars import delta_jars
+from forge.pipeline.jars import cache, delta_jars
 from forge.pipeline.java import SparkUnavailable, need_java, need_pyspark
 
 if TYPE_CHECKING:
@@ -97,6 +97,10 @@ def settings(master: str, *, app: str = "forge") -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
+        # Spark makes this folder at the first statement, in the folder where it was started unless told.
+        "spark.sql.warehouse.dir": (cache() / "warehouse").as_uri(),
+        # Nobody sees the plans without a UI, and formatting them is a tenth of a small MERGE.
+        "spark.sql.ui.explainMode": "simple",
         "spark.sql.shuffle.partitions": cores,
         "spark.databricks.delta.snapshotPartitions": cores,
         # How many tasks look for files that VACUUM may delete: ten thousand unless told.
