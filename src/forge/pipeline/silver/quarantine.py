@@ -1,0 +1,46 @@
+"""Rows that did not fit their types, kept until somebody looks: misfits in, each of them there once.
+
+`lake.quarantine` has the columns of `forge.pipeline.silver.rows.MISFITS`. What is there already is not appended again,
+so a batch may be done once more, and tables may append at the same time.
+"""
+
+import threading
+from typing import Final, NamedTuple
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from forge.pipeline.lake import Lake
+from forge.pipeline.silver.rows import MISFITS
+from forge.pipeline.tables import exists, load
+
+_one_creates: Final = threading.Lock()
+
+
+class Count(NamedTuple):
+    """How many rows of a table did not fit, by the kind of trouble: what a reason says before its colon."""
+
+    table: str
+    kind: str
+    rows: int
+
+
+def append(spark: SparkSession, lake: Lake, misfits: DataFrame, app: str, batch: int) -> None:
+    """Keep the misfits of one table. `app` and `batch` are what Delta's history of the quarantine says of them."""
+    with _one_creates:
+        if not exists(spark, lake.quarantine):
+            DeltaTable.create(spark).location(lake.quarantine).addColumns(MISFITS).execute()
+    kept = load(spark, lake.quarantine).select("seq", "id")
+    new = misfits.join(kept, ["seq", "id"], "left_anti").select(*MISFITS.fieldNames()).coalesce(1)
+    new.write.format("delta").mode("append").option("userMetadata", f"{app} {batch}").save(lake.quarantine)
+
+
+def counts(spark: SparkSession, lake: Lake) -> list[Count]:
+    """How many rows did not fit, most of all first."""
+    if not exists(spark, lake.quarantine):
+        return []
+    name = F.concat_ws(".", "schema", "table").alias("name")
+    kind = F.substring_index("reason", ":", 1).alias("kind")
+    found = load(spark, lake.quarantine).groupBy(name, kind).count().orderBy(F.desc("count"), "name", "kind")
+    return [Count(*row) for row in found.collect()]

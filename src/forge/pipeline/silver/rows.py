@@ -1,0 +1,369 @@
+"""Typed rows out of changes: the frame of changes of one table in, a row for each change of a row out.
+
+Each change is read by the definition that it was written under, and gives a row of the target's: columns that the
+change does not have are null, columns that the target does not have are left out, a value whose type is another one in
+the target is converted if nothing is lost by it. What does not fit makes its whole row a misfit: no value is rounded,
+cut short or taken for null. Nothing is computed before the frames are used, and no Python runs for a row.
+
+In a table without a key `_key` stands for a row: equal for equal rows, whatever versions they were written under. An
+update is two rows there, the delete of the row before (`_seq` + `a`) and the insert of the row after (`_seq` + `b`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType, TimestampType
+
+from forge import values
+from forge.change import Op
+from forge.pipeline.definitions import Definition
+from forge.pipeline.silver import reasons, texts
+from forge.pipeline.silver.images import Reading, any_of
+from forge.pipeline.silver.names import silver_names
+from forge.pipeline.silver.types import Types
+
+ROW_OPS: Final = tuple(map(str, (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)))
+MISFITS: Final = StructType(
+    [
+        StructField("seq", StringType(), False),
+        StructField("id", StringType(), False),
+        StructField("schema", StringType(), False),
+        StructField("table", StringType(), False),
+        StructField("version", IntegerType(), False),
+        StructField("op", StringType(), False),
+        StructField("column", StringType()),
+        StructField("reason", StringType(), False),
+        StructField("payload", StringType()),
+        StructField("at", TimestampType(), False),
+    ]
+)
+"""Rows that did not fit. `reason` is one line, the kind of trouble before its colon; `payload` is the image's text;
+`column` is null when it is the image that is wrong."""
+
+_ABOUT: Final = {
+    "_seq": "seq",
+    "_op": "op",
+    "_at": "at",
+    "_transaction": "transaction",
+    "_user_id": "user_id",
+    "_function_name": "function_name",
+    "_trace_id": "trace_id",
+    "_session_user": "session_user",
+}
+_LIMITS: Final = {"maxNumLen": "1000000"}
+
+
+class Rows:
+    """What became of the changes; both parts are made of `read`, which is worth persisting by whoever uses both.
+
+    `read` has the target's columns, `_seq`, `_op`, `_at`, `_transaction`, `_user_id`, `_function_name`, `_trace_id`,
+    `_session_user`, `_missing`, `_key` in a table without a key, and `_misfit`, which is null for rows that fit.
+    `_missing` names the columns that the change's own definition has and its image has not; null when there are none.
+    """
+
+    def __init__(self, read: DataFrame, reader: "_Reader") -> None:
+        self.read: Final = read
+        self._reader = reader
+
+    @property
+    def fitting(self) -> DataFrame:
+        """The rows that fit, without `_misfit`."""
+        return self.read.where(F.col("_misfit").isNull()).drop("_misfit")
+
+    @property
+    def misfits(self) -> DataFrame:
+        """The others, as MISFITS says. They are few: they are read once more, to find out what is wrong."""
+        found = self.read.where(F.col("_misfit").isNotNull()).select(
+            F.col("_seq").alias("seq"), F.col("_op").alias("op"), F.col("_at").alias("at"), "_misfit.*"
+        )
+        why = self._reader.why().alias("why")
+        explained = self._reader.read(found).select("*", why).select("*", "why.*").withColumnRenamed("image", "payload")
+        return explained.select(*MISFITS.fieldNames())
+
+
+def rows(
+    changes: DataFrame, definitions: Mapping[int, Definition], target: Definition, types: Types | None = None
+) -> Rows:
+    """The rows of the changes of one table."""
+    columns = silver_columns(target, types)
+    names = silver_names(column.name for column in target.columns)
+    targets = {column.name: columns[names[column.name]] for column in _shown(target)}
+    reader = _Reader(definitions, targets, types or Types())
+    frame = reader.read(_images(changes, keyed=bool(target.key))).withColumn("missing", reader.missing())
+    read = frame.select(
+        *(reader.value(column.name).alias(names[column.name]) for column in _shown(target)),
+        *(F.col(column).alias(name) for name, column in _ABOUT.items()),
+        _renamed(F.when(F.size("missing") > 0, F.col("missing")), names).alias("_missing"),
+        F.when(reader.wrong(), F.struct("id", "schema", "table", "version", "image")).alias("_misfit"),
+    )
+    if not target.key:
+        typed = [(name, type, F.col(quoted(name))) for name, type in columns.items()]
+        read = read.withColumn("_key", F.md5(texts.named(typed).cast("binary")))
+    return Rows(read, reader)
+
+
+def _renamed(missing: Column, names: Mapping[str, str]) -> Column:
+    renamed = [F.lit(text) for pair in names.items() if pair[0] != pair[1] for text in pair]
+    if not renamed:
+        return missing
+    return F.transform(missing, lambda name: F.coalesce(F.element_at(F.create_map(*renamed), name), name))
+
+
+def silver_columns(target: Definition, types: Types | None = None) -> dict[str, DataType]:
+    """The names and types of a table's own columns in the lake."""
+    names = silver_names(column.name for column in target.columns)
+    found = ((names[column.name], (types or Types()).of(column)) for column in target.columns)
+    return {name: type for name, type in found if type is not None}
+
+
+def quoted(name: str) -> str:
+    """A column's name as an expression.
+
+    >>> quoted("a.`b`")
+    '`a.``b```'
+    """
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _shown(definition: Definition) -> list[values.Column]:
+    return [column for column in definition.columns if column.kind != "hidden"]
+
+
+def _images(changes: DataFrame, *, keyed: bool) -> DataFrame:
+    """The changes of rows, each with the image that its row is made of."""
+    changes = changes.where(F.col("op").isin(*ROW_OPS))
+    image = F.when(F.col("op") == Op.DELETE, F.col("before")).otherwise(F.col("after"))
+    if keyed:
+        return changes.withColumn("image", image)
+    one = F.array(F.struct(F.col("seq").alias("seq"), F.col("op").alias("op"), image.alias("image")))
+    # The row before is {**after, **before}: in JSON the last member of a name counts.
+    before = F.when(F.coalesce(F.col("before"), F.lit("{}")) == "{}", F.col("after")).otherwise(
+        F.concat(F.substring("after", F.lit(1), F.length("after") - 1), F.lit(","), F.substring("before", 2, 2**31 - 1))
+    )
+    two = F.array(
+        F.struct(F.concat("seq", F.lit("a")).alias("seq"), F.lit(Op.DELETE).alias("op"), before.alias("image")),
+        F.struct(F.concat("seq", F.lit("b")).alias("seq"), F.lit(Op.INSERT).alias("op"), F.col("after").alias("image")),
+    )
+    parts = F.explode(F.when(F.col("op") == Op.UPDATE, two).otherwise(one)).alias("part")
+    others = [name for name in changes.columns if name not in ("seq", "op", "before", "after")]
+    return changes.select(*others, parts).select(*others, "part.*")
+
+
+class _Field(NamedTuple):
+    """A column of the target as a group of versions has it. `place` begins the names of its columns in the frame."""
+
+    reading: Reading
+    place: str
+
+    @property
+    def source(self) -> str:
+        return self.place
+
+    @property
+    def raw(self) -> str:
+        return f"{self.place}_raw" if self.reading.is_cut else self.place
+
+    @property
+    def text(self) -> str:
+        return f"{self.place}_text" if self.reading.is_cut else self.place
+
+    @property
+    def value(self) -> str:
+        return self.place if self.reading.is_direct else f"{self.place}_value"
+
+    @property
+    def bad(self) -> str:
+        return f"{self.place}_bad"
+
+
+class _Group(NamedTuple):
+    """Versions that can be read alike: a column that several of them have is the same in all of them."""
+
+    corrupt: str
+    versions: list[int]
+    fields: dict[str, _Field]
+
+    @property
+    def own(self) -> Column:
+        """Whether a change is of one of these versions."""
+        return F.col("version").isin(self.versions)
+
+    @property
+    def parsed(self) -> list[tuple[str, _Field]]:
+        return [(name, field) for name, field in self.fields.items() if not field.reading.is_cut]
+
+    @property
+    def cut(self) -> list[tuple[str, _Field]]:
+        return [(name, field) for name, field in self.fields.items() if field.reading.is_cut]
+
+    @property
+    def doubtful(self) -> list[tuple[str, _Field]]:
+        """Those that are bad where from_json has found nothing wrong."""
+        return [(name, field) for name, field in self.fields.items() if field.reading.may_be_bad]
+
+
+class _Reader:
+    """Reads the rows of a target out of images of any of its versions, in steps: each adds columns to the frame that
+    the next ones use, so that Spark computes nothing twice."""
+
+    def __init__(self, definitions: Mapping[int, Definition], targets: Mapping[str, DataType], types: Types) -> None:
+        self._definitions = definitions
+        self._targets = targets
+        self._types = types
+        self._groups = _groups(definitions.values(), targets)
+
+    def read(self, changes: DataFrame) -> DataFrame:
+        """The changes with what each step of reading has found."""
+        frame, image = self._parsed(changes), F.col("image")
+        for group in self._groups:
+            cut, made = group.cut, [field for field in group.fields.values() if not field.reading.is_direct]
+            frame = frame.withColumns({field.source: self._only(group, field.reading.cut(image)) for _, field in cut})
+            frame = frame.withColumns({field.raw: field.reading.raw(F.col(field.source)) for _, field in cut})
+            frame = frame.withColumns({field.text: field.reading.text(F.col(field.raw)) for _, field in cut})
+            frame = frame.withColumns({field.value: field.reading.value(F.col(field.text)) for field in made})
+            frame = frame.withColumns(
+                {
+                    field.bad: group.own
+                    & field.reading.bad(F.col(field.source), F.col(field.text), F.col(field.value), image)
+                    for _, field in group.doubtful
+                }
+            )
+        return frame
+
+    def _parsed(self, changes: DataFrame) -> DataFrame:
+        """The changes with what from_json reads of each image, in columns of their own."""
+        kept, places, structs = changes.columns, list[str](), list[Column]()
+        for group in self._groups:
+            fields = [StructField(name, field.reading.parsed_type) for name, field in group.parsed]
+            schema = StructType([*fields, StructField(group.corrupt, StringType())])
+            options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": group.corrupt, **_LIMITS}
+            structs.append(self._only(group, F.from_json("image", schema, options)).alias(f"_{len(structs)}"))
+            places += [*(field.source for _, field in group.parsed), group.corrupt]
+        frame = changes.select(*kept, *structs)
+        # Spark finds no field by its name where two names differ in case only.
+        return frame.select(*kept, *(f"_{place}.*" for place in range(len(structs)))).toDF(*kept, *places)
+
+    def _only(self, group: _Group, value: Column) -> Column:
+        return value if len(self._groups) == 1 else F.when(group.own, value)
+
+    def value(self, name: str) -> Column:
+        """A column of the target."""
+        found = [self._only(group, F.col(group.fields[name].value)) for group in self._groups if name in group.fields]
+        return (F.coalesce(*found) if found else F.lit(None)).cast(self._targets[name])
+
+    def missing(self) -> Column:
+        """The columns that an image ought to have and has not; null, or empty, when there are none."""
+        image = F.col("image")
+        lacking = F.lit(None).cast("array<string>")
+        for has, versions in self._expected().items():
+            fields = [group.fields[name] for group in self._groups if versions[0] in group.versions for name in has]
+            absent = any_of(field.reading.absent(F.col(field.source), image) for field in fields)
+            names = F.array_except(F.array(*map(F.lit, has)), F.json_object_keys(image))
+            lacking = F.when(F.col("version").isin(versions) & absent, names).otherwise(lacking)
+        return lacking
+
+    def _expected(self) -> dict[tuple[str, ...], list[int]]:
+        """The columns of the target that versions have, with these versions; they are of one group."""
+        expected: dict[tuple[str, ...], list[int]] = {}
+        for group in self._groups:
+            for version in group.versions:
+                shown = _shown(self._definitions[version])
+                has = tuple(column.name for column in shown if column.name in self._targets)
+                expected.setdefault(has, []).append(version)
+        return expected
+
+    def wrong(self) -> Column:
+        """Whether something is wrong with a row."""
+        bad = [F.col(field.bad) for group in self._groups for _, field in group.doubtful]
+        corrupt = [F.col(group.corrupt).isNotNull() for group in self._groups]
+        return any_of([self._unknown(), _no_image(), *bad, *corrupt])
+
+    def why(self) -> Column:
+        """What is wrong with a row: `column` and `reason`."""
+        whys = [
+            F.when(self._unknown(), _why(None, F.lit(f"{reasons.UNKNOWN_DEFINITION}: the lake does not have it"))),
+            F.when(_no_image(), _why(None, _not_an_image())),
+        ]
+        for group in self._groups:
+            whys += [F.when(F.col(field.bad), self._unfit(name, field)) for name, field in group.doubtful]
+            whys.append(F.when(F.col(group.corrupt).isNotNull(), self._unparsed(group)))
+        return F.coalesce(*whys)
+
+    def _unknown(self) -> Column:
+        return ~F.col("version").isin(list(self._definitions))
+
+    def _unfit(self, name: str, field: _Field) -> Column:
+        same = self._types.of(field.reading.column) == field.reading.target
+        kind = reasons.kind(field.reading.target) if same else reasons.TYPE_CHANGED
+        text = field.reading.shown(F.col(field.text))
+        return _why(name, reasons.misfit(F.lit(kind), text, F.lit(field.reading.target.simpleString())))
+
+    def _unparsed(self, group: _Group) -> Column:
+        """Which of the columns from_json could not read, found by reading the image once more, all of it as texts."""
+        fields = [
+            F.struct(
+                F.lit(name).alias("name"),
+                F.lit(reasons.kind(field.reading.target)).alias("kind"),
+                F.lit(field.reading.target.simpleString()).alias("type"),
+                F.col(field.source).isNull().alias("lost"),
+            )
+            for name, field in group.parsed
+        ]
+        nothing = _why(None, _not_an_image())
+        if not fields:
+            return nothing
+
+        def lost(texts: Column) -> Column:
+            found = F.filter(
+                F.array(*fields), lambda each: each["lost"] & F.element_at(texts, each["name"]).isNotNull()
+            )
+            whys = F.transform(
+                found,
+                lambda each: _why(
+                    each["name"], reasons.misfit(each["kind"], F.element_at(texts, each["name"]), each["type"])
+                ),
+            )
+            return F.get(whys, F.lit(0))
+
+        once = F.array(F.from_json("image", "map<string, string>", _LIMITS))
+        return F.coalesce(F.get(F.transform(once, lost), F.lit(0)), nothing)
+
+
+def _groups(definitions: Iterable[Definition], targets: Mapping[str, DataType]) -> list[_Group]:
+    groups: list[_Group] = []
+    for definition in sorted(definitions, key=lambda each: each.version):
+        mine = [column for column in _shown(definition) if column.name in targets]
+        logged = definition.version > 0
+        group = next((group for group in groups if _alike(group, mine, logged)), None)
+        if group is None:
+            group = _Group(f"_{len(groups)}_corrupt", [], {})
+            groups.append(group)
+        group.versions.append(definition.version)
+        for column in mine:
+            place = f"_{groups.index(group)}_{len(group.fields)}"
+            group.fields.setdefault(column.name, _Field(Reading(column, targets[column.name], logged), place))
+    return groups
+
+
+def _alike(group: _Group, columns: Sequence[values.Column], logged: bool) -> bool:
+    """Whether a version with these columns can join a group."""
+    return (group.versions[0] > 0) == logged and all(
+        column.name not in group.fields or group.fields[column.name].reading.column == column for column in columns
+    )
+
+
+def _no_image() -> Column:
+    return F.col("image").isNull() | ~F.col("image").startswith("{")
+
+
+def _not_an_image() -> Column:
+    return F.concat(
+        F.lit(f"{reasons.NOT_AN_IMAGE}: "), F.coalesce(reasons.shown(F.col("image")), F.lit("there is none"))
+    )
+
+
+def _why(column: str | Column | None, reason: Column) -> Column:
+    name = column if isinstance(column, Column) else F.lit(column).cast("string")
+    return F.struct(name.alias("column"), reason.alias("reason"))
