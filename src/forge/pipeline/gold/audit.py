@@ -1,0 +1,133 @@
+"""Who changed what, change by change, straight from bronze.
+
+In go conditions, out comes a frame with a row for each change: when, which row of which table, what was done, each
+column's old and new value, and who did it. Days that are not asked for are not read.
+
+Values are texts: of a string its characters, of anything else its JSON; null is null. They are compared as they were
+written, so 1.0 and 1.00 differ. A hidden column that changed has neither old nor new value.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import arrow_udf
+
+from forge.change import text
+from forge.pipeline.lake import Lake
+from forge.pipeline.tables import load
+
+CHANGED: Final = "array<struct<column: string, old: string, new: string>>"
+
+_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_names: Final = msgspec.json.Decoder(list[str]).decode
+
+
+def audit(
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    table: str | None = None,
+    user: str | None = None,
+    trace: str | None = None,
+    key: object = None,
+) -> DataFrame:
+    """The changes since an instant, and before another, that all given conditions hold for; in no particular order.
+
+    `table` is named with or without its schema; `key` is the value of a key, or a mapping or list of the values of a
+    longer one in its order.
+    """
+    rows = load(spark, lake.changes).where(~F.col("op").isin("read", "snapshot"))
+    if since is not None:
+        rows = rows.where((F.col("day") >= _day(since)) & (F.col("at") >= F.lit(since)))
+    if until is not None:
+        rows = rows.where((F.col("day") <= _day(until)) & (F.col("at") < F.lit(until)))
+    name = F.concat_ws(".", "schema", "table")
+    if table is not None:
+        rows = rows.where((name == table) | (F.col("table") == table))
+    if user is not None:
+        rows = rows.where(F.col("user_id") == user)
+    if trace is not None:
+        rows = rows.where(F.col("trace_id") == trace)
+    if key is not None:
+        rows = rows.where(F.col("row_id") == word(key))
+    changed = arrow_udf(_changed, CHANGED)("before", "after", "hidden")  # type: ignore[call-overload]
+    return rows.select(
+        "at",
+        name.alias("table"),
+        "row_id",
+        "op",
+        changed.alias("changed"),
+        "user_id",
+        "function_name",
+        "trace_id",
+        "session_user",
+        "application_name",
+        "transaction",
+        "seq",
+    )
+
+
+def word(key: object) -> str:
+    """A key as `row_id` has it.
+
+    >>> word(7), word({"a": 1, "b": "x"}), word([1, "x"])
+    ('7', '["1", "x"]', '["1", "x"]')
+    """
+    values = list(key.values()) if isinstance(key, Mapping) else key
+    if not isinstance(values, (list, tuple)):
+        return text(values)
+    if len(values) == 1:
+        return text(values[0])
+    return json.dumps([text(value) for value in values], ensure_ascii=False)
+
+
+def differences(before: str | None, after: str | None, hidden: str | None) -> list[dict[str, str | None]]:
+    """Each column that a change gave another value, with both.
+
+    >>> [tuple(each.values()) for each in differences('{"a":1,"b":"x"}', '{"id":7,"a":1,"b":null}', '["c"]')]
+    [('b', 'x', None), ('c', None, None)]
+    >>> [tuple(each.values()) for each in differences(None, '{"id":7,"b":null,"c":"1","d":1.0}', None)]
+    [('id', None, '7'), ('c', None, '1'), ('d', None, '1.0')]
+    """
+    old = _raw(before) if before is not None else {}
+    new = _raw(after) if after is not None else {}
+    # An update has at least those columns in `before` that it changed; the others are as they were.
+    names = old if before is not None else new
+    found = [
+        {"column": name, "old": _text(old.get(name)), "new": _text(new.get(name))}
+        for name in names
+        if _bytes(old.get(name)) != _bytes(new.get(name))
+    ]
+    seen = {each["column"] for each in found}
+    secret = _names(hidden) if hidden is not None else []
+    return found + [{"column": name, "old": None, "new": None} for name in secret if name not in seen]
+
+
+def _bytes(value: msgspec.Raw | None) -> bytes:
+    return b"null" if value is None else bytes(value)
+
+
+def _text(value: msgspec.Raw | None) -> str | None:
+    raw = _bytes(value)
+    if raw == b"null":
+        return None
+    return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
+
+
+def _changed(before: pa.Array, after: pa.Array, hidden: pa.Array) -> pa.Array:
+    rows = zip(before.to_pylist(), after.to_pylist(), hidden.to_pylist(), strict=True)
+    text = pa.string()
+    kind = pa.list_(pa.struct([("column", text), ("old", text), ("new", text)]))
+    return pa.array([differences(*row) for row in rows], kind)
+
+
+def _day(at: datetime) -> Any:
+    return F.lit(at.astimezone(UTC).date())
