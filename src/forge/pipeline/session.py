@@ -10,6 +10,7 @@ What always holds:
 """
 
 import atexit
+import hashlib
 import os
 import re
 import sys
@@ -140,14 +141,20 @@ def with_delta(given: Mapping[str, str]) -> str:
     return ",".join([*filter(None, [theirs]), *map(str, delta_jars())])
 
 
-def ship(spark: "SparkSession") -> Path:
+def ship(spark: "SparkSession") -> Path | None:
     """Gives this Forge, and its SQL, to all executors of the session; they prefer it to one of their own.
 
     What Forge imports (psycopg, msgspec) has compiled parts, which no zip can carry: the executors' Python has them.
+    A Forge that itself came as a zip (`spark-submit --py-files`) is with the executors already.
     """
+    if not PACKAGE.is_dir():
+        return None
     folder = tempfile.TemporaryDirectory(prefix="forge-shipped-")
     atexit.register(folder.cleanup)
     path = packed(Path(folder.name, "forge.zip"))
+    # Spark takes one file of a name, and there may be another Forge among the --py-files.
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    path = path.rename(path.with_name(f"forge-{digest}.zip"))
     spark.sparkContext.addPyFile(str(path))
     return path
 
