@@ -59,11 +59,11 @@ class Store:
         columns = names if self.carried else [*self.key, *SLIM]
         existing = concerned(stored, None if ends else fitting.select(*self.key), since, self.key, columns)
         later = [end for end in self.known.values() if end.seq > since]
-        made = chain(existing, fitting, later, self.key, carried=self.carried).where("_changed")
+        made = chain(existing, fitting, later, self.key, carried=self.carried).where(F.col("_:changed"))
         found = made.withColumns({"from": F.unix_micros("_valid_from"), "to": F.unix_micros("_valid_to")}).collect()
         for row in found:
             where = (row["_key"] or f"{row['h']}:{row['id']}", row["_seq"])
-            if row["_stored"] and not self.carried:
+            if row["_:stored"] and not self.carried:
                 self.rows[where] |= {name: row[name] for name in ("_end_seq", "to", "_end_transaction")}
             else:
                 self.rows[where] = {**row.asDict(), "_valid_from": moment(row["from"])}

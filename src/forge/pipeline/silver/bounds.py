@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DateType, DecimalType, IntegerType, LongType, ShortType, StringType
 
@@ -47,41 +47,39 @@ class Bounds(msgspec.Struct, frozen=True):
         return " AND ".join(filter(None, parts)) or "true"
 
 
-def bounds(rows: DataFrame, columns: Sequence[str], count: int) -> list[Bounds]:
-    """Bounds of the values that some rows, so many of them, have in these columns; of those that can be literals."""
+def look(rows: DataFrame, columns: Sequence[str], *more: Column) -> tuple[Row, list[Bounds]]:
+    """Aggregates of rows, and bounds of what they have in these columns, in one pass over them."""
     types = {name: rows.schema[name].dataType for name in columns}
     types = {name: type for name, type in types.items() if _has_literals(type)}
-    if not count or not types:
-        return []
-    if count <= MOST_VALUES:
-        return list(_exactly(rows, types))
-    return list(_roughly(rows, types))
-
-
-def _exactly(rows: DataFrame, types: dict[str, DataType]) -> Iterable[Bounds]:
-    found = rows.select(*(F.col(quoted(name)) for name in types)).distinct().collect()
-    for place, (name, type) in enumerate(types.items()):
-        values = sorted({row[place] for row in found if row[place] is not None}, key=_sorted_as)
-        if values:
-            yield _bounds(name, type, _joined([(value, value) for value in values]), values)
-
-
-def _roughly(rows: DataFrame, types: dict[str, DataType]) -> Iterable[Bounds]:
-    """Whole numbers are put into buckets first, so that a few far away from the others do not span all between."""
-    limits = [extreme(quoted(name)) for name in types for extreme in (F.min, F.max)]
-    row = rows.agg(*limits).first()
+    # Of few rows all are among the first of their partition, and of many no more than these are collected.
+    among_the_first = F.monotonically_increasing_id().bitwiseAND(2**33 - 1) < MOST_VALUES
+    measures = [
+        measure(F.col(quoted(name)))
+        for name in types
+        for measure in (F.min, F.max, lambda value: F.collect_set(F.when(F.col("_:first"), value)))
+    ]
+    row = rows.withColumn("_:first", among_the_first).agg(F.count("*"), *measures, *more).first()
     assert row is not None, "an aggregate has one row"
+    found: list[Bounds] = []
     for place, (name, type) in enumerate(types.items()):
-        low, high = row[2 * place], row[2 * place + 1]
+        low, high, values = row[1 + 3 * place : 4 + 3 * place]
         if low is None:
             continue
-        if type.__class__ not in _SUFFIX or high - low < _BUCKETS:
-            yield _bounds(name, type, [(low, high)])
-            continue
-        value = F.col(quoted(name))
-        bucket = F.floor((value.cast("double") - float(low)) / ((high - low) / _BUCKETS))
-        buckets = rows.groupBy(bucket).agg(F.min(value), F.max(value)).collect()
-        yield _bounds(name, type, _joined(sorted((each[1], each[2]) for each in buckets if each[1] is not None)))
+        if row[0] <= MOST_VALUES:
+            values = sorted(values, key=_sorted_as)
+            found.append(_bounds(name, type, _joined([(value, value) for value in values]), values))
+        elif type.__class__ in _SUFFIX and high - low >= _BUCKETS:
+            found.append(_bounds(name, type, _joined(_buckets(rows, name, low, high))))
+        else:
+            found.append(_bounds(name, type, [(low, high)]))
+    return row, found
+
+
+def _buckets(rows: DataFrame, name: str, low: int, high: int) -> list[Range]:
+    """The extremes of whole numbers by bucket, so that a few far away from the others do not span all between."""
+    value = F.col(quoted(name))
+    bucket = F.floor((value.cast("double") - float(low)) / ((high - low) / _BUCKETS))
+    return sorted((row[1], row[2]) for row in rows.groupBy(bucket).agg(F.min(value), F.max(value)).collect())
 
 
 def _bounds(name: str, type: DataType, ranges: Sequence[Range], values: Sequence[Any] = ()) -> Bounds:

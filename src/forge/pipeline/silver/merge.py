@@ -27,8 +27,9 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver import ends as whole
-from forge.pipeline.silver.bounds import Bounds, bounds, literal
+from forge.pipeline.silver.bounds import Bounds, literal, look
 from forge.pipeline.silver.ends import End
+from forge.pipeline.silver.fitting import complete
 from forge.pipeline.silver.layout import Era, Layout
 from forge.pipeline.silver.rows import quoted
 from forge.pipeline.silver.tables import MISSING, add_missing, current_columns, history_columns
@@ -54,13 +55,12 @@ def merge(
 ) -> Merged:
     """Merge rows of one era, with the history's names, and ends of the whole table; the tables are prepared.
 
-    Ends come with the present era, and end the rows of all of them.
+    The ends are those of all eras.
     """
     merged = _Merge(spark, lake, layout, era, fitting, ends).run()
-    if ends and era == layout.era:
-        nothing = _nothing(spark, layout)
-        for other in layout.eras[:-1]:
-            _Merge(spark, lake, layout, other, nothing, ends).run()
+    for other in layout.eras:
+        if ends and other != era:
+            _Merge(spark, lake, layout, other, _nothing(spark, layout), ends).run()
     return merged
 
 
@@ -72,7 +72,7 @@ class _Merge:
         self._lake = lake
         self._layout = layout
         self._era = era
-        self._fitting = fitting.persist()
+        self._fitting = complete(fitting, layout).persist()
         self._ends = ends
         self._history = lake.history(layout.table)
         self._current = lake.current(layout.table)
@@ -82,33 +82,28 @@ class _Merge:
     def run(self) -> Merged:
         try:
             with self._timed("read"):
-                count, first, misses = self._arrived()
-            if first is None and not self._ends:
+                missing = [F.min("_seq").alias("first"), F.count("_missing").alias("missing")]
+                arrived, keys = look(self._fitting, self._era.key, *missing)
+            if not arrived[0] and not self._ends:
                 return Merged(seconds=self._seconds)
-            since = min(filter(None, [first, *(end.seq for end in self._ends)]))
+            since = min(filter(None, [arrived["first"], *(end.seq for end in self._ends)]))
             with self._timed("ends"):
                 later = [end for end in self._known_ends() if end.seq > since]
-            with self._timed("keys"):
-                keys = [] if self._ends else bounds(self._fitting, self._era.key, count)
-            if misses and self._era.keyed:
+            if arrived["missing"] and self._era.keyed:
                 add_missing(self._spark, self._history)
             self._carries = self._era.keyed and "_missing" in load(self._spark, self._history).columns
             self._wide = self._carries or not self._era.keyed
+            keys = [] if self._ends else keys
             with self._timed("versions"):
-                made, found = self._versions(since, later, keys, count)
+                made, found = self._versions(since, later, keys, arrived[0])
             with self._timed("history"):
-                self._into_history(made, found, keys)
+                self._into_history(made, found, since, keys)
             if self._era == self._layout.era:
                 with self._timed("current"):
                     self._into_current(made, found, keys)
-            return Merged(count, found["new"] + found["ended"], self._seconds)
+            return Merged(arrived[0], found["new"] + found["ended"], self._seconds)
         finally:
             self._fitting.unpersist()
-
-    def _arrived(self) -> tuple[int, str | None, bool]:
-        row = self._fitting.agg(F.count("*"), F.min("_seq"), F.count("_missing")).first()
-        assert row is not None, "an aggregate has one row"
-        return row[0], row[1], row[2] > 0
 
     def _known_ends(self) -> list[End]:
         known = {end.seq: end for end in whole.known(self._spark, self._lake, self._layout.table)}
@@ -133,30 +128,31 @@ class _Merge:
         existing = concerned(history, touched, since, self._era.key, columns)
         made = chain(existing, self._fitting, later, self._era.key, carried=carried)
         counts = Observation()
-        ended = F.col("_stored") & F.col("_changed")
+        ended = F.col("_:stored") & F.col("_:changed")
         made = made.observe(
             counts,
-            F.count_if("_stored").alias("stored"),
-            F.count_if(~F.col("_stored")).alias("new"),
+            F.count_if("_:stored").alias("stored"),
+            F.count_if(~F.col("_:stored")).alias("new"),
             F.count_if(ended).alias("ended"),
-            F.count_if(ended & F.col("_was").isNotNull()).alias("ended_before"),
+            F.count_if(ended & F.col("_:was").isNotNull()).alias("ended_before"),
         ).localCheckpoint()
         return made, counts.get
 
-    def _into_history(self, made: DataFrame, found: Mapping[str, int], keys: Sequence[Bounds]) -> None:
+    def _into_history(self, made: DataFrame, found: Mapping[str, int], since: str, keys: Sequence[Bounds]) -> None:
         columns = [*history_columns(self._layout), *MISSING]
         if not self._carries:
             columns.remove("_missing")
         names = [name for name in columns if name in made.columns]
-        changed = made.where("_changed")
+        changed = made.where(F.col("_:changed"))
         if not found["ended"]:
             if found["new"]:
                 _append(changed.select(*map(quoted, names)), self._history)
             return
         same = [f"t.{quoted(name)} = s.{quoted(name)}" for name in [*self._era.key, "_seq"]]
-        ended = made.where("_changed AND _stored")
-        same += ["s._stored", *(each.sql("t") for each in [*keys, *bounds(ended, ["_seq"], found["ended"])])]
-        if not found["ended_before"]:
+        same += ["s.`_:stored`", *(each.sql("t") for each in keys)]
+        if found["ended_before"]:
+            same += [f"(t._is_current OR t._end_seq >= {literal(since, StringType())})"]
+        else:
             same += ["t._is_current"]
         updated = names if self._carries else ENDING
         (
@@ -170,7 +166,8 @@ class _Merge:
 
     def _into_current(self, made: DataFrame, found: Mapping[str, int], keys: Sequence[Bounds]) -> None:
         if self._era.keyed:
-            rows, same = made.where("_last" if self._wide else "_last AND _given"), list(self._era.key)
+            last = F.col("_:last") if self._wide else F.col("_:last") & F.col("_:given")
+            rows, same = made.where(last), list(self._era.key)
         else:
             rows, same = made.where("_op <> 'delete'"), [*self._era.key, "_seq"]
         rows = rows.withColumnRenamed("_valid_from", "_changed_at")

@@ -22,22 +22,23 @@ from typing import Any, Final, cast
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import VariantType
 
 from forge.pipeline.silver.ends import End
+from forge.pipeline.silver.rows import quoted
 
 DELETE: Final = "delete"
-BY_WHOM: Final = ("_user_id", "_function_name", "_trace_id", "_session_user")
 SLIM: Final = ("_seq", "_end_seq", "_op", "_valid_from", "_transaction")
 """What `chain` needs of stored versions beside their key, unless values are carried forward."""
 
-MARKS: Final = ("_stored", "_given", "_changed", "_last", "_was")
+MARKS: Final = ("_:stored", "_:given", "_:changed", "_:last", "_:was")
 
 _FANOUT = 32
 
 
 def versions(existing: DataFrame | None, fitting: DataFrame, ends: Sequence[End], key: Sequence[str]) -> DataFrame:
     """The versions that are new, or that end otherwise than they are stored."""
-    return chain(existing, fitting, ends, key).where("_changed").drop(*MARKS)
+    return chain(existing, fitting, ends, key).where(F.col("_:changed")).drop(*MARKS)
 
 
 def concerned(
@@ -61,8 +62,8 @@ def chain(
 ) -> DataFrame:
     """Every version in `existing` or `fitting` with its end, and marks that say what is to be done with it.
 
-    `_stored`: it is in `existing`; `_given`: it is in `fitting`; `_changed`: it is not stored, or not as it is here;
-    `_last`: nothing of its key follows it; `_was`: the `_end_seq` that is stored.
+    `_:stored`: it is in `existing`; `_:given`: it is in `fitting`; `_:changed`: it is not stored, or not as it is here;
+    `_:last`: nothing of its key follows it; `_:was`: the `_end_seq` that is stored.
 
     `existing` has at least the key and `SLIM`. With names in `carried` it has all columns, and `_missing`; then a value
     that a row misses is that of the version which it ended, if it ended one. `ends` are all ends of the table that are
@@ -70,22 +71,22 @@ def chain(
     eldest of them.
     """
     rows = _single(_both(existing, fitting), key, prefer_stored=bool(carried))
-    rows = rows.withColumn("_upcoming", upcoming(F.col("_seq"), ends))
+    rows = rows.withColumn("_:upcoming", upcoming(F.col("_seq"), ends))
     rows = _queued(rows) if tuple(key) == ("_key",) else _followed(rows, key)
     deletes = F.col("_op") == DELETE
-    end = F.when(deletes, _itself()).otherwise(F.col("_ender"))
+    end = F.when(deletes, _itself()).otherwise(F.col("_:ender"))
     rows = rows.withColumns(
         {
             "_end_seq": end["seq"],
             "_valid_to": end["at"],
             "_end_transaction": end["transaction"],
             "_is_current": end["seq"].isNull(),
-            "_changed": ~F.col("_stored") | ~end["seq"].eqNullSafe(F.col("_was")),
+            "_:changed": ~F.col("_:stored") | ~end["seq"].eqNullSafe(F.col("_:was")),
         }
     )
     if carried:
         rows = _carried(rows, key, carried)
-    return rows.drop("_upcoming", "_ender")
+    return rows.drop("_:upcoming", "_:ender")
 
 
 def upcoming(seq: Column, ends: Sequence[End]) -> Column:
@@ -129,58 +130,58 @@ def _itself() -> Column:
 
 def _both(existing: DataFrame | None, fitting: DataFrame) -> DataFrame:
     nothing = F.lit(None).cast("string")
-    given = fitting.withColumnRenamed("_at", "_valid_from").withColumns({"_stored": F.lit(False), "_was": nothing})
+    given = fitting.withColumnRenamed("_at", "_valid_from").withColumns({"_:stored": F.lit(False), "_:was": nothing})
     if existing is None:
         return given
     kept = [name for name in existing.columns if name in given.columns]
-    stored = existing.select(*map(_quoted, kept), F.lit(True).alias("_stored"), F.col("_end_seq").alias("_was"))
+    stored = existing.select(*map(quoted, kept), F.lit(True).alias("_:stored"), F.col("_end_seq").alias("_:was"))
     return given.unionByName(stored, allowMissingColumns=True)
 
 
 def _single(rows: DataFrame, key: Sequence[str], *, prefer_stored: bool) -> DataFrame:
     """One row for each version, however often it is there."""
-    same = Window.partitionBy(*map(_quoted, key), "_seq")
-    first = same.orderBy(F.col("_stored").desc() if prefer_stored else F.col("_stored"))
+    same = Window.partitionBy(*map(quoted, key), "_seq")
+    first = same.orderBy(F.col("_:stored").desc() if prefer_stored else F.col("_:stored"))
     return (
         rows.withColumns(
             {
-                "_number": F.row_number().over(first),
-                "_given": F.max(~F.col("_stored")).over(same),
-                "_was": F.max("_was").over(same),
-                "_any": F.max("_stored").over(same),
+                "_:number": F.row_number().over(first),
+                "_:given": F.max(~F.col("_:stored")).over(same),
+                "_:was": F.max("_:was").over(same),
+                "_:any": F.max("_:stored").over(same),
             }
         )
-        .where("_number = 1")
-        .withColumn("_stored", F.col("_any"))
-        .drop("_number", "_any")
+        .where(F.col("_:number") == 1)
+        .withColumn("_:stored", F.col("_:any"))
+        .drop("_:number", "_:any")
     )
 
 
 def _followed(rows: DataFrame, key: Sequence[str]) -> DataFrame:
     """With a key: a version is ended by the next one of its key, or by an end of the whole table before that."""
-    following = F.lead(_itself()).over(Window.partitionBy(*map(_quoted, key)).orderBy("_seq"))
-    rows = rows.withColumn("_next", following)
-    sooner = F.least("_next", "_upcoming")
-    return rows.withColumns({"_last": F.col("_next").isNull(), "_ender": sooner}).drop("_next")
+    following = F.lead(_itself()).over(Window.partitionBy(*map(quoted, key)).orderBy("_seq"))
+    rows = rows.withColumn("_:next", following)
+    sooner = F.least("_:next", "_:upcoming")
+    return rows.withColumns({"_:last": F.col("_:next").isNull(), "_:ender": sooner}).drop("_:next")
 
 
 def _queued(rows: DataFrame) -> DataFrame:
     """Without a key: a delete ends the eldest equal row that lives; one that finds none ends nothing."""
     added = F.when(F.col("_op") == DELETE, 0).otherwise(1)
-    queue = Window.partitionBy("_key", "_stretch").orderBy("_seq")
+    queue = Window.partitionBy("_key", "_:stretch").orderBy("_seq")
     so_far = queue.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = queue.rowsBetween(Window.unboundedPreceding, -1)
-    rows = rows.withColumn("_stretch", F.col("_upcoming.seq"))
-    rows = rows.withColumns({"_added": F.sum(added).over(so_far), "_balance": F.sum(2 * added - 1).over(so_far)})
-    in_vain = F.least(F.lit(0), F.min("_balance").over(so_far))
-    lowest = F.least(F.lit(0), F.coalesce(F.min("_balance").over(before), F.lit(0)))
-    finds = F.col("_balance") >= lowest
-    taken = F.col("_added") - F.col("_balance") + in_vain
-    rows = rows.withColumn("_place", F.when(F.col("_op") != DELETE, F.col("_added")).otherwise(F.when(finds, taken)))
-    pair = Window.partitionBy("_key", "_stretch", "_place")
+    rows = rows.withColumn("_:stretch", F.col("_:upcoming.seq"))
+    rows = rows.withColumns({"_:added": F.sum(added).over(so_far), "_:balance": F.sum(2 * added - 1).over(so_far)})
+    in_vain = F.least(F.lit(0), F.min("_:balance").over(so_far))
+    lowest = F.least(F.lit(0), F.coalesce(F.min("_:balance").over(before), F.lit(0)))
+    finds = F.col("_:balance") >= lowest
+    taken = F.col("_:added") - F.col("_:balance") + in_vain
+    rows = rows.withColumn("_:place", F.when(F.col("_op") != DELETE, F.col("_:added")).otherwise(F.when(finds, taken)))
+    pair = Window.partitionBy("_key", "_:stretch", "_:place")
     taker = F.max(F.when(F.col("_op") == DELETE, _itself())).over(pair)
-    return rows.withColumns({"_ender": F.coalesce(taker, F.col("_upcoming")), "_last": F.lit(True)}).drop(
-        "_stretch", "_added", "_balance", "_place"
+    return rows.withColumns({"_:ender": F.coalesce(taker, F.col("_:upcoming")), "_:last": F.lit(True)}).drop(
+        "_:stretch", "_:added", "_:balance", "_:place"
     )
 
 
@@ -189,32 +190,31 @@ def _carried(rows: DataFrame, key: Sequence[str], carried: Sequence[str]) -> Dat
 
     The first of the stored versions has been given its own when it was stored, by versions that are not looked at now.
     """
-    order = Window.partitionBy(*map(_quoted, key)).orderBy("_seq")
+    order = Window.partitionBy(*map(quoted, key)).orderBy("_seq")
     previous = F.lag(F.struct("_op", "_end_seq")).over(order)
-    rows = rows.withColumn("_previous", previous)
-    ended_one = (F.col("_previous._op") != DELETE) & (F.col("_previous._end_seq") == F.col("_seq"))
-    rows = rows.withColumn("_follows", F.coalesce(ended_one, F.lit(False)))
-    rows = rows.withColumn("_life", F.sum((~F.col("_follows")).cast("int")).over(order))
-    life = Window.partitionBy(*map(_quoted, key), "_life").orderBy("_seq")
+    rows = rows.withColumn("_:previous", previous)
+    ended_one = (F.col("_:previous._op") != DELETE) & (F.col("_:previous._end_seq") == F.col("_seq"))
+    rows = rows.withColumn("_:follows", F.coalesce(ended_one, F.lit(False)))
+    rows = rows.withColumn("_:life", F.sum((~F.col("_:follows")).cast("int")).over(order))
+    life = Window.partitionBy(*map(quoted, key), "_:life").orderBy("_seq")
     values: dict[str, Column] = {}
     for name in carried:
-        value = F.col(_quoted(name))
+        value = F.col(quoted(name))
         misses = F.coalesce(F.array_contains("_missing", F.lit(name)), F.lit(False))
-        own = F.when(~misses | ~F.col("_follows"), F.struct(F.when(~misses | _eldest(), value).alias("value")))
+        own = F.when(~misses | ~F.col("_:follows"), F.struct(F.when(~misses | _eldest(), value).alias("value")))
         values[name] = F.last(own, ignorenulls=True).over(life.rowsBetween(Window.unboundedPreceding, 0))["value"]
-    now = F.struct(*(values[name].alias(f"_{place}") for place, name in enumerate(carried)))
-    rows = rows.withColumn("_now", now)
-    as_stored = F.struct(*(F.col(_quoted(name)).alias(f"_{place}") for place, name in enumerate(carried)))
-    changed = F.col("_changed") | ~as_stored.eqNullSafe(F.col("_now"))
-    rows = rows.withColumn("_changed", changed)
-    return rows.withColumns({name: F.col(f"_now._{place}") for place, name in enumerate(carried)}).drop(
-        "_now", "_previous", "_follows", "_life"
-    )
+    rows = rows.withColumn("_:now", F.struct(*(values[name].alias(f"_{place}") for place, name in enumerate(carried))))
+    now = {name: F.col(f"_:now._{place}") for place, name in enumerate(carried)}
+    other = F.lit(False)
+    for name in carried:
+        other = other | ~_comparable(rows, name, F.col(quoted(name))).eqNullSafe(_comparable(rows, name, now[name]))
+    rows = rows.withColumn("_:changed", F.col("_:changed") | other)
+    return rows.withColumns(now).drop("_:now", "_:previous", "_:follows", "_:life")
+
+
+def _comparable(rows: DataFrame, name: str, value: Column) -> Column:
+    return F.to_json(value) if isinstance(rows.schema[name].dataType, VariantType) else value
 
 
 def _eldest() -> Column:
-    return F.col("_stored") & F.col("_previous").isNull()
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    return F.col("_:stored") & F.col("_:previous").isNull()
