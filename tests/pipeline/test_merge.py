@@ -1,17 +1,19 @@
 """Merging into Delta: history and current are those of the oracle, whatever arrives when and how often."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
 import pytest
+from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from forge.pipeline.definitions import Definition
 from forge.pipeline.lake import Lake
-from forge.pipeline.silver.layout import layout
-from forge.pipeline.silver.merge import merge
+from forge.pipeline.silver.layout import Layout, layout
+from forge.pipeline.silver.merge import Merged, merge
 from forge.pipeline.silver.tables import prepare
 from forge.pipeline.tables import load
 from forge.values import Column
@@ -76,6 +78,10 @@ def alive(versions: dict[tuple[Any, ...], Row]) -> dict[tuple[Any, ...], Row]:
     }
 
 
+def version(spark: SparkSession, path: str) -> int:
+    return int(DeltaTable.forPath(spark, path).history(1).collect()[0]["version"])
+
+
 @pytest.mark.parametrize(("keyed", "missing"), [(True, False), (True, True), (False, False)])
 def test_history_and_current_are_those_of_the_oracle(
     spark: SparkSession, lake: Lake, keyed: bool, missing: bool
@@ -85,8 +91,35 @@ def test_history_and_current_are_those_of_the_oracle(
     plan = layout([definition(keyed=keyed)])
     prepare(spark, lake, plan)
     batches = played.batches(dice, 3)
+    before = -1
     for events, ends in batches:
+        before = version(spark, lake.current(plan.table))
         merge(spark, lake, plan, plan.era, fitting(spark, events, keyed=keyed), ends)
     wanted = oracle.history(*played, keyed=keyed)
     assert history(spark, lake) == wanted
     assert current(spark, lake) == alive(wanted)
+
+    # A run that is killed after history was written, and before current was.
+    spark.sql(f"RESTORE delta.`{lake.current(plan.table)}` TO VERSION AS OF {before}")
+    written = version(spark, lake.history(plan.table))
+    events, ends = batches[-1]
+    merge(spark, lake, plan, plan.era, fitting(spark, events, keyed=keyed), ends)
+    assert current(spark, lake) == alive(wanted)
+    assert version(spark, lake.history(plan.table)) == written, "history was written again, though nothing changed"
+
+
+def test_tables_are_merged_at_the_same_time(spark: SparkSession, lake: Lake) -> None:
+    played = play(Random(7), 2, keyed=True, most_truncates=1)
+    plans = [layout([definition(table=table)]) for table in ("one", "two", "three")]
+
+    def take(plan: Layout) -> Merged:
+        prepare(spark, lake, plan)
+        return merge(spark, lake, plan, plan.era, fitting(spark, played.events), played.ends)
+
+    with ThreadPoolExecutor(len(plans)) as pool:
+        merged = list(pool.map(take, plans))
+    wanted = oracle.history(*played)
+    assert [each.versions for each in merged] == [len(wanted)] * len(plans)
+    for plan in plans:
+        assert history(spark, lake, plan.table) == wanted
+        assert current(spark, lake, plan.table) == alive(wanted)

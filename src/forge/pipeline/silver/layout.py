@@ -37,6 +37,8 @@ from forge.values import Column
 
 WITHOUT_A_KEY: Final = ("_key",)
 
+_MARK: Final = "key of version "
+
 _WHOLE: Final[dict[type[DataType], tuple[int, int]]] = {ShortType: (2, 10), IntegerType: (4, 10), LongType: (8, 20)}
 """Bytes, and how many digits a decimal must have for Delta to widen to it."""
 
@@ -116,7 +118,7 @@ def layout(definitions: Iterable[Definition], types: Types | None = None) -> Lay
         together = list(group)
         first = together[0].definition
         key = tuple(places[name][together[0].runs[name]] for name in first.key) or WITHOUT_A_KEY
-        mark = None if number == 0 or not first.key else f"key of version {first.version}"
+        mark = None if number == 0 or not first.key else f"{_MARK}{first.version}"
         eras.append(Era(key, mark, tuple(_parts(together, runs, columns, names, places))))
     return Layout(
         newest.name,
@@ -125,6 +127,17 @@ def layout(definitions: Iterable[Definition], types: Types | None = None) -> Lay
         tuple(places[column.name][-1] for column in newest.columns if column.kind != "hidden"),
         tuple(eras),
     )
+
+
+def of_era(era: Era) -> str:
+    """Which rows of a history that has `_key` are of an era; of all eras without a key, if it is one.
+
+    >>> of_era(Era(("id",), "key of version 7", ()))
+    "_key = 'key of version 7'"
+    """
+    if not era.keyed:
+        return f"_key NOT LIKE '{_MARK}%'"
+    return "_key IS NULL" if era.mark is None else f"_key = '{era.mark}'"
 
 
 def in_order(definitions: Iterable[Definition]) -> list[Definition]:

@@ -9,9 +9,9 @@ What always holds:
 
 History comes first. Current is made of the same rows, computed once: the last version of each key that arrived. A key
 whose last version is one that was stored before needs nothing: when that arrived, current got it. There are two sorts
-of table where that is not so, because a late row can change what comes after it; there stored versions are read with
-all their columns, and written to current again. Without a key it may take a delete from a row, which lives again; and
-where rows miss values, which they get from the version before, it may be that version.
+of table where that is not so, because a late row can change what comes after it; there stored versions are written to
+current again. Without a key it may take a delete from a row, which lives again; and where rows miss values, which they
+get from the version before, it may be that version.
 """
 
 import time
@@ -30,13 +30,13 @@ from forge.pipeline.silver import ends as whole
 from forge.pipeline.silver.bounds import Bounds, literal, look
 from forge.pipeline.silver.ends import End
 from forge.pipeline.silver.fitting import complete
-from forge.pipeline.silver.layout import Era, Layout
+from forge.pipeline.silver.layout import Era, Layout, of_era
 from forge.pipeline.silver.rows import quoted
 from forge.pipeline.silver.tables import MISSING, add_missing, current_columns, history_columns
 from forge.pipeline.silver.versions import SLIM, chain, concerned
 from forge.pipeline.tables import load
 
-FEW: Final = 100_000
+FEW: Final = 1_000_000
 """Up to so many keys are sent to where the stored versions are, rather than all of both sorted."""
 
 ENDING: Final = ("_end_seq", "_valid_to", "_end_transaction", "_is_current")
@@ -92,15 +92,18 @@ class _Merge:
             if arrived["missing"] and self._era.keyed:
                 add_missing(self._spark, self._history)
             self._carries = self._era.keyed and "_missing" in load(self._spark, self._history).columns
-            self._wide = self._carries or not self._era.keyed
+            self._wide = self._carries or not self._era.keyed or not self._ends
             keys = [] if self._ends else keys
             with self._timed("versions"):
                 made, found = self._versions(since, later, keys, arrived[0])
-            with self._timed("history"):
-                self._into_history(made, found, since, keys)
-            if self._era == self._layout.era:
-                with self._timed("current"):
-                    self._into_current(made, found, keys)
+            try:
+                with self._timed("history"):
+                    self._into_history(made, found, since, keys)
+                if self._era == self._layout.era:
+                    with self._timed("current"):
+                        self._into_current(made, found, keys)
+            finally:
+                _free(made)
             return Merged(arrived[0], found["new"] + found["ended"], self._seconds)
         finally:
             self._fitting.unpersist()
@@ -114,12 +117,15 @@ class _Merge:
     def _versions(
         self, since: str, later: Sequence[End], keys: Sequence[Bounds], count: int
     ) -> tuple[DataFrame, dict[str, int]]:
-        """All versions that what arrived has to do with, computed once, and how many there are of which sort."""
+        """All versions that what arrived has to do with, computed once, and how many there are of which sort.
+
+        Not persisted but checkpointed: a MERGE makes Spark compute anew whatever is persisted and read its table.
+        """
         history = load(self._spark, self._history)
         carried = list(self._layout.columns) if self._carries else []
         columns = history.columns if self._wide else [*self._era.key, *SLIM]
-        if self._layout.marked and self._era.keyed:
-            history = history.where(F.col("_key").eqNullSafe(F.lit(self._era.mark)))
+        if self._layout.marked:
+            history = history.where(of_era(self._era))
         touched = None
         if not self._ends:
             history = history.where(" AND ".join(each.sql() for each in keys) or "true")
@@ -139,14 +145,14 @@ class _Merge:
         return made, counts.get
 
     def _into_history(self, made: DataFrame, found: Mapping[str, int], since: str, keys: Sequence[Bounds]) -> None:
-        columns = [*history_columns(self._layout), *MISSING]
-        if not self._carries:
-            columns.remove("_missing")
-        names = [name for name in columns if name in made.columns]
-        changed = made.where(F.col("_:changed"))
+        columns = {**history_columns(self._layout), **(MISSING if self._carries else {})}
+        have = set(made.columns)
+        changed = made.where(F.col("_:changed")).withColumns(
+            {name: F.lit(None).cast(type) for name, type in columns.items() if name not in have}
+        )
         if not found["ended"]:
             if found["new"]:
-                _append(changed.select(*map(quoted, names)), self._history)
+                _append(changed.select(*map(quoted, columns)), self._history)
             return
         same = [f"t.{quoted(name)} = s.{quoted(name)}" for name in [*self._era.key, "_seq"]]
         same += ["s.`_:stored`", *(each.sql("t") for each in keys)]
@@ -154,31 +160,31 @@ class _Merge:
             same += [f"(t._is_current OR t._end_seq >= {literal(since, StringType())})"]
         else:
             same += ["t._is_current"]
-        updated = names if self._carries else ENDING
         (
             DeltaTable.forPath(self._spark, self._history)
             .alias("t")
             .merge(changed.alias("s"), " AND ".join(same))
-            .whenMatchedUpdate(set=_values(updated))
-            .whenNotMatchedInsert(values=_values(names))
+            # When all values come from the source, Delta reads and sorts no more of the table than the condition needs.
+            .whenMatchedUpdate(set=_values(columns if self._wide else ENDING))
+            .whenNotMatchedInsert(values=_values(columns))
             .execute()
         )
 
     def _into_current(self, made: DataFrame, found: Mapping[str, int], keys: Sequence[Bounds]) -> None:
         if self._era.keyed:
-            last = F.col("_:last") if self._wide else F.col("_:last") & F.col("_:given")
+            last = F.col("_:last") if self._carries else F.col("_:last") & F.col("_:given")
             rows, same = made.where(last), list(self._era.key)
         else:
             rows, same = made.where("_op <> 'delete'"), [*self._era.key, "_seq"]
         rows = rows.withColumnRenamed("_valid_from", "_changed_at")
         names = [name for name in current_columns(self._layout) if name in rows.columns]
         values = _values(names)
-        if not found["stored"] and not self._ends:
+        if not found["stored"] and len(self._layout.eras) == 1:
             _append(rows.where("_is_current").select(*values), self._current)
             return
         source = rows.select(*values, "_is_current", "_end_seq")
         matching = [f"t.{quoted(name)} = s.{quoted(name)}" for name in same] + [each.sql("t") for each in keys]
-        newer = "s._seq >= t._seq" if self._wide else "s._seq > t._seq"
+        newer = "s._seq >= t._seq" if self._carries else "s._seq > t._seq"
         merging = (
             DeltaTable.forPath(self._spark, self._current)
             .alias("t")
@@ -204,6 +210,11 @@ def _nothing(spark: SparkSession, layout: Layout) -> DataFrame:
     return spark.createDataFrame([], StructType([StructField(*each) for each in columns.items()])).drop(
         *ENDING, "_valid_from"
     )
+
+
+def _free(checkpoint: DataFrame) -> None:
+    """Gives back the memory of a frame that was checkpointed; Spark itself would wait until Java collects garbage."""
+    checkpoint._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
 
 def _append(rows: DataFrame, path: str) -> None:

@@ -20,7 +20,7 @@ from forge.pipeline.silver import quarantine
 from forge.pipeline.silver.bounds import literal
 from forge.pipeline.silver.ends import End
 from forge.pipeline.silver.fitting import Placed, complete, placed, union
-from forge.pipeline.silver.layout import Era, Layout, in_order, layout
+from forge.pipeline.silver.layout import Era, Layout, in_order, layout, of_era
 from forge.pipeline.silver.rows import quoted
 from forge.pipeline.silver.tables import (
     MISSING,
@@ -91,8 +91,8 @@ def _versions(rows: Placed, era: Era, plan: Layout, ends: Sequence[End], carried
 
 def _current(history: DataFrame, plan: Layout) -> DataFrame:
     rows = history.where("_is_current").withColumnRenamed("_valid_from", "_changed_at")
-    if plan.era.keyed and plan.marked:
-        rows = rows.where(F.col("_key").eqNullSafe(F.lit(plan.era.mark)))
+    if plan.marked:
+        rows = rows.where(of_era(plan.era))
     return rows.select(*map(quoted, current_columns(plan)))
 
 

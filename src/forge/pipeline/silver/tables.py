@@ -57,7 +57,7 @@ PROPERTIES: Final = {
     "delta.columnMapping.mode": "name",
     "delta.enableDeletionVectors": "true",
     "delta.enableTypeWidening": "true",
-    "delta.autoOptimize.autoCompact": "true",
+    "delta.autoOptimize.autoCompact": "false",
 }
 
 

@@ -70,7 +70,9 @@ def chain(
     larger than the smallest `_seq` here. Without a key `key` is `("_key",)`, and equal rows queue up: a delete ends the
     eldest of them.
     """
-    rows = _single(_both(existing, fitting), key, prefer_stored=bool(carried))
+    # Told to, Spark moves rows once, by key; by itself it would first do so by key and `_seq`.
+    rows = _both(existing, fitting).repartition(*map(quoted, key))
+    rows = _single(rows, key, prefer_stored=bool(carried))
     rows = rows.withColumn("_:upcoming", upcoming(F.col("_seq"), ends))
     rows = _queued(rows) if tuple(key) == ("_key",) else _followed(rows, key)
     deletes = F.col("_op") == DELETE
@@ -140,15 +142,17 @@ def _both(existing: DataFrame | None, fitting: DataFrame) -> DataFrame:
 
 def _single(rows: DataFrame, key: Sequence[str], *, prefer_stored: bool) -> DataFrame:
     """One row for each version, however often it is there."""
-    same = Window.partitionBy(*map(quoted, key), "_seq")
-    first = same.orderBy(F.col("_:stored").desc() if prefer_stored else F.col("_:stored"))
+    preferred = F.col("_:stored").desc() if prefer_stored else F.col("_:stored")
+    # One order for all, so that Spark sorts once, and for what follows too.
+    same = Window.partitionBy(*map(quoted, key), "_seq").orderBy(preferred)
+    all_of_them = same.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     return (
         rows.withColumns(
             {
-                "_:number": F.row_number().over(first),
-                "_:given": F.max(~F.col("_:stored")).over(same),
-                "_:was": F.max("_:was").over(same),
-                "_:any": F.max("_:stored").over(same),
+                "_:number": F.row_number().over(same),
+                "_:given": F.max(~F.col("_:stored")).over(all_of_them),
+                "_:was": F.max("_:was").over(all_of_them),
+                "_:any": F.max("_:stored").over(all_of_them),
             }
         )
         .where(F.col("_:number") == 1)
