@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType, TimestampType
 
@@ -236,9 +236,9 @@ def test_tables_and_rows_as_they_were(spark: SparkSession, shop: Lake) -> None:
     rows = table_as_of(spark, shop, "orders", second(3.9))
     assert rows.columns == ["id", "v"]
     assert sorted(map(tuple, rows.collect())) == [(1, 10), (2, 20)], "the update was not committed at the instant at 2"
-    assert row_as_of(spark, shop, "public.orders", 1, second(4)) == {"id": 1, "v": 11}
-    assert row_as_of(spark, shop, "orders", {"id": "1"}, second(2)) == {"id": 1, "v": 10}
-    assert row_as_of(spark, shop, "orders", 3, second(4)) is None
+    assert row_as_of(spark, shop, "public.orders", 1, second(4)).collect() == [Row(id=1, v=11)]
+    assert row_as_of(spark, shop, "orders", {"id": "1"}, second(2)).collect() == [Row(id=1, v=10)]
+    assert row_as_of(spark, shop, "orders", 3, second(4)).collect() == []
     whole = lake_as_of(spark, shop, second(8))
     assert {name: sorted(map(tuple, frame.collect())) for name, frame in whole.items()} == {
         "public.orders": [(1, 11), (2, 20)]

@@ -28,12 +28,13 @@ whole, after something that the log could not say row by row until it was read a
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from forge.errors import HistoryUnavailable, LakeError
+from forge.errors import HistoryUnavailable
 from forge.pipeline.bronze import definitions
 from forge.pipeline.horizon import horizons
 from forge.pipeline.instants import Instant, at_or_before, of_micros
@@ -54,18 +55,13 @@ def table_as_of(spark: SparkSession, lake: Lake, table: str, instant: datetime |
     return past.table(name)
 
 
-def row_as_of(
-    spark: SparkSession, lake: Lake, table: str, key: object, instant: datetime | Instant
-) -> dict[str, Any] | None:
-    """One row as it was, by its key: the value of a key of one column, or a mapping of its columns to values."""
+def row_as_of(spark: SparkSession, lake: Lake, table: str, key: object, instant: datetime | Instant) -> DataFrame:
+    """One row as it was, or none; by the value of a key of one column, or by a mapping of key columns to values."""
     past = _Past(spark, lake, instant)
     name = qualified(table)
     past.check([name])
     rows = past.table(name)
-    found = rows.where(past.has_key(name, rows, key)).limit(2).collect()
-    if len(found) > 1:
-        raise LakeError(f"the history of {name} has that row twice", fix=f"forge pipeline replay --table {name}")
-    return found[0].asDict() if found else None
+    return rows.where(past.has_key(name, rows, key))
 
 
 def lake_as_of(
@@ -92,6 +88,20 @@ def qualified(table: str) -> str:
     ('public.orders', 'sales.orders')
     """
     return table if "." in table else f"public.{table}"
+
+
+def key_of(text: str) -> object:
+    """A key that somebody typed: a JSON object of its columns, or the value of its only one.
+
+    >>> key_of("4711"), key_of('{"order_id": 4711, "line": "2"}'), key_of("{?}")
+    ('4711', {'order_id': 4711, 'line': '2'}, '{?}')
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            return msgspec.json.decode(text, type=dict[str, str | int | float | bool])
+        except msgspec.DecodeError:
+            return text
+    return text
 
 
 def alive(instant: Instant) -> str:

@@ -25,7 +25,7 @@ SCHEMA: Final = StructType([StructField("at", TimestampType(), False), StructFie
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LIKELY: Final = timedelta(days=1)
-"""How far before an instant a recorded one usually is; Delta reads only the files of that time."""
+"""How far back a recorded instant usually is; Delta reads only the files of that time."""
 
 
 class Instant(msgspec.Struct, frozen=True):
@@ -58,13 +58,14 @@ def covered(rows: Iterable[tuple[datetime, str]], position: Snapshot) -> list[tu
 
 
 def newest(spark: SparkSession, lake: Lake, *, since: datetime | None = None) -> datetime | None:
-    """The time of the newest pair; of those since a time, which is quicker to find. None when there is none."""
+    """The time of the newest pair, of those since a time if one is given; None when there is none."""
     if not exists(spark, lake.instants):
         return None
     rows = load(spark, lake.instants)
     if since is not None:
-        rows = rows.where(F.col("at") >= F.lit(since))
-    return _time(rows, F.max)
+        return _time(rows.where(F.col("at") >= F.lit(since)), F.max)
+    lately = rows.where(F.col("at") >= F.lit(datetime.now(UTC) - _LIKELY))
+    return _time(lately, F.max) or _time(rows, F.max)
 
 
 def span(spark: SparkSession, lake: Lake) -> tuple[datetime, datetime] | None:

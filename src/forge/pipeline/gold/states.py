@@ -1,0 +1,87 @@
+"""How users' models stand, in gold/models. It only grows, by a line a batch or more; the newest line of a model counts."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from forge.pipeline.instants import of_micros
+from forge.pipeline.lake import Lake
+from forge.pipeline.tables import exists, load
+
+STATE: Final = "models"
+ALL: Final = "*"
+"""Stands for all models in the line that says which batch they have seen."""
+
+STATES: Final = StructType(
+    [
+        StructField("model", StringType(), False),
+        StructField("file", StringType(), False),
+        StructField("fingerprint", StringType(), False),
+        StructField("state", StringType(), False),
+        StructField("batch", LongType(), False),
+        StructField("at", TimestampType(), False),
+        StructField("failures", LongType(), False),
+        StructField("line", IntegerType()),
+        StructField("error", StringType()),
+    ]
+)
+
+
+class State(msgspec.Struct, frozen=True):
+    """How a model stands: `good`, `failed` or `gone`; `failures` counts the batches since it was last good."""
+
+    model: str
+    file: str
+    fingerprint: str
+    state: str
+    batch: int
+    at: datetime
+    failures: int = 0
+    line: int | None = None
+    error: str | None = None
+
+
+def forget(spark: SparkSession, lake: Lake) -> None:
+    """Have all models built whole the next time: what they read has changed behind their backs."""
+    if exists(spark, lake.gold(STATE)):
+        append(spark, lake, [seen(-1)])
+
+
+def states(spark: SparkSession, lake: Lake) -> list[State]:
+    """How the models of a lake stand."""
+    return [state for name, state in sorted(newest(spark, lake).items()) if name != ALL]
+
+
+def newest(spark: SparkSession, lake: Lake) -> dict[str, State]:
+    path = lake.gold(STATE)
+    if not exists(spark, path):
+        return {}
+    rows = load(spark, path).withColumn("at", F.unix_micros("at"))
+    newest = rows.groupBy("model").agg(F.max_by(F.struct(*STATES.names), "at").alias("newest"))
+    found = [row.asDict() for row in newest.select("newest.*").collect()]
+    return {row["model"]: State(**row | {"at": of_micros(row["at"])}) for row in found if row["state"] != "gone"}
+
+
+def append(spark: SparkSession, lake: Lake, states: Sequence[State]) -> None:
+    rows = [tuple(msgspec.structs.asdict(state).values()) for state in states]
+    spark.createDataFrame(rows, STATES).coalesce(1).write.format("delta").mode("append").save(lake.gold(STATE))
+
+
+def seen(batch: int) -> State:
+    return State(ALL, "", "", "seen", batch, now())
+
+
+def is_news(state: State, before: State | None) -> bool:
+    """Whether a line must be written. A model that is good stays good, whatever the batch."""
+    if before is None or state.state in ("seen", "gone"):
+        return True
+    return (state.state, state.fingerprint, state.failures) != (before.state, before.fingerprint, before.failures)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

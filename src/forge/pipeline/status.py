@@ -1,0 +1,109 @@
+"""How far a lake is and how large, without reading its data: a lake in, one struct out.
+
+Rows are counted by Delta's statistics, files and bytes are those of the newest version; older ones take room too, until
+they are vacuumed. How far the lake is behind its database is said elsewhere: `forge.pipeline.lag`.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from forge.pipeline import horizon, instants, ledger
+from forge.pipeline.bronze import definitions
+from forge.pipeline.gold.states import State, states
+from forge.pipeline.lake import Lake
+from forge.pipeline.silver.quarantine import counts
+from forge.pipeline.tables import exists, load
+
+AT_A_TIME: Final = 4
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How large a Delta table is."""
+
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+
+
+class TableStatus(msgspec.Struct, frozen=True):
+    """A table of silver; bytes and files are those of current and history together."""
+
+    name: str
+    current_rows: int
+    history_rows: int
+    bytes: int
+    files: int
+    quarantined: int = 0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A lake. `kept_since` is when bronze begins, if days of it were purged."""
+
+    changes: Size
+    batches: int
+    last_batch: str | None
+    last_at: datetime | None
+    tables: list[TableStatus]
+    first_instant: datetime | None
+    last_instant: datetime | None
+    kept_since: datetime | None
+    models: list[State]
+
+    def problems(self) -> Iterator[str]:
+        """What somebody should look at, a line each."""
+        for table in self.tables:
+            if table.quarantined:
+                rows, are = ("row", "is") if table.quarantined == 1 else ("rows", "are")
+                yield f"{table.quarantined:,} {rows} of {table.name} did not fit and {are} in quarantine"
+        for model in self.models:
+            if model.state != "good":
+                times = "time" if model.failures == 1 else "times"
+                yield f"a model has failed {model.failures:,} {times}: {model.error}"
+
+
+def status(spark: SparkSession, lake: Lake) -> Status:
+    """Look at a lake."""
+    names = sorted({each.name for each in definitions(spark, lake).values()})
+    misfits: dict[str, int] = {}
+    for each in counts(spark, lake):
+        misfits[each.table] = misfits.get(each.table, 0) + each.rows
+    paths = [lake.changes, *map(lake.current, names), *map(lake.history, names)]
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        sizes = dict(zip(paths, pool.map(lambda path: size(spark, path), paths), strict=True))
+    tables = []
+    for name in names:
+        current, history = sizes[lake.current(name)], sizes[lake.history(name)]
+        both = (current.bytes + history.bytes, current.files + history.files)
+        tables.append(TableStatus(name, current.rows, history.rows, *both, misfits.get(name, 0)))
+    last = ledger.last(spark, lake)
+    span = instants.span(spark, lake)
+    return Status(
+        sizes[lake.changes],
+        load(spark, lake.batches).count() if exists(spark, lake.batches) else 0,
+        None if last is None else last.name,
+        None if last is None else last.at,
+        tables,
+        None if span is None else span[0],
+        None if span is None else span[1],
+        horizon.horizons(spark, lake).get(horizon.CHANGES),
+        states(spark, lake),
+    )
+
+
+def size(spark: SparkSession, path: str) -> Size:
+    """How large the Delta table at a path is; nothing when there is none."""
+    if not exists(spark, path):
+        return Size()
+    detail = DeltaTable.forPath(spark, path).detail().select("sizeInBytes", "numFiles").first()
+    assert detail is not None
+    # A count without more is answered from statistics.
+    rows = load(spark, path).agg(F.count("*")).first()
+    assert rows is not None
+    return Size(rows[0], detail["sizeInBytes"], detail["numFiles"])
