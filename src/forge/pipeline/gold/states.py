@@ -1,4 +1,4 @@
-"""How users' models stand, in gold/models. It only grows, by a line a batch or more; the newest line of a model counts."""
+"""How users' models stand, in gold/models. It only grows, by a line a batch or more; the newest of a model counts."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
