@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from forge.changelog.connection import Connection
 from forge.changelog.queries import query
 from forge.cursor import LogIdentity
-from forge.errors import LakeError, NotInstalled
+from forge.errors import HistoryUnavailable, LakeError, NotInstalled
 from forge.pipeline import about as abouts
 from forge.pipeline import ledger
 from forge.pipeline.about import About
@@ -35,6 +35,7 @@ from forge.pipeline.ledger import Entry
 from forge.pipeline.silver.types import Types
 from forge.pipeline.source import register
 from forge.pipeline.source.options import MOST_EVENTS
+from forge.pipeline.verify import verify
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -106,6 +107,15 @@ class Pipeline:
     def lag(self, entry: Entry) -> Lag:
         """How far the lake is behind after a batch."""
         return lag(self._connection, entry.cursor, self.about.tables)
+
+    def verify(self, entry: Entry) -> bool | None:
+        """Whether the lake equals the database after a batch; None when that cannot be told before the next one."""
+        try:
+            snapshot = str(entry.cursor.snapshot)
+            named = self.about.tables.split(",") if self.about.tables else None
+            return verify(self._spark, self._lake, self._url, named, snapshot=snapshot).equal
+        except HistoryUnavailable:
+            return None
 
     def _follow(self, trigger: dict[str, Any]) -> None:
         query = self._started(trigger)

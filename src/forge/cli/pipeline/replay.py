@@ -7,6 +7,7 @@ import typer
 from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for
 from forge.cli.session import session
 from forge.doctor.finding import count
+from forge.errors import LakeError
 
 
 def register(app: typer.Typer) -> None:
@@ -26,17 +27,21 @@ def replay(
     here = session(context)
     found = lake_of(here, lake)
     with here.database() as database, spark_for(here, master, conf) as spark:
+        from forge.pipeline import bronze
         from forge.pipeline.lease import lease
-        from forge.pipeline.rebuild import rebuild, tables_of
+        from forge.pipeline.silver.replay import replay as rebuild
 
         with lease(database.url, found.path):
-            names = tables_of(spark, found, tables)
+            known = sorted({each.name for each in bronze.definitions(spark, found).values()})
+            names = [name for name in known if not tables or {name, name.partition(".")[2]} & set(tables)]
+            if unknown := [name for name in tables or () if not any(name in (k, k.partition(".")[2]) for k in known)]:
+                raise LakeError(f"the lake has no table {unknown[0]}", fix=f"choose from {', '.join(known)}")
             with here.progress(len(names)) as bar:
                 for name in names:
                     bar.step(f"replaying {name}", 0)
-                    rows = rebuild(spark, found, name)
+                    made = rebuild(spark, found, name)
                     bar.step(f"replayed {name}")
                     if here.json:
-                        here.emit({"table": name, "changes": rows})
+                        here.emit({"table": name, **made._asdict()})
                     else:
-                        here.done(f"{name}   {count(rows, 'change')}")
+                        here.done(f"{name}   {count(made.current, 'row')}   {count(made.history, 'version')}")

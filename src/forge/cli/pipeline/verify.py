@@ -39,10 +39,18 @@ def verify(
             bar.step("comparing lake and database", 0)
             report = compare(spark, found, database.url, names or None)
     if here.json:
-        here.emit(msgspec.to_builtins(report))
+        here.emit({"equal": report.equal, **msgspec.to_builtins(report)})
     else:
-        for line in report.lines():
-            (here.done if line.equal else here.note)(line.text)
+        for table in report.tables:
+            if table.equal:
+                here.done(f"{table.table}   {count(table.database, 'row')}")
+                continue
+            here.note(
+                f"{table.table}   {count(table.differing, 'row')} differ: {table.database:,} in the database,"
+                f" {table.lake:,} in the lake, {table.quarantined:,} in quarantine"
+            )
+            for difference in table.differences:
+                here.note(str(difference))
         if report.equal:
             here.done(f"lake = database   {count(len(report.tables), 'table')}   {count(report.rows, 'row')}")
     raise typer.Exit(0 if report.equal else 1)

@@ -88,7 +88,7 @@ class _Merge:
                 return Merged(seconds=self._seconds)
             since = min(filter(None, [arrived["first"], *(end.seq for end in self._ends)]))
             with self._timed("ends"):
-                later = [end for end in self._known_ends() if end.seq > since]
+                later = [end for end in self._known_ends() if end.seq >= since]
             if arrived["missing"] and self._era.keyed:
                 add_missing(self._spark, self._history)
             self._carries = self._era.keyed and "_missing" in load(self._spark, self._history).columns

@@ -131,7 +131,7 @@ SELECT %(generation)s, %(name)s, 'snapshot', %(schema)s, %(table)s, %(version)s,
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
 WHERE %(first_share)s;
 
--- keyed_rows: A share of a table with a key, as it was: what nobody changed since, and what was there before the first change of
+-- keyed_images: A share of a table with a key, as it was: what nobody changed since, and what was there before the first change of
 -- each other row. The text in braces is put there by forge.pipeline.source.shares.
 WITH changed AS MATERIALIZED (
     SELECT DISTINCT ON (l.row_id) l.row_id, l.op, l.before, l.after
@@ -140,18 +140,19 @@ WITH changed AS MATERIALIZED (
       AND (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
       AND {logged_here}
     ORDER BY l.row_id, coalesce(l.rank, l.id), l.id
-), rows AS (
-    SELECT {row_id} AS row_id, row_to_json({image}) AS image
-    FROM {relation} {alias}{source}
-    WHERE {stored_here} AND NOT EXISTS (SELECT FROM changed c WHERE c.row_id = {row_id})
-    UNION ALL
-    SELECT l.row_id, {before}::json FROM changed l WHERE l.op <> 'I' AND l.before IS NOT NULL
 )
+SELECT {row_id} AS row_id, row_to_json({image}) AS image
+FROM {relation} {alias}{source}
+WHERE {stored_here} AND NOT EXISTS (SELECT FROM changed c WHERE c.row_id = {row_id})
+UNION ALL
+SELECT l.row_id, {before}::json FROM changed l WHERE l.op <> 'I' AND l.before IS NOT NULL;
+
+-- keyed_rows: Those as the frame of changes.
 SELECT %(generation)s || '!', %(name)s || ':' || k.row_id, 'read', %(schema)s, %(table)s, %(version)s, k.row_id, NULL::json, k.image, NULL::json,
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
-FROM rows k;
+FROM ({images}) k;
 
--- counted_rows: A table without a key, as it was: the rows now, less those that came, and those that went. Equal rows are counted.
+-- counted_images: A table without a key, as it was: the rows now, less those that came, and those that went. Equal rows are counted.
 WITH counted AS (
     SELECT w.image, sum(w.number) AS number
     FROM (
@@ -164,11 +165,14 @@ WITH counted AS (
           AND (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))) w
     GROUP BY w.image
 )
+SELECT NULL::text AS row_id, c.image::json AS image, row_number() OVER (ORDER BY c.image) AS n
+FROM counted c CROSS JOIN LATERAL generate_series(1, c.number);
+
+-- counted_rows: Those as the frame of changes.
 SELECT %(generation)s || '!' || lpad(k.n::text, 12, '0'), %(name)s || ':' || k.n, 'read', %(schema)s, %(table)s, %(version)s,
-       NULL::text, NULL::json, k.image::json, NULL::json,
+       NULL::text, NULL::json, k.image, NULL::json,
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
-FROM (SELECT c.image, row_number() OVER (ORDER BY c.image) AS n
-      FROM counted c CROSS JOIN LATERAL generate_series(1, c.number)) k;
+FROM ({images}) k;
 
 -- before: The whole row before a change, printed as row_to_json prints a row.
 CASE WHEN l.after IS NULL THEN l.before::text ELSE (

@@ -10,7 +10,7 @@ happened comes later in the stream, and with it the end of these rows or a new r
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from forge.changelog.connection import Connection
 from forge.cursor import Snapshot
@@ -29,36 +29,59 @@ _PINS: Final = (
 )
 
 
+class Then(NamedTuple):
+    """A table as it was: SQL for its rows, `(row_id, image)`, or None when they cannot be told any more."""
+
+    schema: str
+    table: str
+    version: int
+    key: tuple[str, ...]
+    images: str | None
+
+
 def statements(connection: Connection, share: TableShare, log: str, first_id: int) -> Iterator[str]:
     """What to run, in order, in the transaction that was begun: the announcement of the snapshot, then the rows."""
-    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-    table = _relation(connection, share, "forge_now")
-    if table is None:
+    then = as_of(connection, share.tracked, Snapshot.parse(share.snapshot), first_id, share)
+    if then is None:
         return
-    alias = _alias(table[8])
-    table = _relation(connection, share, alias)
-    assert table is not None
-    relation, version, key, schema, name, row_id, source, versions, _ = table
     generation = f"{share.generation:04x}"
     values = {
-        **snapshot_bounds(Snapshot.parse(share.snapshot)),
-        "versions": versions,
-        "first": first_id,
         "generation": generation,
         "name": f"{log}:{generation}:{share.tracked}",
-        "schema": schema,
-        "table": name,
-        "version": version,
+        "schema": then.schema,
+        "table": then.table,
+        "version": then.version,
         "at": share.at,
         "first_share": share.share == 0,
     }
-    whole = connection.execute(source_query("whole"), values).fetchone() == (True,)
+    yield bound(connection, source_query("announced"), values)
+    if then.images is not None:
+        rows = bound(connection, source_query("keyed_rows" if then.key else "counted_rows"), values)
+        yield rows.replace("{images}", then.images)
+
+
+def as_of(
+    connection: Connection, tracked: int, snapshot: Snapshot, first_id: int, share: TableShare | None = None
+) -> Then | None:
+    """A tracked table, or a share of it, as it was; None when it is not tracked any more.
+
+    To be called first in a transaction, and what it returns is to be run in the same one.
+    """
+    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    table = _relation(connection, tracked, "forge_now")
+    if table is None:
+        return None
+    alias = _alias(table[8])
+    table = _relation(connection, tracked, alias)
+    assert table is not None
+    relation, version, key, schema, name, row_id, source, versions, _ = table
+    since = {**snapshot_bounds(snapshot), "versions": versions, "first": first_id}
+    whole = connection.execute(source_query("whole"), since).fetchone() == (True,)
     for pin in _PINS:
         connection.execute(pin)
-    yield bound(connection, source_query("announced"), values)
     if whole:
-        return
-    stored, logged = _belongs(share, row_id, alias)
+        return Then(schema, name, version, tuple(key), None)
+    stored, logged = ("true", "true") if share is None else _belongs(share, row_id, alias)
     words = {
         "relation": relation,
         "alias": quoted(alias),
@@ -69,14 +92,14 @@ def statements(connection: Connection, share: TableShare, log: str, first_id: in
         "logged_here": logged,
         "before": source_query("before"),
     }
-    statement = bound(connection, source_query("keyed_rows" if key else "counted_rows"), values)
+    images = bound(connection, source_query("keyed_images" if key else "counted_images"), since)
     for word, text in words.items():
-        statement = statement.replace("{" + word + "}", text)
-    yield statement
+        images = images.replace("{" + word + "}", text)
+    return Then(schema, name, version, tuple(key), images)
 
 
-def _relation(connection: Connection, share: TableShare, alias: str) -> tuple[Any, ...] | None:
-    return connection.execute(source_query("relation"), {"tracked": share.tracked, "alias": alias}).fetchone()
+def _relation(connection: Connection, tracked: int, alias: str) -> tuple[Any, ...] | None:
+    return connection.execute(source_query("relation"), {"tracked": tracked, "alias": alias}).fetchone()
 
 
 def _belongs(share: TableShare, row_id: str, alias: str) -> tuple[str, str]:
