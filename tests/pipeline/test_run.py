@@ -1,8 +1,6 @@
 """A lake that is kept: from the first row to kill -9, it is the database, and bronze is the log."""
 
-import json
-import threading
-import time
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,19 +12,20 @@ import pytest
 from pyspark.sql import SparkSession
 
 from forge.changelog.connection import Connection, connect
+from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
-from forge.errors import CursorExpired, LakeError, TrackingError
+from forge.errors import LakeError, TrackingError
 from forge.history.asof import table_as_of as rewound
-from forge.pipeline.asof import lake_as_of, table_as_of
+from forge.pipeline.asof import lake_as_of
 from forge.pipeline.compare import compare
 from forge.pipeline.gold.audit import audit
-from forge.pipeline.imports import bring
 from forge.pipeline.lake import Lake
 from forge.pipeline.ledger import Entry
 from forge.pipeline.run import Pipeline, Settings, pipeline
 from forge.pipeline.silver.replay import replay
 from forge.pipeline.tables import exists, load
 from forge.postgres import PostgresServer
+from forge.testing import fresh_database
 from forge.testing.lake import Plan, run
 
 ORDERS = (
@@ -78,7 +77,7 @@ def kept(spark: SparkSession, database: str, lake: Lake, connection: Connection)
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.contract("X8", "T11")
+@pytest.mark.contract("T9", "T11")
 def test_the_lake_is_the_database_through_everything_that_happens_to_a_table(kept: Kept) -> None:
     write = kept.connection.execute
     write("select forge_context('ada', 'checkout', 'trace-1')")
@@ -119,7 +118,7 @@ def test_the_lake_is_the_database_through_everything_that_happens_to_a_table(kep
     assert [(row["what"], row["n"]) for row in kept.current("event")] == [("new", 7)]
     assert "note" not in kept.current()[0]
 
-    found = {name: frame for name, frame in lake_as_of(kept.spark, kept.lake, noted["orders"].at).items()}
+    found = lake_as_of(kept.spark, kept.lake, noted["orders"].at)
     for table, then in noted.items():
         rows = found[f"public.{table}"].collect()
         assert len(rows) == len(then.rows)
@@ -151,8 +150,6 @@ def history_columns(kept: Kept) -> list[str]:
 @pytest.mark.timeout(300)
 def test_a_table_without_a_key_that_is_only_appended_to(kept: Kept, server: PostgresServer) -> None:
     """pgbench's tables, tracked while it runs; its history table has no key."""
-    import subprocess
-
     subprocess.run([server.bin / "pgbench", "-i", "-q", kept.url], check=True, capture_output=True)
     for table in ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history"):
         kept.connection.execute("select forge_enable_reactivity(%s)", (table,))
@@ -184,9 +181,6 @@ def test_the_pipeline_survives_being_killed_anywhere(
 def test_what_stands_in_the_way_is_said_before_anything_is_written(
     kept: Kept, spark: SparkSession, tmp_path: Path, server: PostgresServer
 ) -> None:
-    from forge.changelog.install import install
-    from forge.testing import fresh_database
-
     with pytest.raises(TrackingError, match="nowhere"):
         kept.once(Settings(tables=("nowhere",)))
     file = tmp_path / "file"

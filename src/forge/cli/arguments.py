@@ -39,7 +39,10 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         own = super().get_params(ctx)
-        return [*own, *(_listed(param) for param in ctx.find_root().command.params if set(param.opts) & {*SWITCHES, *VALUED})]
+        return [
+            *own,
+            *(_listed(param) for param in ctx.find_root().command.params if set(param.opts) & {*SWITCHES, *VALUED}),
+        ]
 
 
 def _listed(param: TyperOption) -> TyperOption:

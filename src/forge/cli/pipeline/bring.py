@@ -1,6 +1,6 @@
 """`forge pipeline import`: archived events into the lake."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,7 +21,8 @@ def bring(
     context: typer.Context,
     path: Annotated[list[str], typer.Argument(metavar="PATH...", help="JSON lines or Parquet, as Spark reads them.")],
     envelope: Annotated[
-        str | None, typer.Option("--envelope", help="forge or debezium; found out unless given.")
+        Literal["forge", "debezium"] | None,
+        typer.Option("--envelope", help="Of the events; found out unless given."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first line that is no event.")] = False,
     lake: LakeOption = None,
@@ -31,8 +32,6 @@ def bring(
     """Bring archived events into the lake. The same files twice change nothing, and any order gives the same lake."""
     here = session(context)
     found = lake_of(here, lake)
-    if envelope not in (None, "forge", "debezium"):
-        raise typer.BadParameter(f"--envelope cannot be {envelope!r}: it is forge or debezium")
     with here.database() as database, spark_for(here, master, conf) as spark:
         from forge.pipeline.imports import bring as into_lake
         from forge.pipeline.lease import lease
