@@ -24,7 +24,7 @@ def data() -> Iterator[Path]:
 
 
 def test_the_demo_on_the_embedded_server(process: Forge, data: Path) -> None:
-    arguments = ("demo", "--seconds", "3", "--rate", "30", "--data", str(data))
+    arguments = ("demo", "--no-lake", "--seconds", "3", "--rate", "30", "--data", str(data))
     result = process(*arguments, FORGE_DATABASE_URL="postgresql://not-used.invalid/x")
     assert result.code == 0, result.err
     first, *feed = result.out.splitlines()
@@ -46,7 +46,7 @@ def test_the_demo_on_the_embedded_server(process: Forge, data: Path) -> None:
 
 
 def test_ctrl_c_ends_the_demo_in_order(start: Callable[..., "subprocess.Popen[str]"], empty_database: str) -> None:
-    demo = start("demo", "--rate", "30", "--database-url", empty_database)
+    demo = start("demo", "--no-lake", "--rate", "30", "--database-url", empty_database)
     assert demo.stdout is not None
     assert demo.stdout.readline().startswith("✓ PostgreSQL ")
     assert "shop" not in demo.stdout.readline()

@@ -19,6 +19,8 @@ from forge.pipeline import bronze, instants, ledger
 from forge.pipeline.about import About
 from forge.pipeline.definitions import Definition
 from forge.pipeline.gold import refresh
+from forge.pipeline.gold.building import Models
+from forge.pipeline.gold.models import load
 from forge.pipeline.lake import Lake
 from forge.pipeline.ledger import Entry
 from forge.pipeline.silver import table
@@ -59,7 +61,7 @@ class Batches:
         self._lake = lake
         self._about = about
         self._connection = connection
-        self._models = models
+        self._models = Models(spark, lake, load(models)) if models is not None else None
         self._types = types
         self._definitions: dict[int, Definition] = {}
 
@@ -80,6 +82,8 @@ class Batches:
         whole = cursor.last is None and not offset.waiting and not offset.stale
         self._copy_instants(offset)
         refresh(spark, lake, kept, bronze.number(about.run, batch), about.application)
+        if self._models is not None:
+            self._models.build(kept, bronze.number(about.run, batch))
         entry = Entry(
             about.run,
             batch,
