@@ -48,8 +48,8 @@ _CUT: Final = ("numeric", "float", "jsonb", "numeric[]", "float[]")
 
 _WHOLE: Final = (ShortType, IntegerType, LongType)
 _DIGITS: Final = {FloatType: 6, DoubleType: 15}
-_END: Final = r',"(?![,\]}:]|[^"\\]*"[,\]}])'
-"""What begins after a value: the next column. An array of numbers may have `,"NaN"` in it, but no colon follows."""
+_BEFORE_THE_NEXT: Final = r'(?s)^(.*?)(?:,"(?![,\]}:]|[^"\\]*"[,\]}])|\}\s*$)'
+"""A value, up to where the next column begins. An array of numbers may have `,"NaN"` in it, but no colon follows."""
 
 _STRINGS_OF_JSON: Final = r'"(?:[^"\\]|\\.)*"'
 _ROUNDED_IN_A_VARIANT: Final = r"[0-9.]{39}|[0-9][0-9.]{15,}[eE]|[eE][+-]?[0-9]{3}"
@@ -114,9 +114,7 @@ class Reading(NamedTuple):
             return source
         if self.column.kind in ("numeric", "float"):
             return F.rtrim(F.substring_index(source, ",", 1), F.lit("}"))
-        first = F.split(source, _END, 2)[0]
-        last = F.substring(source, F.lit(1), F.length(source) - 1)
-        return F.when(F.length(first) < F.length(source), first).otherwise(last)
+        return F.regexp_extract(source, _BEFORE_THE_NEXT, 1)
 
     def text(self, raw: Column) -> Column:
         """The value's text; the texts of its elements for an array that from_json reads as such."""

@@ -10,6 +10,7 @@ update is two rows there, the delete of the row before (`_seq` + `a`) and the in
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
@@ -78,30 +79,29 @@ class Rows:
         found = self.read.where(F.col("_misfit").isNotNull()).select(
             F.col("_seq").alias("seq"), F.col("_op").alias("op"), F.col("_at").alias("at"), "_misfit.*"
         )
-        why = self._reader.why().alias("why")
-        explained = self._reader.read(found).select("*", why).select("*", "why.*").withColumnRenamed("image", "payload")
-        return explained.select(*MISFITS.fieldNames())
+        explained = self._reader.read(found).select("*", self._reader.why()).select("*", "why.*")
+        return explained.withColumnRenamed("image", "payload").select(*MISFITS.fieldNames())
 
 
 def rows(
     changes: DataFrame, definitions: Mapping[int, Definition], target: Definition, types: Types | None = None
 ) -> Rows:
     """The rows of the changes of one table."""
-    columns = silver_columns(target, types)
-    names = silver_names(column.name for column in target.columns)
-    targets = {column.name: columns[names[column.name]] for column in _shown(target)}
-    reader = _Reader(definitions, targets, types or Types())
-    frame = reader.read(_images(changes, keyed=bool(target.key))).withColumn("missing", reader.missing())
-    read = frame.select(
-        *(reader.value(column.name).alias(names[column.name]) for column in _shown(target)),
-        *(F.col(column).alias(name) for name, column in _ABOUT.items()),
-        _renamed(F.when(F.size("missing") > 0, F.col("missing")), names).alias("_missing"),
-        F.when(reader.wrong(), F.struct("id", "schema", "table", "version", "image")).alias("_misfit"),
-    )
-    if not target.key:
-        typed = [(name, type, F.col(quoted(name))) for name, type in columns.items()]
-        read = read.withColumn("_key", F.md5(texts.named(typed).cast("binary")))
-    return Rows(read, reader)
+    application = changes.sparkSession.sparkContext.applicationId
+    reader = _reader(application, tuple(definitions.values()), target, types or Types())
+    return Rows(reader.rows(changes), reader)
+
+
+@lru_cache(maxsize=1000)
+def _reader(application: str, definitions: tuple[Definition, ...], target: Definition, types: Types) -> "_Reader":
+    """Expressions are made once for all batches of an application: each of the many takes a call to its JVM."""
+    return _Reader(definitions, target, types)
+
+
+def _never() -> Column:
+    """False, in a way that keeps Spark from moving conditions on a row to before it is read. It would read the image
+    once to see whether it fits, and once more for its values."""
+    return F.monotonically_increasing_id() < 0
 
 
 def _renamed(missing: Column, names: Mapping[str, str]) -> Column:
@@ -208,73 +208,100 @@ class _Reader:
     """Reads the rows of a target out of images of any of its versions, in steps: each adds columns to the frame that
     the next ones use, so that Spark computes nothing twice."""
 
-    def __init__(self, definitions: Mapping[int, Definition], targets: Mapping[str, DataType], types: Types) -> None:
-        self._definitions = definitions
-        self._targets = targets
+    def __init__(self, definitions: Sequence[Definition], target: Definition, types: Types) -> None:
+        columns = silver_columns(target, types)
+        names = silver_names(column.name for column in target.columns)
+        self._keyed = bool(target.key)
         self._types = types
-        self._groups = _groups(definitions.values(), targets)
+        self._targets = {column.name: columns[names[column.name]] for column in _shown(target)}
+        self._definitions = {definition.version: definition for definition in definitions}
+        self._groups = _groups(definitions, self._targets)
+        self._structs, self._places = self._parsed()
+        self._steps = [step for group in self._groups for step in self._read(group) if step]
+        self._missing = self._lacking().alias("missing")
+        misfit = F.when(self._wrong() | _never(), F.struct("id", "schema", "table", "version", "image"))
+        self._columns = [
+            *(self._value(column.name).alias(names[column.name]) for column in _shown(target)),
+            *(F.col(column).alias(name) for name, column in _ABOUT.items()),
+            _renamed(F.when(F.size("missing") > 0, F.col("missing")), names).alias("_missing"),
+            misfit.alias("_misfit"),
+        ]
+        typed = ((name, type, F.col(quoted(name))) for name, type in columns.items())
+        self._key = F.md5(texts.named(typed).cast("binary")).alias("_key")
+
+    def rows(self, changes: DataFrame) -> DataFrame:
+        """The changes of rows as rows of the target."""
+        found = self.read(_images(changes, keyed=self._keyed)).select("*", self._missing).select(*self._columns)
+        return found if self._keyed else found.select("*", self._key)
 
     def read(self, changes: DataFrame) -> DataFrame:
-        """The changes with what each step of reading has found."""
-        frame, image = self._parsed(changes), F.col("image")
-        for group in self._groups:
-            cut, made = group.cut, [field for field in group.fields.values() if not field.reading.is_direct]
-            frame = frame.withColumns({field.source: self._only(group, field.reading.cut(image)) for _, field in cut})
-            frame = frame.withColumns({field.raw: field.reading.raw(F.col(field.source)) for _, field in cut})
-            frame = frame.withColumns({field.text: field.reading.text(F.col(field.raw)) for _, field in cut})
-            frame = frame.withColumns({field.value: field.reading.value(F.col(field.text)) for field in made})
-            frame = frame.withColumns(
-                {
-                    field.bad: group.own
-                    & field.reading.bad(F.col(field.source), F.col(field.text), F.col(field.value), image)
-                    for _, field in group.doubtful
-                }
-            )
+        """Changes, each with its image, and with what each step of reading has found."""
+        kept = changes.columns
+        frame = changes.select("*", *self._structs)
+        # By place: Spark finds no field by its name where two names differ in case only.
+        frame = frame.select(*kept, *(f"_{place}.*" for place in range(len(self._structs))))
+        frame = frame.toDF(*kept, *self._places)
+        for step in self._steps:
+            frame = frame.select("*", *step)
         return frame
 
-    def _parsed(self, changes: DataFrame) -> DataFrame:
-        """The changes with what from_json reads of each image, in columns of their own."""
-        kept, places, structs = changes.columns, list[str](), list[Column]()
+    def _parsed(self) -> tuple[list[Column], list[str]]:
+        """What from_json reads of each image, and how its fields are called then."""
+        structs, places = list[Column](), list[str]()
         for group in self._groups:
             fields = [StructField(name, field.reading.parsed_type) for name, field in group.parsed]
             schema = StructType([*fields, StructField(group.corrupt, StringType())])
             options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": group.corrupt, **_LIMITS}
             structs.append(self._only(group, F.from_json("image", schema, options)).alias(f"_{len(structs)}"))
             places += [*(field.source for _, field in group.parsed), group.corrupt]
-        frame = changes.select(*kept, *structs)
-        # Spark finds no field by its name where two names differ in case only.
-        return frame.select(*kept, *(f"_{place}.*" for place in range(len(structs)))).toDF(*kept, *places)
+        return structs, places
+
+    def _read(self, group: _Group) -> list[list[Column]]:
+        """The steps after that."""
+        image = F.col("image")
+        cut, made = group.cut, [field for field in group.fields.values() if not field.reading.is_direct]
+        bad = {
+            field.bad: field.reading.bad(F.col(field.source), F.col(field.text), F.col(field.value), image)
+            for _, field in group.doubtful
+        }
+        return [
+            [self._only(group, field.reading.cut(image)).alias(field.source) for _, field in cut],
+            [field.reading.raw(F.col(field.source)).alias(field.raw) for _, field in cut],
+            [field.reading.text(F.col(field.raw)).alias(field.text) for _, field in cut],
+            [field.reading.value(F.col(field.text)).alias(field.value) for field in made],
+            [(group.own & is_bad).alias(name) for name, is_bad in bad.items()],
+        ]
 
     def _only(self, group: _Group, value: Column) -> Column:
         return value if len(self._groups) == 1 else F.when(group.own, value)
 
-    def value(self, name: str) -> Column:
+    def _value(self, name: str) -> Column:
         """A column of the target."""
         found = [self._only(group, F.col(group.fields[name].value)) for group in self._groups if name in group.fields]
         return (F.coalesce(*found) if found else F.lit(None)).cast(self._targets[name])
 
-    def missing(self) -> Column:
+    def _lacking(self) -> Column:
         """The columns that an image ought to have and has not; null, or empty, when there are none."""
         image = F.col("image")
-        lacking = F.lit(None).cast("array<string>")
-        for has, versions in self._expected().items():
-            fields = [group.fields[name] for group in self._groups if versions[0] in group.versions for name in has]
-            absent = any_of(field.reading.absent(F.col(field.source), image) for field in fields)
-            names = F.array_except(F.array(*map(F.lit, has)), F.json_object_keys(image))
-            lacking = F.when(F.col("version").isin(versions) & absent, names).otherwise(lacking)
-        return lacking
-
-    def _expected(self) -> dict[tuple[str, ...], list[int]]:
-        """The columns of the target that versions have, with these versions; they are of one group."""
-        expected: dict[tuple[str, ...], list[int]] = {}
+        found = F.lit(None).cast("array<string>")
         for group in self._groups:
-            for version in group.versions:
-                shown = _shown(self._definitions[version])
-                has = tuple(column.name for column in shown if column.name in self._targets)
-                expected.setdefault(has, []).append(version)
+            for has, versions in self._expected(group).items():
+                fields = [group.fields[name] for name in has]
+                absent = any_of(field.reading.absent(F.col(field.source), image) for field in fields)
+                names = F.array_except(F.array(*map(F.lit, has)), F.json_object_keys(image))
+                found = F.when(F.col("version").isin(versions) & absent, names).otherwise(found)
+        return found
+
+    def _expected(self, group: _Group) -> dict[tuple[str, ...], list[int]]:
+        """The columns of the target that versions have, with these versions."""
+        expected: dict[tuple[str, ...], list[int]] = {}
+        for version in group.versions:
+            shown = _shown(self._definitions[version])
+            has = tuple(column.name for column in shown if column.name in self._targets)
+            expected.setdefault(has, []).append(version)
         return expected
 
-    def wrong(self) -> Column:
+    def _wrong(self) -> Column:
         """Whether something is wrong with a row."""
         bad = [F.col(field.bad) for group in self._groups for _, field in group.doubtful]
         corrupt = [F.col(group.corrupt).isNotNull() for group in self._groups]
@@ -289,7 +316,7 @@ class _Reader:
         for group in self._groups:
             whys += [F.when(F.col(field.bad), self._unfit(name, field)) for name, field in group.doubtful]
             whys.append(F.when(F.col(group.corrupt).isNotNull(), self._unparsed(group)))
-        return F.coalesce(*whys)
+        return F.coalesce(*whys).alias("why")
 
     def _unknown(self) -> Column:
         return ~F.col("version").isin(list(self._definitions))

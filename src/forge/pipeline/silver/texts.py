@@ -17,7 +17,6 @@ anything else               as in an image
 """
 
 from collections.abc import Iterable
-from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column
@@ -35,13 +34,13 @@ from pyspark.sql.types import (
 )
 
 _PLAIN_SCALE: Final = 6
-"""Up to this scale a decimal is printed without an exponent, in ANSI mode or not."""
+"""Up to this scale a decimal is printed without an exponent, whether Spark is in ANSI mode or not."""
 
 
 def text(value: Column, type: DataType) -> Column:
     """The text of a value in Spark."""
     if isinstance(type, DecimalType) and type.scale > _PLAIN_SCALE:
-        return F.when(value.isNotNull(), F.format_string(f"%.{type.scale}f", value))
+        return _plain(value.cast("string"))
     if isinstance(type, (FloatType, DoubleType)):
         return F.when(value.isNotNull(), F.format_string("%a", value.cast("double")))
     if isinstance(type, TimestampType):
@@ -51,14 +50,22 @@ def text(value: Column, type: DataType) -> Column:
     if isinstance(type, VariantType):
         return F.to_json(value)
     if isinstance(type, ArrayType):
-        items = F.transform(value, lambda item: _prefixed(text(item, type.elementType)))
+        items = F.transform(value, lambda item: prefixed(text(item, type.elementType)))
         return F.concat(F.lit("["), F.array_join(items, ""))
     return value.cast("string")
 
 
+def _plain(number: Column) -> Column:
+    """1.5E-9 as 0.0000000015, and 0E-8 as 0.00000000; such are only numbers below 1e-6, without ANSI mode."""
+    sign = F.when(number.startswith("-"), "-0.").otherwise("0.")
+    digits = F.translate(F.regexp_extract(number, r"([0-9.]+)E", 1), ".", "")
+    zeros = F.lpad(F.lit(""), F.regexp_extract(number, r"E-([0-9]+)$", 1).try_cast("int") - 1, "0")
+    return F.when(number.contains("E"), F.concat(sign, zeros, digits)).otherwise(number)
+
+
 def joined(texts: Iterable[Column]) -> Column:
     """One text of several in Spark."""
-    return F.concat(*map(_prefixed, texts))
+    return F.concat(*map(prefixed, texts))
 
 
 def named(values: Iterable[tuple[str, DataType, Column]]) -> Column:
@@ -67,13 +74,14 @@ def named(values: Iterable[tuple[str, DataType, Column]]) -> Column:
     So a row keeps its text when a column is added to its table.
     """
     parts = [
-        F.when(value.isNotNull(), F.concat(F.lit(f"{len(name)}:{name}"), _prefixed(text(value, type))))
+        F.when(value.isNotNull(), F.concat(F.lit(f"{len(name)}:{name}"), prefixed(text(value, type))))
         for name, type, value in sorted(values, key=lambda each: each[0])
     ]
     return F.concat_ws("", *parts)
 
 
-def _prefixed(value: Column) -> Column:
+def prefixed(value: Column) -> Column:
+    """A text with its length before it in Spark."""
     return F.coalesce(F.concat(F.length(value).cast("string"), F.lit(":"), value), F.lit("-"))
 
 
@@ -86,7 +94,9 @@ def sql_text(value: str, type: DataType) -> str:
             f"CASE WHEN {value} ~ '^-?[0-9.]+$' AND scale({number}) < {type.scale}"
             f" THEN round({number}, {type.scale})::text ELSE {value} END"
         )
-    if isinstance(type, (FloatType, DoubleType)):
+    if isinstance(type, FloatType):
+        return _sql_float(f"{value}::float4")
+    if isinstance(type, DoubleType):
         return _sql_float(value)
     if isinstance(type, TimestampType):
         return (
@@ -97,25 +107,27 @@ def sql_text(value: str, type: DataType) -> str:
         return f"replace({value}, 'T', ' ')"
     if isinstance(type, ArrayType):
         return (
-            f"CASE WHEN {value} LIKE '[%%' AND {value} NOT LIKE '[[%%' THEN '[' || coalesce("
-            f"(SELECT string_agg({_sql_prefixed(sql_text('a.e', type.elementType))}, '' ORDER BY a.o)"
-            f" FROM json_array_elements_text({value}::json) WITH ORDINALITY a (e, o)), '') ELSE {value} END"
+            f"CASE WHEN left({value}, 1) = '[' AND left({value}, 2) <> '[[' THEN '[' || coalesce("
+            f"(SELECT string_agg({sql_prefixed('i.t')}, '' ORDER BY i.o)"
+            f" FROM (SELECT a.o, {sql_text('a.e', type.elementType)} AS t"
+            f" FROM json_array_elements_text({value}::json) WITH ORDINALITY a (e, o)) i), '') ELSE {value} END"
         )
     return value
 
 
 def sql_joined(texts: Iterable[str]) -> str:
     """SQL for one text of several."""
-    return reduce(lambda left, right: f"{left} || {right}", map(_sql_prefixed, texts))
+    return " || ".join(map(sql_prefixed, texts))
 
 
-def sql_bytes(value: str) -> str:
-    """SQL for the bytes that Spark has for a text, whatever the database's encoding."""
-    return f"convert_to({value}, 'UTF8')"
+def sql_prefixed(value: str) -> str:
+    """SQL for a text with its length before it."""
+    return f"coalesce(length({value}) || ':' || {value}, '-')"
 
 
-def _sql_prefixed(value: str) -> str:
-    return f"coalesce((SELECT length(t.t) || ':' || t.t FROM (SELECT {value} AS t) t), '-')"
+def sql_md5(value: str) -> str:
+    """SQL for the MD5 of the bytes that Spark has for a text, whatever the database's encoding."""
+    return f"md5(convert_to({value}, 'UTF8'))"
 
 
 def _sql_float(value: str) -> str:
@@ -126,5 +138,6 @@ def _sql_float(value: str) -> str:
         f" WHEN f.e = 0 THEN '0x0.' || {mantissa} || 'p-1022'"
         f" ELSE '0x1.' || {mantissa} || 'p' || (f.e - 1023)::text END END"
         " FROM (SELECT g.f, g.h, ('x' || substr(g.h, 1, 3))::bit(12)::integer & 2047 AS e"
-        f" FROM (SELECT {value}::float8 AS f, encode(float8send({value}::float8), 'hex') AS h) g) f)"
+        f" FROM (SELECT {value}::float8 AS f, encode(float8send({value}::float8), 'hex') AS h) g) f"
+        f" WHERE {value} IS NOT NULL)"
     )

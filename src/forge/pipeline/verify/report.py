@@ -1,0 +1,74 @@
+"""What a comparison of a lake with its database found."""
+
+from typing import Final, Literal
+
+import msgspec
+
+Kind = Literal["missing", "extra", "changed", "quarantined"]
+
+_SAID: Final[dict[Kind, str]] = {
+    "missing": "in the database and not in the lake",
+    "extra": "in the lake and not in the database",
+    "changed": "another one in the lake",
+    "quarantined": "not in the lake as it is in the database: it did not fit and is in quarantine",
+}
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A row that is only in the database (`missing`), only in the lake (`extra`), in both but not the same (`changed`),
+    or that differs because it is in quarantine.
+
+    `key` is the key as one word, or a hash of the row if the table has no key; `columns` are those that are changed.
+
+    >>> print(Difference("public.orders", "7", "changed", ("total", "state")))
+    public.orders: row 7 is another one in the lake: total, state
+    """
+
+    table: str
+    key: str
+    kind: Kind
+    columns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = f"{self.table}: row {self.key} is {_SAID[self.kind]}"
+        return f"{said}: {', '.join(self.columns)}" if self.columns else said
+
+
+class TableReport(msgspec.Struct, frozen=True):
+    """A table: how many rows each side has, how many differ in which way, and the first of these.
+
+    `differing` is `missing`, `extra` and `changed` together; rows that are in quarantine are not among them.
+    `left_out` are columns that were not compared, because their types in the lake keep no text: variants.
+    """
+
+    table: str
+    database: int
+    lake: int
+    missing: int
+    extra: int
+    changed: int
+    differing: int
+    quarantined: int
+    differences: list[Difference]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether the lake has just the rows of the database: not when some are in quarantine instead."""
+        return self.differing == 0 and self.quarantined == 0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All tables that were compared, at the snapshot."""
+
+    snapshot: str
+    tables: list[TableReport]
+
+    @property
+    def equal(self) -> bool:
+        return all(table.equal for table in self.tables)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the database has in these tables."""
+        return sum(table.database for table in self.tables)

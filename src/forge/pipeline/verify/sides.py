@@ -1,0 +1,252 @@
+"""The two sides of a comparison: a table in the lake, and the same in the database as of a snapshot.
+
+Both give the count and the sum of the hashes of each slice, and the rows of slices: key, hash, and a short hash for
+each column. They hash the same texts (`forge.pipeline.silver.texts`), so equal rows have equal hashes.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, IntegerType, LongType, ShortType, VariantType
+
+from forge import values
+from forge.changelog.connection import Connection
+from forge.cursor import Snapshot
+from forge.errors import HistoryUnavailable, LakeError
+from forge.pipeline.silver.rows import quoted
+from forge.pipeline.silver.texts import joined, prefixed, sql_joined, sql_md5, sql_prefixed, sql_text, text
+from forge.pipeline.source.offset import TableShare, snapshot_bounds
+from forge.pipeline.source.shares import as_of
+from forge.pipeline.source.statements import quoted as sql_quoted
+from forge.pipeline.source.statements import source_query
+from forge.pipeline.verify.slices import Slices
+
+Sums = dict[int, tuple[int, int]]
+"""The count and the sum of the hashes of each slice."""
+
+_SHORT: Final = 8
+"""How many digits the short hash of a column has."""
+
+
+class Row(NamedTuple):
+    """A row as both sides give it: `id` is what its key hashes to, or the row in a table without one, `key` the key for
+    people, `seq` where the lake has the row from."""
+
+    id: str
+    key: str
+    hash: int
+    columns: str
+    seq: str = ""
+
+    def differs(self, other: "Row", names: Sequence[str]) -> tuple[str, ...]:
+        """The columns that two rows differ in."""
+        places = range(0, len(names) * _SHORT, _SHORT)
+        return tuple(
+            name
+            for name, at in zip(names, places, strict=True)
+            if self.columns[at : at + _SHORT] != other.columns[at : at + _SHORT]
+        )
+
+
+class Compared(NamedTuple):
+    """A column that both sides have: as the database defines it, and its name and type in the lake."""
+
+    column: values.Column
+    name: str
+    type: DataType
+
+
+class Table(NamedTuple):
+    """What is compared: the columns, and which of them are the key."""
+
+    name: str
+    columns: tuple[Compared, ...]
+    key: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [each.column.name for each in self.columns]
+
+    @property
+    def key_places(self) -> list[int]:
+        return [self.names.index(name) for name in self.key]
+
+    @property
+    def whole_key(self) -> Compared | None:
+        """The key, if it is one whole number."""
+        if len(self.key) != 1:
+            return None
+        only = self.columns[self.key_places[0]]
+        return only if isinstance(only.type, (ShortType, IntegerType, LongType)) else None
+
+
+class InLake:
+    """A table in the lake, of one version of its Delta table."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        newest = spark.sql(f"DESCRIBE HISTORY delta.{quoted(path)} LIMIT 1").first()
+        assert newest is not None
+        self._frame = spark.read.format("delta").option("versionAsOf", newest["version"]).load(path)
+
+    @property
+    def types(self) -> dict[str, DataType]:
+        return {field.name: field.dataType for field in self._frame.schema}
+
+    def bounds(self, key: Compared) -> tuple[int, int] | None:
+        """The smallest and the largest key; None without rows."""
+        found = self._frame.agg(F.min(quoted(key.name)), F.max(quoted(key.name))).first()
+        return None if found is None or found[0] is None else (found[0], found[1])
+
+    def sums(self, table: Table, slices: Slices) -> Sums:
+        hashed = self._hashed(table, slices).groupBy("slice")
+        return _sums(hashed.agg(F.count("*"), F.sum(F.col("hash").cast("decimal(38,0)")).cast("string")).collect())
+
+    def rows(self, table: Table, slices: Slices, which: Sequence[int]) -> list[Row]:
+        frame = self._hashed(table, slices, *slices.range(which)).where(F.col("slice").isin(list(which)))
+        return [Row(*row) for row in frame.select("id", "key", "hash", "columns", "_seq").collect()]
+
+    def _hashed(self, table: Table, slices: Slices, low: int | None = None, high: int | None = None) -> DataFrame:
+        frame = self._frame
+        if (whole := table.whole_key) is not None:
+            key = F.col(quoted(whole.name))
+            frame = frame if low is None else frame.where(key >= low)
+            frame = frame if high is None else frame.where(key < high)
+        texts = [text(F.col(quoted(each.name)), each.type) for each in table.columns]
+        keys = [texts[place] for place in table.key_places]
+        columns = F.concat(*(F.substring(_md5(prefixed(each)), 1, _SHORT) for each in texts))
+        row = _md5(joined(texts))
+        frame = frame.select(
+            (_md5(joined(keys)) if keys else row).alias("id"),
+            (_word(keys) if keys else row).alias("key"),
+            _number(row).alias("hash"),
+            columns.alias("columns"),
+            "_seq",
+        )
+        return frame.withColumn("slice", slices.slice(_number(F.col("id")), F.col("key")))
+
+
+class InDatabase:
+    """A tracked table as of a snapshot, in a transaction that was begun for it."""
+
+    def __init__(self, connection: Connection, tracked: int, snapshot: Snapshot, first_id: int) -> None:
+        self._connection = connection
+        self._tracked = tracked
+        self._snapshot = snapshot
+        self._first_id = first_id
+        then = as_of(connection, tracked, snapshot, first_id)
+        if then is None:
+            raise HistoryUnavailable("the table is not tracked any more", fix="leave it out")
+        self.version = then.version
+        self._name = f"{then.schema}.{then.table}"
+        self._images = self._told(then.images)
+        connection.execute("SET LOCAL TimeZone = 'UTC'")
+        gone = {**snapshot_bounds(snapshot), "first": first_id}
+        if connection.execute(source_query("trimmed"), gone).fetchone() == (True,):
+            raise HistoryUnavailable(
+                f"the log of {self._name} since the lake's last batch has been trimmed",
+                fix="forge pipeline run --once, then ask again",
+            )
+
+    def _told(self, images: str | None) -> str:
+        if images is None:
+            raise HistoryUnavailable(
+                f"{self._name} was truncated or defined anew since the lake's last batch",
+                fix="forge pipeline run --once, then ask again",
+            )
+        return images
+
+    def sums(self, table: Table, slices: Slices) -> Sums:
+        rows = _sql_hashed(self._images, table, slices)
+        return _sums(self._run(f"SELECT s.slice, count(*), sum(s.hash) FROM ({rows}) s GROUP BY s.slice"))
+
+    def rows(self, table: Table, slices: Slices, which: Sequence[int]) -> list[Row]:
+        rows = _sql_hashed(self._within(table, *slices.range(which)), table, slices)
+        numbers = ", ".join(map(str, which))
+        statement = f"SELECT s.id, s.key, s.hash, s.columns FROM ({rows}) s WHERE s.slice IN ({numbers})"
+        return [Row(*row) for row in self._run(statement)]
+
+    def _within(self, table: Table, low: int | None, high: int | None) -> str:
+        """SQL for the rows whose keys are in a range."""
+        whole = table.whole_key
+        if whole is None or (low is None and high is None):
+            return self._images
+        key = whole.column.name
+        share = TableShare(self._tracked, str(self._snapshot), "", 0, 1, 2, 0, key, low, high)
+        then = as_of(self._connection, self._tracked, self._snapshot, self._first_id, share)
+        return self._told(then.images if then is not None else None)
+
+    def read(self, table: Table, slices: Slices, images: Sequence[str]) -> list[Row]:
+        """Images as rows."""
+        given = "SELECT i.n AS row_id, i.image::json AS image FROM unnest({given}::text[]) WITH ORDINALITY i (image, n)"
+        rows = _sql_hashed(given, table, slices)
+        statement = f"SELECT s.id, s.key, s.hash, s.columns FROM ({rows}) s ORDER BY s.row_id"
+        statement = statement.replace("%", "%%").replace("{given}", "%s")
+        return [Row(*row) for row in self._connection.execute(statement.encode(), ([*images],)).fetchall()]
+
+    def _run(self, statement: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement.encode()).fetchall()
+
+
+def _sql_hashed(images: str, table: Table, slices: Slices) -> str:
+    """SQL for the key, the slice, the hash and the columns' short hashes of each of these images."""
+    record = ", ".join(
+        f"{sql_quoted(each.column.name)} {'json' if each.column.kind == 'jsonb' else 'text'}" for each in table.columns
+    )
+    texts = [sql_text(_member(each.column), each.type) for each in table.columns]
+    named = ", ".join(f"{text} AS t{place}" for place, text in enumerate(texts))
+    places = [f"t.t{place}" for place in range(len(texts))]
+    keys = [places[place] for place in table.key_places]
+    word = "h.md5"
+    if keys:
+        word = keys[0] if len(keys) == 1 else f"array_to_json(ARRAY[{', '.join(keys)}])::text"
+    columns = " || ".join(f"left({sql_md5(sql_prefixed(place))}, {_SHORT})" for place in places)
+    slice = slices.sql_slice(_sql_number("h.id"), keys[0] if keys else "")
+    return (
+        f"SELECT k.row_id, h.id, {word} AS key, {slice} AS slice, {_sql_number('h.md5')} AS hash, {columns} AS columns"
+        f" FROM ({images}) k CROSS JOIN LATERAL json_to_record(k.image) r ({record})"
+        # OFFSET keeps the planner from computing a text wherever it is used.
+        f" CROSS JOIN LATERAL (SELECT {named} OFFSET 0) t"
+        f" CROSS JOIN LATERAL (SELECT {sql_md5(sql_joined(places))} AS md5,"
+        f" {sql_md5(sql_joined(keys or places))} AS id OFFSET 0) h"
+    )
+
+
+def _member(column: values.Column) -> str:
+    """SQL for the text that the lake has for a value of an image."""
+    name = f"r.{sql_quoted(column.name)}"
+    if column.kind != "jsonb":
+        return name
+    return f"CASE WHEN left({name}::text, 8) = '{{\"$json\"' THEN ({name} -> '$json')::text ELSE {name}::text END"
+
+
+def comparable(columns: Iterable[values.Column], names: dict[str, str], types: dict[str, DataType]) -> list[Compared]:
+    """The columns that can be compared: not hidden, and no variants."""
+    shown = [column for column in columns if column.kind != "hidden"]
+    for column in shown:
+        if names[column.name] not in types:
+            raise LakeError(f"the lake has no column {column.name}", fix="forge pipeline run --once")
+    found = (Compared(column, names[column.name], types[names[column.name]]) for column in shown)
+    return [each for each in found if not isinstance(each.type, VariantType)]
+
+
+def _sql_number(md5: str) -> str:
+    return f"('x' || left({md5}, 15))::bit(60)::bigint"
+
+
+def _number(md5: Column) -> Column:
+    return F.conv(F.substring(md5, 1, 15), 16, 10).cast("long")
+
+
+def _md5(value: Column) -> Column:
+    return F.md5(value.cast("binary"))
+
+
+def _word(keys: Sequence[Column]) -> Column:
+    """The key as one word."""
+    return keys[0] if len(keys) == 1 else F.to_json(F.array(*keys))
+
+
+def _sums(rows: Iterable[Sequence[Any]]) -> Sums:
+    return {int(slice): (int(count), int(total)) for slice, count, total in rows}
