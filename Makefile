@@ -8,7 +8,7 @@ READY = @command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not inst
 	$(PYTHON) tools/setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready ready-to-test demo test check bench chaos contracts docs lock clean
+.PHONY: help setup ready ready-to-test demo test lake check bench chaos contracts docs lock clean
 
 help:
 	@echo "Forge: every change, captured once. What you can do:"
@@ -27,7 +27,10 @@ demo: ready ## run a small shop on an embedded PostgreSQL and watch its changes 
 	@$(BIN)/forge demo $(if $(SECONDS),--seconds $(SECONDS))
 
 test: ready-to-test ## run all tests, on real servers that they start themselves (ARGS="-k name" to choose)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
+
+lake: ready-to-test ## run the long tests of the pipeline, one after the other, with a Spark of two cores
+	$(BIN)/pytest -m long --timeout 1200 tests/pipeline $(ARGS)
 
 check: ready ## lint, format, types, the import arrows of the architecture and the documents' links
 	$(BIN)/ruff check .

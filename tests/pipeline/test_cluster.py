@@ -21,6 +21,8 @@ from forge.pipeline.jars import delta_jars
 from forge.pipeline.session import QUIETLY, packed
 from tests.pipeline.conftest import QUICK
 
+pytestmark = pytest.mark.long
+
 BIN = Path(pyspark.__file__).parent / "bin"
 SECONDS = 120
 

@@ -3,6 +3,7 @@
 from datetime import date
 from decimal import Decimal
 
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType, ShortType, StringType
 
@@ -10,6 +11,8 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.silver.layout import layout, wider
 from forge.pipeline.tables import load
 from tests.pipeline.evolving import change, contents, define, take
+
+pytestmark = pytest.mark.long
 
 NARROW = define(
     1,

@@ -15,6 +15,8 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.tables import load
 from tests.pipeline.by_hand import Row, append, change, frame
 
+pytestmark = pytest.mark.long
+
 START = datetime(2026, 1, 31, 22, 30, tzinfo=UTC)
 DAY = timedelta(days=1)
 OPS = ("insert", "update", "delete", "truncate")

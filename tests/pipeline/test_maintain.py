@@ -20,6 +20,8 @@ from forge.pipeline.tables import load
 from forge.values import Column
 from tests.pipeline.by_hand import append, change
 
+pytestmark = pytest.mark.long
+
 NOW = datetime(2026, 2, 10, 12, tzinfo=UTC)
 HISTORY = (
     "id long, _seq string, _end_seq string, _op string, _valid_from timestamp, _valid_to timestamp,"

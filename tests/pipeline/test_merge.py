@@ -20,6 +20,8 @@ from forge.values import Column
 from tests.pipeline import oracle
 from tests.pipeline.oracle import Event, Row, moment, play
 
+pytestmark = pytest.mark.long
+
 COLUMNS = (Column("h", "integer"), Column("id", "integer"), Column("a", "text"), Column("b", "integer"))
 FITTING = (
     "h int, id int, a string, b int, _seq string, _op string, _at timestamp, _transaction long, _user_id string,"

@@ -20,6 +20,8 @@ from forge.pipeline.tables import load
 from forge.values import Column
 from tests.pipeline.by_hand import change, frame
 
+pytestmark = pytest.mark.long
+
 SPENT = """-- key: customer_id
 -- keys: SELECT DISTINCT customer_id
 --       FROM orders_changed

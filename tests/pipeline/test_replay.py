@@ -8,6 +8,8 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.silver.replay import replay
 from tests.pipeline.evolving import change, contents, define, take
 
+pytestmark = pytest.mark.long
+
 
 def test_a_replay_gives_what_batches_have_made(spark: SparkSession, lake: Lake) -> None:
     first = define(1, "id", id="integer", n="integer", kind="text")

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import pytest
 from pyspark.sql import SparkSession
 
 from forge.pipeline import bronze, instants
@@ -12,6 +13,8 @@ from forge.pipeline.silver.rows import MISFITS
 from forge.pipeline.status import Size, status
 from forge.values import Column
 from tests.pipeline.by_hand import append, change
+
+pytestmark = pytest.mark.long
 
 NOON = datetime(2026, 2, 10, 12, tzinfo=UTC)
 

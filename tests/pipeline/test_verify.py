@@ -22,6 +22,8 @@ from forge.pipeline.tables import load
 from forge.pipeline.verify import Difference, Report, TableReport, verify
 from forge.pipeline.verify.slices import ByHash, ByRange
 
+pytestmark = pytest.mark.long
+
 ALL_TYPES = """
     create type mood as enum ('sad', 'ok, "fine"');
     create domain positive as integer check (value > 0);

@@ -14,6 +14,8 @@ from forge.pipeline.silver.versions import SLIM, chain, concerned, upcoming
 from tests.pipeline import oracle
 from tests.pipeline.oracle import Event, Row, moment, play
 
+pytestmark = pytest.mark.long
+
 GIVEN = (
     "h int, id int, _key string, a string, b int, _seq string, _op string, _at timestamp, _transaction long,"
     " _missing array<string>"

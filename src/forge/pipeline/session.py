@@ -50,18 +50,18 @@ def session(
     that carry Delta themselves.
     """
     need_pyspark()
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     given = dict(conf or {})
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return _with(running, given)
+    if SparkContext._active_spark_context is not None:
+        return _with(SparkSession.builder.getOrCreate(), given)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
         need_java()
     given = (_submitted() if submitted else {}) | given
     master = master or given.get("spark.master") or "local[*]"
-    wanted = settings(master, app=app) | given
+    wanted = settings(master, app=app) | given | {"spark.master": master}
     if jars == "cached" and not submitted:
         wanted["spark.jars"] = with_delta(given)
     os.environ.setdefault("PYSPARK_PYTHON", wanted.get("spark.pyspark.python", sys.executable))
@@ -189,7 +189,9 @@ def _start(wanted: Mapping[str, str], submitted: bool) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     conf = SparkConf(loadDefaults=submitted).setAll(list(wanted.items()))
-    context = SparkContext(conf=conf, gateway=None if submitted else _gateway(conf))
+    # A JVM stays when its session is stopped, and serves the next one.
+    runs = submitted or SparkContext._gateway is not None
+    context = SparkContext(conf=conf, gateway=None if runs else _gateway(conf))
     try:
         context._jvm.Thread.currentThread().getContextClassLoader().loadClass(EXTENSION)  # type: ignore[union-attr]
     except Py4JJavaError as error:

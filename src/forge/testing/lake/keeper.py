@@ -22,12 +22,15 @@ STEPS: Final[dict[str, tuple[Any, str, bool]]] = {
     "planned": (bronze, "append", False),
     "bronze": (bronze, "append", True),
     "learned": (bronze, "learn", True),
-    "history": (merge, "merge_history", True),
+    "history": (merge._Merge, "_into_history", True),
     "silver": (table, "take", True),
     "gold": (batch, "refresh", True),
     "ledger": (ledger, "record", True),
 }
 """Where each step is: a function, and whether the end comes after it or before."""
+
+MOST: Final = 2_000
+"""Changes in one batch at the most: few enough that there are several."""
 
 QUICK: Final = {
     "spark.driver.memory": "1g",
@@ -40,7 +43,7 @@ def main() -> None:
     if step in STEPS:
         _die_at(step, int(nth))
     spark = session(master="local[2]", conf=QUICK, app="forge testing")
-    with pipeline(spark, url, Lake(path), Settings(most=400)) as running:
+    with pipeline(spark, url, Lake(path), Settings(most=MOST)) as running:
         running.once()
     spark.stop()
 

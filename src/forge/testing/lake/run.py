@@ -22,7 +22,7 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.run import Settings, pipeline
 from forge.pipeline.tables import exists, load
 from forge.postgres import PostgresServer
-from forge.testing.lake.keeper import STEPS
+from forge.testing.lake.keeper import MOST, STEPS
 from forge.testing.lake.traffic import TABLES, act, prepare
 from forge.testing.postgres import fresh_database
 
@@ -92,7 +92,7 @@ def run(plan: Plan, server: PostgresServer, spark: SparkSession, folder: Path) -
             if ended:
                 killed.append(ended)
         _write(url, chance, plan)
-        with pipeline(spark, url, lake, Settings(most=400)) as running:
+        with pipeline(spark, url, lake, Settings(most=MOST)) as running:
             running.once()
         return _truth(plan, url, spark, lake, tuple(killed))
 
