@@ -214,6 +214,7 @@ def test_images_of_other_sources_are_exact_or_misfits(spark: SparkSession) -> No
         '{"id": 4, "price": 1.50, "free": 1.50, "doc": {"a": 1.10}, "tags": [ ["a"] ]}',
         '{"id":5,"price":1.50,"free":1.50,"doc":null,"tags":[["a"]]}',
         '{"id":6,"price":12345678901.00,"free":1.50,"doc":null,"tags":null}',
+        f'{{"id":7,"price":1.50,"free":1.50,"doc":{"[" * 1200}{"]" * 1200},"tags":null}}',
     ]
     found = rows(inserts(spark, images, -3), {-3: other}, other)
     got = {row["id"]: row for row in collected(found.fitting)}
@@ -232,6 +233,7 @@ def test_images_of_other_sources_are_exact_or_misfits(spark: SparkSession) -> No
         4: "price",
         5: "tags",
         6: "price",
+        7: "doc",
     }
 
 

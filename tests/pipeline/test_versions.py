@@ -60,7 +60,7 @@ class Store:
         stored = self.spark.createDataFrame([tuple(row[name] for name in names) for row in self.rows.values()], STORED)
         columns = names if self.carried else [*self.key, *SLIM]
         existing = concerned(stored, None if ends else fitting.select(*self.key), since, self.key, columns)
-        later = [end for end in self.known.values() if end.seq > since]
+        later = [end for end in self.known.values() if end.seq >= since]
         made = chain(existing, fitting, later, self.key, carried=self.carried).where(F.col("_:changed"))
         found = made.withColumns({"from": F.unix_micros("_valid_from"), "to": F.unix_micros("_valid_to")}).collect()
         for row in found:

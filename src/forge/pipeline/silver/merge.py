@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 from delta.tables import DeltaTable
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
@@ -133,16 +133,15 @@ class _Merge:
             touched = F.broadcast(touched) if count <= FEW else touched
         existing = concerned(history, touched, since, self._era.key, columns)
         made = chain(existing, self._fitting, later, self._era.key, carried=carried)
-        counts = Observation()
+        made = made.localCheckpoint()
         ended = F.col("_:stored") & F.col("_:changed")
-        made = made.observe(
-            counts,
+        counts = made.agg(
             F.count_if("_:stored").alias("stored"),
             F.count_if(~F.col("_:stored")).alias("new"),
             F.count_if(ended).alias("ended"),
             F.count_if(ended & F.col("_:was").isNotNull()).alias("ended_before"),
-        ).localCheckpoint()
-        return made, counts.get
+        )
+        return made, counts.collect()[0].asDict()
 
     def _into_history(self, made: DataFrame, found: Mapping[str, int], since: str, keys: Sequence[Bounds]) -> None:
         columns = {**history_columns(self._layout), **(MISSING if self._carries else {})}

@@ -11,6 +11,7 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DecimalType,
+    StringType,
     TimestampNTZType,
     TimestampType,
     VariantType,
@@ -47,6 +48,8 @@ def kind(type: DataType) -> str:
         return "not a boolean"
     if isinstance(type, VariantType):
         return "not exact as a variant"
+    if isinstance(type, StringType):
+        return NOT_AN_IMAGE
     return "number out of range"
 
 

@@ -113,15 +113,18 @@ class InLake:
             key = F.col(quoted(whole.name))
             frame = frame if low is None else frame.where(key >= low)
             frame = frame if high is None else frame.where(key < high)
+        # A step for each use of what the one before has computed.
         texts = [text(F.col(quoted(each.name)), each.type) for each in table.columns]
+        frame = frame.select(*(each.alias(f"t{place}") for place, each in enumerate(texts)), "_seq")
+        texts = [F.col(f"t{place}") for place in range(len(texts))]
         keys = [texts[place] for place in table.key_places]
         columns = F.concat(*(F.substring(_md5(prefixed(each)), 1, _SHORT) for each in texts))
-        row = _md5(joined(texts))
+        frame = frame.select("*", _md5(joined(texts)).alias("md5"), columns.alias("columns"))
         frame = frame.select(
-            (_md5(joined(keys)) if keys else row).alias("id"),
-            (_word(keys) if keys else row).alias("key"),
-            _number(row).alias("hash"),
-            columns.alias("columns"),
+            (_md5(joined(keys)) if keys else F.col("md5")).alias("id"),
+            (_word(keys) if keys else F.col("md5")).alias("key"),
+            _number(F.col("md5")).alias("hash"),
+            "columns",
             "_seq",
         )
         return frame.withColumn("slice", slices.slice(_number(F.col("id")), F.col("key")))
