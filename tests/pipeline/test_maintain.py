@@ -60,19 +60,18 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return lake
 
 
-def test_small_files_are_put_together_and_old_ones_removed(spark: SparkSession, lake: Lake) -> None:
-    before = set(Path(lake.history("public.orders")).rglob("*.parquet"))
+def test_small_files_are_put_together_and_lost_ones_removed(spark: SparkSession, lake: Lake) -> None:
     steps: list[str] = []
     done = {each.table: each for each in maintain(spark, lake, vacuum_hours=None, progress=steps.append)}
     assert (done["silver/history/public.orders"].removed, done["silver/history/public.orders"].added) == (2, 1)
     assert steps == [f"optimizing {table}" for table in done]
-    for file in before:
-        long_ago = time.time() - 200 * 3600
-        os.utime(file, (long_ago, long_ago))
-    assert {each.what for each in maintain(spark, lake, optimize=False)} == {"vacuumed"}
-    after = set(Path(lake.history("public.orders")).rglob("*.parquet"))
-    assert len(before - after) == 2
-    assert load(spark, lake.history("public.orders")).count() == 4
+    lost = [Path(lake.changes, "day=2026-02-10", f"part-{name}.snappy.parquet") for name in ("old", "new")]
+    for file, hours in zip(lost, (49, 47), strict=True):
+        file.write_bytes(b"of a batch that was killed")
+        os.utime(file, (time.time() - hours * 3600,) * 2)
+    assert {each.what for each in maintain(spark, lake, optimize=False, vacuum_hours=48)} == {"vacuumed"}
+    assert [file.exists() for file in lost] == [False, True]
+    assert load(spark, lake.changes).count() == 5
     with pytest.raises(LakeError, match="younger than 24 hours"):
         maintain(spark, lake, vacuum_hours=1)
 

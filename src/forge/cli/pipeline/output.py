@@ -48,7 +48,7 @@ def word(value: Any) -> str:
     """A value for people.
 
     >>> word(None), word(Decimal("1.10")), word(True), word(b"\\x01"), word([1, None])
-    ('—', '1.10', 'true', '\\\\x01', '[1, null]')
+    ('–', '1.10', 'true', '\\\\x01', '[1, null]')
     """
     if value is None:
         return ABSENT
