@@ -144,6 +144,7 @@ def test_every_value_comes_back_from_either_form(before: dict[str, Any], after: 
         assert same(values(row, "after"), after)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(ROWS)
 @example(ODDITY)

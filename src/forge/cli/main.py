@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit: 0 well, 1 an error, 2 a wrong command line, 130 interrupted."""
     words = hoist(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of rollbacks that an interrupt cut short
     signal.signal(signal.SIGTERM, _terminated)
     try:
         code = app(words, prog_name="forge", standalone_mode=False)

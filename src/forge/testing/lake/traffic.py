@@ -75,7 +75,7 @@ def _many(connection: Connection, chance: random.Random) -> None:
 
 def _update(connection: Connection, chance: random.Random) -> None:
     connection.execute(
-        "update thing set name = %s, price = coalesce(price, 0) + 1 where id % %s = %s",
+        "update thing set name = %s, price = coalesce(price, 0) + 1 where id %% %s = %s",
         (chance.choice(WORDS), modulus := chance.choice((2, 7, 50)), chance.randrange(modulus)),
     )
 
@@ -87,7 +87,7 @@ def _move(connection: Connection, chance: random.Random) -> None:
 
 
 def _delete(connection: Connection, chance: random.Random) -> None:
-    connection.execute("delete from thing where id % 40 = %s", (chance.randrange(40),))
+    connection.execute("delete from thing where id %% 40 = %s", (chance.randrange(40),))
 
 
 def _parts(connection: Connection, chance: random.Random) -> None:
