@@ -67,8 +67,8 @@ def chain(
 
     `existing` has at least the key and `SLIM`. With names in `carried` it has all columns, and `_missing`; then a value
     that a row misses is that of the version which it ended, if it ended one. `ends` are all ends of the table from the
-    smallest `_seq` on that arrives. Without a key `key` is `("_key",)`, and equal rows queue up: a delete ends the eldest
-    of them.
+    smallest `_seq` on that arrives. Without a key `key` is `("_key",)`, and equal rows queue up: a delete ends the
+    eldest of them.
     """
     # Told to, Spark moves rows once, by key; by itself it would first do so by key and `_seq`.
     rows = _both(existing, fitting).repartition(*map(quoted, key))
