@@ -89,45 +89,31 @@ def found(spark: SparkSession, lake: Lake) -> dict[str, dict[tuple[Any, ...], tu
 
 
 @pytest.mark.contract("X10")
-def test_gold_is_what_bronze_says_in_any_order_of_batches(spark: SparkSession, lake: Lake) -> None:
+def test_gold_is_what_bronze_says_whatever_comes_when(spark: SparkSession, lake: Lake) -> None:
     choices = random.Random(7)
     rows = some_changes(choices, 240)
     choices.shuffle(rows)
-    batches = [rows[:100], rows[100:180], rows[180:]]
-    for number in (2, 0, 1):
-        refresh(spark, lake, append(spark, lake, batches[number]), number, "forge-test")
+    parts = (rows[:100], rows[100:180], rows[180:])
+    batches = [[row | {"batch": number} for row in part] for number, part in enumerate(parts)]
+
+    append(spark, lake, batches[1])
+    refresh(spark, lake, append(spark, lake, batches[2]), 2, "forge-test")
+    clock = iter(map(float, (0, 0, 0, 2, 39)))
+    gold = Gold(spark, lake, clock=lambda: next(clock))
+    assert gold.take(append(spark, lake, batches[0])), "late, and it took from 0 to 2: the next time is not before 40"
     assert found(spark, lake) == expected(rows)
-    refresh(spark, lake, frame(spark, batches[0]), 0, "forge-test")
-    assert found(spark, lake) == expected(rows), "a batch that comes again"
 
+    more = [change(seq(2, n), "delete", START + n * 3 * DAY, row_id="3", batch=3) for n in range(2)]
+    assert not gold.take(append(spark, lake, more))
+    again = Gold(spark, lake)
+    assert again.take(frame(spark, batches[1])), "another process, to which a batch comes that it had"
+    assert found(spark, lake) == expected(rows + more)
 
-def test_refreshing_takes_a_share_of_the_time_and_loses_nothing(spark: SparkSession, lake: Lake) -> None:
-    noon, now = datetime(2026, 2, 1, 12, tzinfo=UTC), iter(map(float, (0, 0, 0, 2, 30, 41, 41, 42)))
-    batches = [[change(seq(1, n), "insert", noon + n * DAY, row_id=str(n), batch=n)] for n in range(5)]
-
-    def counted() -> list[int]:
-        return [row["changes"] for row in load(spark, lake.gold("churn")).orderBy("day").collect()]
-
-    gold = Gold(spark, lake, clock=lambda: next(now))
-    assert gold.take(append(spark, lake, batches[0])), "from 0 to 2, so not before 40"
-    assert not gold.take(append(spark, lake, batches[1]))
-    assert counted() == [1]
-    assert gold.take(append(spark, lake, batches[2]))
-    assert counted() == [1, 1, 1]
-    append(spark, lake, batches[3])
-    assert Gold(spark, lake).take(append(spark, lake, batches[4])), "another process, which has seen one batch"
-    assert counted() == [1] * 5
-
-
-def test_what_was_purged_from_bronze_stays_counted(spark: SparkSession, lake: Lake) -> None:
-    noon = datetime(2026, 2, 1, 12, tzinfo=UTC)
-    refresh(spark, lake, append(spark, lake, [change(seq(1, 1), "insert", noon, row_id="1")]), 1, "forge-test")
-    horizon.note(spark, lake, horizon.CHANGES, noon + timedelta(hours=12))
-    spark.sql(f"DELETE FROM delta.`{lake.changes}`")
-    late = append(spark, lake, [change(seq(1, 2), "insert", noon, row_id="2")])
-    refresh(spark, lake, late, 2, "forge-test")
-    counts = [load(spark, lake.gold(name)).select("changes").collect() for name in ("who", "activity", "churn")]
-    assert [[row["changes"] for row in rows] for rows in counts] == [[1], [1], [1]]
+    horizon.note(spark, lake, horizon.CHANGES, START.replace(hour=0, minute=0) + DAY)
+    spark.sql(f"DELETE FROM delta.`{lake.changes}` WHERE day = '{START.date()}'")
+    late = append(spark, lake, [change(seq(3, 1), "insert", START, row_id="1")])
+    refresh(spark, lake, late, 4, "forge-test")
+    assert found(spark, lake) == expected(rows + more), "what was purged from bronze stays as it was counted"
 
 
 def test_audit_says_who_changed_what_from_what_to_what(spark: SparkSession, lake: Lake) -> None:

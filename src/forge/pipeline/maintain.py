@@ -12,6 +12,7 @@ Files are put together by size. Order by key is another matter: Delta's Z-order 
 is done only when asked for (`order`), say once a week. It lets whoever looks for one key read few files.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,8 +39,8 @@ from forge.pipeline.tables import exists, load
 LEAST_HOURS: Final = 24
 """A file that is younger may belong to a batch that is being written, or to somebody who reads."""
 
-_CHECKED: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
-_CHECKED_FROM: Final = 168
+_RETENTION: Final = "delta.deletedFileRetentionDuration"
+_UNLESS_TOLD: Final = "interval 168 hours"
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -157,10 +158,16 @@ class _Work:
                 result["removed"], result["added"] = row["metrics"]["numFilesRemoved"], row["metrics"]["numFilesAdded"]
 
     def vacuum(self, hours: float) -> None:
-        with _unchecked(self._spark, hours):
-            for place, path in self._paths.items():
-                with self._step(place, "vacuuming", "vacuumed"):
-                    DeltaTable.forPath(self._spark, path).vacuum(hours)
+        """Delta goes by the property of the table, whatever VACUUM is told."""
+        wanted = f"interval {math.ceil(hours)} hours"
+        for place, path in self._paths.items():
+            with self._step(place, "vacuuming", "vacuumed"):
+                table = DeltaTable.forPath(self._spark, path)
+                detail = table.detail().select("properties").first()
+                assert detail is not None
+                if detail["properties"].get(_RETENTION, _UNLESS_TOLD) != wanted:
+                    self._spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{_RETENTION}' = '{wanted}')")
+                table.vacuum()
 
     @contextmanager
     def _step(self, place: str, doing: str, what: str) -> Iterator[dict[str, int]]:
@@ -187,18 +194,3 @@ class _Work:
             if era.keyed:
                 keys[self._lake.current(name)] = keys[self._lake.history(name)] = era.key
         return keys
-
-
-@contextmanager
-def _unchecked(spark: SparkSession, hours: float) -> Iterator[None]:
-    """Delta refuses less than a week; in a lake nobody but its one writer needs older files."""
-    before = spark.conf.get(_CHECKED, None)
-    if hours < _CHECKED_FROM:
-        spark.conf.set(_CHECKED, "false")
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(_CHECKED)
-        else:
-            spark.conf.set(_CHECKED, before)
