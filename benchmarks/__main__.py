@@ -13,6 +13,9 @@ from benchmarks import (
     bulk,
     fanout,
     feed_grid,
+    lake_flow,
+    lake_growth,
+    lake_source,
     latency,
     live_latency,
     matching,
@@ -40,6 +43,9 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     "feed_grid": feed_grid.run,
     "subscribers": subscribers.run,
     "pruning": pruning.run,
+    "lake_source": lake_source.run,
+    "lake_flow": lake_flow.run,
+    "lake_growth": lake_growth.run,
 }
 
 

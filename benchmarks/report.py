@@ -28,6 +28,9 @@ TITLES = {
     "feed_grid": "Changes a second to authorized clients",
     "subscribers": "Memory of idle subscribers",
     "pruning": "Subscribers whom a write does not concern",
+    "lake_source": "The log into Spark",
+    "lake_flow": "The log into the lake",
+    "lake_growth": "A small batch into tables of different sizes",
 }
 CHARTS = {
     "bulk": "Bulk writes of 100,000 rows: time over untracked (less is better)",

@@ -35,6 +35,10 @@ PYPROJECT = ROOT / "pyproject.toml"
 STAMP = VENV / "forge-setup.stamp"
 POSTGRES_15 = Path("/usr/lib/postgresql/15/bin/postgres")
 POSTGRES_15_TRIED = VENV / "forge-postgresql-15.tried"
+MARIADB = Path("/usr/sbin/mariadbd")
+MARIADB_TRIED = VENV / "forge-mariadb.tried"
+POLICY = Path("/usr/sbin/policy-rc.d")
+"""Debian asks this program whether a package may start its service."""
 JAVAS = ("openjdk-17-jre-headless", "openjdk-21-jre-headless")
 JAVA_TRIED = VENV / "forge-java.tried"
 JARS = VENV / "forge-jars.stamp"
@@ -244,6 +248,24 @@ def offer_postgresql_15(screen: Screen) -> None:
         screen.note("PostgreSQL 15 is not installed: the tests that also run on it will be skipped")
 
 
+def offer_mariadb(screen: Screen) -> None:
+    """The tests of the MySQL feed start a MariaDB of their own; try once to have it, its service not started."""
+    if not MARIADB.exists() and debian_root() and not MARIADB_TRIED.exists():
+        MARIADB_TRIED.touch()
+        mine = not POLICY.exists()
+        if mine:
+            POLICY.write_text("#!/bin/sh\nexit 101\n")
+            POLICY.chmod(0o755)
+        try:
+            with contextlib.suppress(SetupError), screen.step("system package mariadb-server (for tests)"):
+                apt_install("mariadb-server")
+        finally:
+            if mine:
+                POLICY.unlink()
+    if not MARIADB.exists():
+        screen.note("MariaDB is not installed: the tests of its feed will be skipped (install mariadb-server)")
+
+
 def has_java() -> bool:
     home = os.environ.get("JAVA_HOME")
     return Path(home, "bin", "java").exists() if home else shutil.which("java") is not None
@@ -295,7 +317,7 @@ def alone() -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up Forge's development environment in .venv.")
-    parser.add_argument("--test", action="store_true", help="also what the tests can use: PostgreSQL 15")
+    parser.add_argument("--test", action="store_true", help="also what the tests can use: PostgreSQL 15, MariaDB")
     parser.add_argument("--quiet", action="store_true", help="say nothing when there is nothing to do")
     options = parser.parse_args()
     screen = Screen(sys.stdout)
@@ -309,6 +331,7 @@ def main() -> int:
             offer_jars(screen)
             if options.test:
                 offer_postgresql_15(screen)
+                offer_mariadb(screen)
     except SetupError as error:
         if error.output:
             print("\n".join(error.output.rstrip().splitlines()[-15:]), file=sys.stderr)

@@ -72,3 +72,19 @@ class HistoryUnavailable(ForgeError):
 
 class LakeError(ForgeError):
     """A lake cannot be used as asked; nothing in it was changed."""
+
+
+class SourceError(ForgeError):
+    """A database's feed cannot be read as it is set up; nothing was changed."""
+
+
+class SlotInUse(SourceError):
+    """Another process reads the replication slot."""
+
+
+class SlotLost(CursorExpired):
+    """The replication slot is gone, or the server has dropped what it still needed."""
+
+
+class CapabilityMissing(SourceError):
+    """The source lacks what its consumer needs."""

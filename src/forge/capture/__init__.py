@@ -1,0 +1,14 @@
+"""A database's own feed in, changes out: every source in one form, and each says what it cannot do.
+
+async with open_source("sqlite:///shop.db") as source:
+    async for batch in changes(source, after=saved):
+        handle(batch.changes)
+        await source.ack(batch.cursor)
+"""
+
+from forge.capture.capabilities import Capabilities, need
+from forge.capture.filters import Filter
+from forge.capture.source import Batch, Source, Status, changes
+from forge.capture.urls import open_source
+
+__all__ = ["Batch", "Capabilities", "Filter", "Source", "Status", "changes", "need", "open_source"]

@@ -1,0 +1,63 @@
+"""What a source can do, in its own words. A claim here is proven by the conformance suite, or it is false."""
+
+from typing import Literal
+
+import msgspec
+
+from forge.errors import CapabilityMissing
+
+Part = Literal["tables", "operations", "columns", "rows"]
+"""What a filter may choose by."""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a source promises. Whoever needs what it lacks is refused when it starts (`need`)."""
+
+    durable: bool
+    """Nothing is lost while nobody reads, as long as the source retains it."""
+    replayable: bool
+    """A cursor may be read from more than once, also after it was acknowledged."""
+    retention: str
+    """How far back it can be read, in a sentence."""
+    other_processes: bool
+    """Sees what other processes write."""
+    before: Literal["always", "some", "never"]
+    """Whether updates and deletes carry the row as it was; `some` means where the database is set up for it."""
+    context: bool
+    """Carries who and why."""
+    ordered: bool
+    """Changes come in the order of commits, and those of one transaction together."""
+    transactions: bool
+    """Names the transaction of each change."""
+    snapshots: bool
+    """Can read what is there first, without a gap or an overlap to the stream."""
+    truncates: bool
+    """A table that is emptied at once is a change."""
+    schema_changes: bool
+    """Says so when a table's definition changes."""
+    rollbacks: bool = True
+    """What is rolled back is never seen."""
+    filters: tuple[Part, ...] = ()
+    """The parts of a filter that run in the feed; the others run in Forge."""
+
+
+def need(capabilities: Capabilities, *wanted: str, source: str) -> None:
+    """Refuse a source that lacks one of the capabilities.
+
+    >>> hook = Capabilities(False, False, "none", False, "always", False, True, False, False, False, False)
+    >>> need(hook, "ordered", source="sqlite hook")
+    >>> need(hook, "durable", source="sqlite hook")
+    Traceback (most recent call last):
+      ...
+    forge.errors.CapabilityMissing: sqlite hook is not durable
+    fix: choose a source that is: forge status URL says what each can do
+    """
+    for name in wanted:
+        if getattr(capabilities, name) in (False, "never"):
+            is_adjective = name in ("durable", "replayable", "ordered")
+            raise CapabilityMissing(
+                f"{source} is not {name}" if is_adjective else f"{source} has no {name.replace('_', ' ')}",
+                fix="choose a source that is: forge status URL says what each can do"
+                if is_adjective
+                else "choose a source that has: forge status URL says what each can do",
+            )
