@@ -7,16 +7,19 @@ when its image before or its image after may satisfy the condition.
 ('tables', 'rows')
 """
 
+import re
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from forge.capture.capabilities import Part
 from forge.capture.predicates import predicate
 from forge.change import Change, Op, Row
+
+if TYPE_CHECKING:
+    from forge.capture.source import Batch
 
 ROWS = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)
 
@@ -51,27 +54,75 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
         assert self.where is not None
         return predicate(self.where)
 
+    @cached_property
+    def _all(self) -> bool:
+        return not self.parts
+
+    @cached_property
+    def _named(self) -> Callable[[str], object]:
+        words = (re.escape(word).replace(r"\*", ".*").replace(r"\?", ".") for word in self.tables)
+        return re.compile("|".join(words), re.DOTALL).fullmatch
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str], bool]:
+        return {}
+
+    def check(self) -> None:
+        """Raise ConfigError for a condition that cannot be decided on any row."""
+        if self.where is not None:
+            self._may({})
+
     def wants_table(self, schema: str, table: str) -> bool:
         """
         >>> wanted = Filter(tables=("orders", "shop.*"))
         >>> [wanted.wants_table(*name) for name in (("public", "orders"), ("shop", "x"), ("public", "x"))]
         [True, True, False]
         """
-        return not self.tables or any(
-            fnmatchcase(f"{schema}.{table}", pattern) or fnmatchcase(table, pattern) for pattern in self.tables
+        if not self.tables:
+            return True
+        found = self._known.get((schema, table))
+        if found is None:
+            found = bool(self._named(table) or self._named(f"{schema}.{table}"))
+            self._known[schema, table] = found
+        return found
+
+    def without(self, *parts: Part) -> "Filter":
+        """What is left to Forge when these parts run in the feed.
+
+        >>> Filter(tables=("orders",), columns=("id",)).without("tables").parts
+        ('columns',)
+        """
+        return Filter(
+            () if "tables" in parts else self.tables,
+            () if "operations" in parts else self.operations,
+            () if "columns" in parts else self.columns,
+            None if "rows" in parts else self.where,
+        )
+
+    def batch(self, batch: "Batch") -> "Batch":
+        """A batch with what the reader wants of it, perhaps nothing; its cursor stays."""
+        if self._all or not batch.changes:
+            return batch
+        kept = [
+            (place, found) for place, change in enumerate(batch.changes) if (found := self.keep(change)) is not None
+        ]
+        return msgspec.structs.replace(
+            batch,
+            changes=[change for _, change in kept],
+            columns=[batch.columns[place] for place, _ in kept] if batch.columns else (),
         )
 
     def keep(self, change: Change) -> Change | None:
         """The change as the reader wants it, or None."""
+        if self._all:
+            return change
         if not self.wants_table(change.schema, change.table):
             return None
         if self.operations and change.op not in self.operations:
             return None
         if change.op not in ROWS:
             return change
-        if self.where is not None and not any(
-            self._may(image) is not False for image in (change.before, change.after) if image is not None
-        ):
+        if self.where is not None and all(self._may(image) is False for image in _images(change)):
             return None
         return self._cut(change) if self.columns else change
 
@@ -85,3 +136,13 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
 
         hidden = tuple(name for name in change.hidden if name in kept)
         return msgspec.structs.replace(change, before=cut(change.before), after=cut(change.after), hidden=hidden)
+
+
+def _images(change: Change) -> list[Row]:
+    """The row before and after, as far as there was one; of an image that was not sent only the key is known."""
+    images = []
+    if change.op in (Op.UPDATE, Op.DELETE):
+        images.append(change.key or {} if change.before is None else change.before)
+    if change.op is not Op.DELETE:
+        images.append(change.key or {} if change.after is None else change.after)
+    return images

@@ -5,9 +5,11 @@
 (True, False, None)
 
 SQL's null is not true, so a comparison with it does not hold; what is missing, or has no stated order, is undecided.
+A text equals only itself, letter for letter, whatever the database's collation says; times, UUIDs and the like are
+texts in the forms of `forge.values`. Part of a document is named with dots.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -42,10 +44,12 @@ _COMPARED: dict[type[e.Expression], Callable[[Any, Any], bool]] = {
 def predicate(sql: str) -> Test:
     """A condition as a function of a row; raises ConfigError for what is not one."""
     try:
-        parsed = sqlglot.parse_one(f"SELECT 1 WHERE {sql}", dialect="postgres").args["where"].this
-    except (SqlglotError, KeyError, AttributeError) as error:
+        parsed = sqlglot.parse(f"({sql}\n)", dialect="postgres")
+    except SqlglotError as error:
         raise ConfigError(f"{sql!r} is not a condition on a row", fix=_FIX) from error
-    test = _compiled(parsed, sql)
+    if len(parsed) != 1 or not isinstance(parsed[0], e.Paren):
+        raise ConfigError(f"{sql!r} is not a condition on a row", fix=_FIX)
+    test = _compiled(parsed[0], sql)
 
     def holds(row: Row) -> bool | None:
         found = test(row)
@@ -112,9 +116,13 @@ def _comparison(
             return _NULL
         if isinstance(one, str) and isinstance(two, str) and compare not in _EQUALITY:
             return None  # the database's collation orders texts
+        if isinstance(one, float) and isinstance(two, Decimal):
+            two = float(two)  # as databases do: 0.1 in a column of floats is the float of that name
+        elif isinstance(one, Decimal) and isinstance(two, float):
+            one = float(one)
         try:
-            return compare(one, two) if _alike(one, two) else None
-        except TypeError:
+            return compare(one, two) if _alike(one, two) and one == one and two == two else None
+        except (TypeError, ArithmeticError):
             return None
 
     return compared
@@ -134,10 +142,10 @@ def _operand(node: e.Expression, sql: str) -> Callable[[Row], Any]:
     if isinstance(node, e.Paren):
         return _operand(node.this, sql)
     if isinstance(node, e.Column):
-        name = node.name
+        path = [part.name for part in node.parts]
 
         def value(row: Row) -> Any:
-            found = row.get(name, UNAVAILABLE)
+            found = _inside(row, path)
             if found is UNAVAILABLE:
                 return None
             return _NULL if found is None else found
@@ -155,6 +163,22 @@ def _operand(node: e.Expression, sql: str) -> Callable[[Row], Any]:
     else:
         raise ConfigError(f"{node.sql()!r} in {sql!r} cannot be decided by Forge", fix=_FIX)
     return lambda row: constant
+
+
+def _inside(row: Row, path: list[str]) -> Any:
+    """The value at a path of names; names before a column that is no document are those of its table.
+
+    >>> _inside({"a": {"b": 1}}, ["a", "b"]), _inside({"b": 2}, ["t", "b"]), _inside({"a": {}}, ["a", "b"])
+    (1, 2, None)
+    """
+    if path[0] not in row and len(path) > 1:
+        return _inside(row, path[1:])
+    found = row.get(path[0], UNAVAILABLE)
+    for name in path[1:]:
+        if not isinstance(found, Mapping):
+            return UNAVAILABLE
+        found = found.get(name)
+    return found
 
 
 def _number(text: str) -> int | Decimal:

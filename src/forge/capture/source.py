@@ -6,9 +6,11 @@ the source's kind and names the server it belongs to, so that one of another sou
 snapshot: `snapshot` goes on from there.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -85,6 +87,18 @@ class Source(Protocol):
     async def __aexit__(self, *exception: object) -> None: ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A source that can read up to now and end, in a way that is exact."""
+
+    def until_now(self, after: str) -> AsyncGenerator[Batch]:
+        """What is committed after the cursor and before this call; the last batch's cursor is behind all of it."""
+
+
+QUIET: Final = 2.0
+"""Seconds after which a source that cannot say that it has come to its end is taken to have."""
+
+
 def in_snapshot(cursor: str) -> bool:
     """Whether a cursor stands inside a snapshot.
 
@@ -103,4 +117,35 @@ async def changes(source: Source, after: str | None = None, *, snapshot: bool = 
                 yield batch
     async with aclosing(source.stream(after)) as batches:
         async for batch in batches:
+            yield batch
+
+
+async def until_now(source: Source, after: str | None = None, *, snapshot: bool = False) -> AsyncGenerator[Batch]:
+    """As `changes`, and ends behind all that is committed by now.
+
+    A source that is not `Bounded` has come to its end at the cursor of now, or when nothing came for `QUIET` seconds.
+    """
+    if in_snapshot(after) if after is not None else snapshot:
+        async with aclosing(source.snapshot(after)) as batches:
+            async for batch in batches:
+                after = batch.cursor
+                yield batch
+    if after is None:
+        return
+    if isinstance(source, Bounded):
+        async with aclosing(source.until_now(after)) as batches:
+            async for batch in batches:
+                yield batch
+        return
+    began = time.monotonic()
+    end = await source.now()
+    patience = QUIET + 3 * (time.monotonic() - began)
+    async with aclosing(source.stream(after)) as batches:
+        while after != end:
+            try:
+                async with asyncio.timeout(patience):
+                    batch = await anext(batches)
+            except TimeoutError:
+                return
+            after, patience = batch.cursor, QUIET
             yield batch

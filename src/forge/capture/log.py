@@ -1,0 +1,406 @@
+"""The trigger log of a PostgreSQL database as a source, kind `log`: in a URL and a filter, out batches.
+
+The stream is `forge.changelog.follow`. Its cursors are those of `forge.cursor`, and one that `forge tail` printed is
+good here too. Nothing has to be acknowledged: the log keeps what its retention says, whoever has read it.
+
+A snapshot reads the tracked tables in one transaction whose own snapshot is the cursor behind it: what it shows is
+read, everything else is streamed, so there is no gap and no overlap. Rows come in the order of their key, one table
+after the other. A cursor inside it says where it stands:
+
+    {cursor}+{time of the snapshot}.{number of the tracked table}.{key of its last row}
+
+Who goes on from there reads the tables as they were then: what they are now, less what the log says happened since. So
+the rest is the same rows with the same ids, however much was written meanwhile, and no transaction is held open between
+the two. Two things end that. Of a table that was truncated since, nothing more is read: the truncate follows in the
+stream. Of a table that was defined anew since, or changed in a way that was not logged, and of a log that was trimmed,
+the rows of then cannot be told: CursorExpired. The rows of a snapshot have no place in the log, so their `position` is
+`0.0`, and no transaction.
+"""
+
+import asyncio
+import logging
+import random
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple, Self
+
+import psycopg
+
+from forge.capture.capabilities import Capabilities
+from forge.capture.filters import Filter
+from forge.capture.source import Batch, Status, in_snapshot
+from forge.change import Change, Op, Source
+from forge.changelog.connection import AsyncConnection, connect_async, translate, typed_errors
+from forge.changelog.decode import SOURCE_KIND
+from forge.changelog.follow import Ears, Wakeup, follow
+from forge.changelog.queries import queries, query
+from forge.changelog.reader import PAGE, Reader
+from forge.config import hide
+from forge.cursor import Cursor, Snapshot
+from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ServerError
+from forge.values import Column, Images
+
+CAPABILITIES: Final = Capabilities(
+    durable=True,
+    replayable=True,
+    retention="whole days, 30 unless retention_days says otherwise, or up to log_size_limit",
+    other_processes=True,
+    before="always",
+    context=True,
+    ordered=True,
+    transactions=True,
+    snapshots=True,
+    truncates=True,
+    schema_changes=True,
+    filters=("tables",),
+)
+PAGE_BYTES: Final = 4 * 1024 * 1024
+"""A batch of a snapshot ends when its rows have so many bytes, or there are as many as a page of the log has."""
+
+_PINS: Final = (
+    "SET LOCAL search_path = pg_catalog, pg_temp",
+    "SET LOCAL row_security = off",
+    "SET LOCAL DateStyle = 'ISO, YMD'",
+    "SET LOCAL IntervalStyle = 'iso_8601'",
+    "SET LOCAL extra_float_digits = 1",
+    "SET LOCAL bytea_output = 'hex'",
+    "SET LOCAL lc_monetary = 'C'",
+    "SET LOCAL idle_in_transaction_session_timeout = 0",
+)
+_SORTABLE: Final = (
+    "boolean", "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid", "bytea", "date",
+    "timestamp without time zone", "timestamp with time zone",
+)  # fmt: skip
+"""Types of keys whose text can be cast back, so that their index gives the order."""
+_LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PLACE: Final = re.compile(r"([0-9]{1,17})(?:\.([0-9]{1,10})\.([A-Za-z0-9_=-]*))?")
+_NAMES: Final = re.compile(r"[*?]")
+_AGAIN: Final = "read the tables anew: take a new snapshot, then follow from its cursor"
+_log = logging.getLogger("forge.capture.log")
+
+
+class LogSource:
+    """The log of one database."""
+
+    kind: Final = "log"
+    capabilities: Final = CAPABILITIES
+
+    def __init__(self, url: str, filter: Filter | None = None, *, wakeup: Wakeup = "auto") -> None:
+        self._url = url
+        self._filter = filter or Filter()
+        self._wakeup: Wakeup = wakeup
+        self.name: Final = hide(url)
+        pushed = bool(self._filter.tables) and not any(map(_NAMES.search, self._filter.tables))
+        self._tables = self._filter.tables if pushed else None
+        self._left = self._filter.without("tables") if pushed else self._filter
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        return None
+
+    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+        """What is committed after the cursor, or from now on, for ever."""
+        cursor = None if after is None else _outside(after)
+        batches = follow(self._url, after=cursor, tables=self._tables, wakeup=self._wakeup)
+        async with aclosing(batches) as following:
+            async for batch in following:
+                yield self._left.batch(Batch(batch.changes, str(batch.cursor), batch.columns))
+
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+        """The rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
+        place = None if after is None else _Place.parse(after)
+        connected, tries = False, 0
+        while True:
+            try:
+                async with _Tables.open(self._url, self._filter) as tables:
+                    connected = True
+                    place = place or await tables.begin()
+                    async with aclosing(tables.batches(place)) as batches:
+                        async for batch in batches:
+                            yield self._left.batch(batch)
+                            tries, place = 0, _Place.parse(batch.cursor)
+                yield Batch((), str(place.cursor))
+                return
+            except _LOST as error:
+                if not connected:
+                    raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
+                tries += 1
+                delay = min(5.0, 0.05 * 2 ** min(tries, 7)) * random.uniform(0.5, 1.0)
+                _log.warning("lost the snapshot, trying again in %.2f s: %s", delay, str(error).partition("\n")[0])
+                await asyncio.sleep(delay)
+            except psycopg.ProgrammingError as error:
+                raise translate(error) or error from error
+
+    async def now(self) -> str:
+        """The cursor behind all that is committed, safe to keep."""
+        async with Reader.open(self._url) as reader:
+            return str(await reader.now())
+
+    async def ack(self, cursor: str) -> None:
+        """Nothing is forgotten for it."""
+
+    async def until_now(self, after: str) -> AsyncGenerator[Batch]:
+        """What is committed after the cursor and before this call; a batch that a cursor stands inside comes first."""
+        cursor, unfinished = _outside(after), True
+        async with Reader.open(self._url) as reader:
+            while unfinished:
+                unfinished = cursor.until is not None
+                async with aclosing(reader.read(cursor, tables=self._tables)) as batches:
+                    async for batch in batches:
+                        if not batch.flushed:
+                            await reader.flushed(batch.lsn)
+                        cursor = batch.cursor
+                        yield self._left.batch(Batch(batch.changes, str(cursor), batch.columns))
+
+    async def status(self) -> Status:
+        """How the log stands; readers keep their own cursors, so there is no lag to tell."""
+        async with Reader.open(self._url) as reader:
+            with typed_errors():
+                row = await (await reader.connection.execute(_query("facts"))).fetchone()
+            assert row is not None
+            size, oldest, tables = row
+            return Status(
+                kind=self.kind,
+                name=self.name,
+                capabilities=self.capabilities,
+                position=str(await reader.now()),
+                in_feed=("tables",) if self._tables is not None else (),
+                in_forge=self._left.parts,
+                details={"log_bytes": size, "oldest_change": oldest and oldest.astimezone(UTC), "tables": tables},
+                warnings=() if tables else ("no table is tracked: forge enable TABLE",),
+            )
+
+
+def _outside(cursor: str) -> Cursor:
+    if in_snapshot(cursor):
+        raise CursorInvalid("the cursor stands inside a snapshot", fix="let snapshot() go on from it first")
+    return Cursor.parse(cursor)
+
+
+class _Place(NamedTuple):
+    """Where a snapshot stands: in the table of this number, behind the row of this key; at its beginning without."""
+
+    cursor: Cursor
+    at: datetime
+    table: int = 0
+    last: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "_Place":
+        """
+        >>> from forge.cursor import LogIdentity
+        >>> log = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "7310000000000000001", 1)
+        >>> place = _Place(Cursor(log, Snapshot(5, 9)), datetime(2026, 1, 1, tzinfo=UTC), 3, "zażółć")
+        >>> _Place.parse(str(place)) == place
+        True
+        """
+        cursor, inside, place = text.partition("+")
+        parsed = Cursor.parse(cursor)
+        match = _PLACE.fullmatch(place)
+        if not inside or match is None or parsed.last is not None:
+            raise CursorInvalid("the cursor does not stand inside a snapshot", fix="let stream() go on from it")
+        try:
+            at = _EPOCH + timedelta(microseconds=int(match[1]))
+            last = None if match[3] is None else urlsafe_b64decode(match[3]).decode()
+        except (ValueError, OverflowError) as error:
+            raise CursorInvalid(f"{text[:60]!r} is not a cursor", fix="use a cursor that forge printed") from error
+        return cls(parsed, at, int(match[2] or 0), last)
+
+    def __str__(self) -> str:
+        start = f"{self.cursor}+{(self.at - _EPOCH) // timedelta(microseconds=1)}"
+        if self.last is None:
+            return start
+        return f"{start}.{self.table}.{urlsafe_b64encode(self.last.encode()).decode()}"
+
+
+class _Tracked(NamedTuple):
+    """A tracked table as it is now, and the SQL of its rows."""
+
+    number: int
+    schema: str
+    table: str
+    images: Images
+    relation: str
+    row_id: str
+    source: str
+    versions: list[int]
+    key_types: list[str]
+    collations: list[str]
+
+    @property
+    def sortable(self) -> bool:
+        return all(name in _SORTABLE for name in self.key_types)
+
+    def statement(self, connection: AsyncConnection, since: dict[str, Any], *, fresh: bool) -> str:
+        """The rows, `(row_id, image)`, as they were, in the order of their key."""
+        keyed = bool(self.images.key_names)
+        name = "counted" if not keyed else "fresh" if fresh else "keyed"
+        text = psycopg.AsyncClientCursor(connection).mogrify(_query(name), {**since, "last": since["last"] or "0"})
+        for word, words in {**(self._key_words(connection, since["last"]) if keyed else {}), **self._words()}.items():
+            text = text.replace("{" + word + "}", words)
+        return text
+
+    def _words(self) -> dict[str, str]:
+        return {
+            "row_id": self.row_id,
+            "relation": self.relation,
+            "source": self.source,
+            "before": _query("before"),
+        }
+
+    def _key_words(self, connection: AsyncConnection, last: str | None) -> dict[str, str]:
+        """Three ways to name the key: of a row in the table, of a change in the log, of the row to go on behind."""
+        literal = psycopg.AsyncClientCursor(connection).mogrify("%s::text", (last,))
+        if not self.sortable:
+            stored, logged, behind = ([f'({word}) COLLATE "C"'] for word in (self.row_id, "l.row_id", literal))
+        else:
+            names = [name.replace('"', '""') for name in self.images.key_names]
+            kinds = list(zip(self.key_types, self.collations, strict=True))
+            stored = [f'(forge_now_59c1."{n}"::{t}){c}' for n, (t, c) in zip(names, kinds, strict=True)]
+            logged, behind = (
+                [f"({part}::{t}){c}" for part, (t, c) in zip(self._parts(word), kinds, strict=True)]
+                for word in ("l.row_id", literal)
+            )
+        order = [f"o{place}" for place in range(len(stored))]
+        return {
+            "order_stored": ", ".join(stored),
+            "order": ", ".join(order),
+            "stored": ", ".join(f"{word} AS {o}" for word, o in zip(stored, order, strict=True)),
+            "logged": ", ".join(f"{word} AS {o}" for word, o in zip(logged, order, strict=True)),
+            "stored_after": "true" if last is None else f"({', '.join(stored)}) > ({', '.join(behind)})",
+            "logged_after": "true" if last is None else f"({', '.join(logged)}) > ({', '.join(behind)})",
+        }
+
+    def _parts(self, row_id: str) -> list[str]:
+        if len(self.key_types) == 1:
+            return [row_id]
+        return [f"({row_id}::json ->> {place})" for place in range(len(self.key_types))]
+
+
+class _Tables:
+    """The tracked tables, read over one connection in one transaction; another one sees to it that it lives."""
+
+    def __init__(self, connection: AsyncConnection, reader: Reader, first_id: int, filter: Filter) -> None:
+        self._connection = connection
+        self._reader = reader
+        self._first_id = first_id
+        self._filter = filter
+        self._own: Snapshot | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, filter: Filter) -> AsyncIterator["_Tables"]:
+        """One for the rows, one for what is around them, and ears that end both when the server is silent."""
+        async with AsyncExitStack() as stack:
+
+            async def connected() -> AsyncConnection:
+                connection = await connect_async(url)
+                stack.push_async_callback(connection.close)
+                return connection
+
+            ears = await stack.enter_async_context(Ears(await connected()))
+            reader = await Reader.over(ears.vouch(await connected()))
+            row = await (await reader.connection.execute(query("identity"))).fetchone()
+            assert row is not None
+            connection = ears.vouch(await connected())
+            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            yield cls(connection, reader, row[3], filter)
+
+    async def begin(self) -> _Place:
+        """The place before the first row, in the snapshot that this transaction takes."""
+        row = await (await self._connection.execute(_query("taken"))).fetchone()
+        assert row is not None
+        self._own = Snapshot.parse(row[0])
+        await self._reader.flushed(row[1])
+        return _Place(Cursor(self._reader.identity, self._own), row[2].astimezone(UTC))
+
+    async def batches(self, place: _Place) -> AsyncGenerator[Batch]:
+        """Every row behind the place, in batches."""
+        if place.cursor.log != self._reader.identity:
+            raise CursorForeign("the cursor belongs to another log, or to this one before a failover", fix=_AGAIN)
+        since = {
+            "xmax": str(place.cursor.snapshot.xmax),
+            "running": [str(xid) for xid in place.cursor.snapshot.running],
+            "first": self._first_id,
+        }
+        fresh = self._own == place.cursor.snapshot
+        if not fresh:
+            await self._check(place, since)
+        rows = await (await self._connection.execute(_query("tracked"), {"first_table": place.table})).fetchall()
+        for pin in _PINS:
+            await self._connection.execute(pin)
+        for row in rows:
+            table = _tracked(row)
+            if not self._filter.wants_table(table.schema, table.table):
+                continue
+            if not fresh and await self._emptied(table, since):
+                continue
+            last = place.last if table.number == place.table else None
+            text = table.statement(self._connection, {**since, "versions": table.versions, "last": last}, fresh=fresh)
+            async for found in _pages(self._connection, text):
+                place = place._replace(table=table.number, last=found[-1][0])
+                changes = [_read(place, table, self._reader.identity.uuid, row_id, image) for row_id, image in found]
+                yield Batch(changes, str(place), [table.images.columns] * len(changes))
+
+    async def _check(self, place: _Place, since: dict[str, Any]) -> None:
+        row = await (await self._connection.execute(query("trimmed"), since)).fetchone()
+        head = await (await self._connection.execute(query("head"))).fetchone()
+        assert row is not None
+        assert head is not None
+        if Snapshot.parse(head[0]).xmax < place.cursor.snapshot.xmax:
+            raise CursorForeign("the cursor is ahead of the server: it was made before a crash or restore", fix=_AGAIN)
+        if row[0]:
+            raise CursorExpired("what was written since the snapshot began has been trimmed from the log", fix=_AGAIN)
+
+    async def _emptied(self, table: _Tracked, since: dict[str, Any]) -> bool:
+        cursor = await self._connection.execute(_query("whole"), {**since, "versions": table.versions})
+        found = {op for (op,) in await cursor.fetchall()}
+        if found & {"S", "X"}:
+            what = "defined anew" if "S" in found else "changed in a way that was not logged"
+            raise CursorExpired(f"{table.schema}.{table.table} was {what} since the snapshot began", fix=_AGAIN)
+        return "T" in found
+
+
+async def _pages(connection: AsyncConnection, text: str) -> AsyncIterator[list[tuple[str, str]]]:
+    """The rows in pages of bounded size; the server sends no more than the consumer takes."""
+    page: list[tuple[str, str]] = []
+    size = 0
+    async with connection.cursor() as cursor, aclosing(cursor.stream(text.encode())) as rows:  # type: ignore[type-var]
+        async for row in rows:
+            page.append(row)
+            size += len(row[1])
+            if len(page) == PAGE or size >= PAGE_BYTES:
+                yield page
+                page, size = [], 0
+    if page:
+        yield page
+
+
+def _tracked(row: Sequence[Any]) -> _Tracked:
+    number, schema, table, columns, key, *rest = row
+    shape = [Column(column["name"], column["type"], column["kind"]) for column in columns]
+    return _Tracked(number, schema, table, Images(shape, key), *rest)
+
+
+def _read(place: _Place, table: _Tracked, log: str, row_id: str, image: str) -> Change:
+    row = table.images.row(image)
+    return Change(
+        id=f"{log}:{place.cursor.snapshot}:{table.number}:{row_id}",
+        op=Op.READ,
+        schema=table.schema,
+        table=table.table,
+        source=Source(SOURCE_KIND, log, "0.0"),
+        at=place.at,
+        key=table.images.key(row),
+        after=row,
+    )
+
+
+def _query(name: str) -> Any:
+    return queries("forge.capture", "log.sql")[name]
