@@ -1,0 +1,192 @@
+"""Events of a change stream as changes: one event in, the changes that it says out.
+
+insert, update, replace and delete are changes of a row. A collection that is dropped has lost its rows: `truncate`. One
+that is renamed has too, and what its new name holds now cannot be said row by row: `truncate` and `invalidate`. The
+others (`dropDatabase`, which comes behind the drop of each collection, and `invalidate`, which ends a stream that the
+source opens again) say nothing of rows.
+
+What the images of an update and a delete hold:
+
+- With a pre-image, `before` is it, and `after` is what the update made of it: both are exact.
+- Without one, `after` is the document as it was looked up, which may be newer than the event, and `before` is the same
+  with UNAVAILABLE for what the update touched. A document that was gone when it was looked up leaves only its `_id`
+  and what the update set; a field that is not in the image then is unknown.
+- The `before` of a replacement without a pre-image has UNAVAILABLE for each field of `after`, that of a delete only
+  the `_id`.
+
+A change's id is made of the event's cluster time and its resume token, so it is the same each time it is read.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any
+
+import bson
+from bson.timestamp import Timestamp
+
+from forge.capture.mongo.cursor import KIND, hexed
+from forge.capture.mongo.delta import applied, touched
+from forge.capture.mongo.forms import CODEC, form, row
+from forge.change import UNAVAILABLE, Change, Op, Source
+
+Event = Mapping[str, Any]
+
+
+class Fragments:
+    """Puts events together that a server has split because they were too large.
+
+    >>> fragments = Fragments()
+    >>> fragments.whole({"_id": {"_data": "8201" "2904"}, "splitEvent": {"fragment": 1, "of": 2}, "a": 1}) is None
+    True
+    >>> fragments.waiting
+    True
+    >>> fragments.whole({"_id": {"_data": "8201" "2B0204"}, "splitEvent": {"fragment": 2, "of": 2}, "b": 2})
+    {'_id': {'_data': '820104'}, 'a': 1, 'b': 2}
+    >>> fragments.waiting
+    False
+    """
+
+    def __init__(self) -> None:
+        self._joined: dict[str, Any] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an event has begun and has not ended."""
+        return bool(self._joined)
+
+    def whole(self, event: Event) -> Event | None:
+        """The event, or None as long as fragments of it are missing."""
+        split = event.get("splitEvent")
+        if split is None:
+            return event
+        if split["fragment"] == 1:
+            self._joined = {**event, "_id": _unsplit(event["_id"])}
+        else:
+            self._joined |= {name: value for name, value in event.items() if name != "_id"}
+        if split["fragment"] < split["of"]:
+            return None
+        joined, self._joined = self._joined, {}
+        del joined["splitEvent"]
+        return joined
+
+
+def _unsplit(token: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The token that the event would have if it had not been split: a first fragment adds a zero before the end."""
+    data = token.get("_data")
+    if isinstance(data, str) and data.endswith("2904"):
+        return {**token, "_data": f"{data[:-4]}04"}
+    return token
+
+
+class Events:
+    """Makes changes of the events of one database."""
+
+    def __init__(self, name: str, database: str) -> None:
+        self._name = name
+        self._database = database
+
+    def changes(self, event: Event) -> list[Change]:
+        """What an event says; nothing, for one that is not about rows."""
+        kind = event["operationType"]
+        make = _ROWS.get(kind)
+        if make is not None:
+            before, after = make(event)
+            op = Op.UPDATE if kind == "replace" else Op(kind)
+            key = event["documentKey"]["_id"]
+            ns = event["ns"]
+            at, mark, source = self._where(event)
+            return [Change(mark, op, ns["db"], ns["coll"], source, at, {"_id": form(key)}, before, after)]
+        if kind == "drop":
+            return [self._whole(event, Op.TRUNCATE, event["ns"])]
+        if kind == "rename":
+            return [
+                self._whole(event, op, place, end)
+                for op, place, end in (
+                    (Op.TRUNCATE, event["ns"], "-from"),
+                    (Op.INVALIDATE, event["to"], "-to"),
+                )
+                if place["db"] == self._database
+            ]
+        return []
+
+    def read(self, collection: str, document: Mapping[str, Any], time: Timestamp) -> Change:
+        """A document of a snapshot that was taken at a cluster time."""
+        identity = document["_id"]
+        mark = blake2b(collection.encode() + bson.encode({"": identity}, codec_options=CODEC), digest_size=8)
+        digits = hexed(time)
+        return Change(
+            f"{digits}-{mark.hexdigest()}",
+            Op.READ,
+            self._database,
+            collection,
+            Source(KIND, self._name, f"{digits}~"),
+            datetime.fromtimestamp(time.time, UTC),
+            {"_id": form(identity)},
+            None,
+            row(document),
+        )
+
+    def _whole(self, event: Event, op: Op, place: Mapping[str, str], end: str = "") -> Change:
+        at, mark, source = self._where(event)
+        return Change(mark + end, op, place["db"], place["coll"], source, at)
+
+    def _where(self, event: Event) -> tuple[datetime, str, Source]:
+        """When, under which id, and at which position: the token, which sorts as events do, from its time on."""
+        time = event["clusterTime"]
+        digits = hexed(time)
+        token = event["_id"]
+        data = token.get("_data")
+        if not isinstance(data, str):
+            data = bson.encode(token, codec_options=CODEC).hex()
+        mark = blake2b(data.encode(), digest_size=8).hexdigest()
+        position = data[2:] if data.startswith("82" + digits) else f"{digits}.{data}"
+        number = event.get("txnNumber")
+        transaction = digits if number is None else f"{event['lsid']['id']}:{number}"
+        at = event.get("wallTime")
+        if type(at) is not datetime:
+            at = datetime.fromtimestamp(time.time, UTC)
+        return at, f"{digits}-{mark}", Source(KIND, self._name, position, transaction)
+
+
+_Images = tuple[dict[str, Any] | None, dict[str, Any] | None]
+
+
+def _inserted(event: Event) -> _Images:
+    return None, row(event["fullDocument"])
+
+
+def _deleted(event: Event) -> _Images:
+    return row(event.get("fullDocumentBeforeChange") or event["documentKey"]), None
+
+
+def _replaced(event: Event) -> _Images:
+    after = row(event["fullDocument"])
+    image = event.get("fullDocumentBeforeChange")
+    return (dict.fromkeys(after, UNAVAILABLE) | row(event["documentKey"]) if image is None else row(image)), after
+
+
+def _updated(event: Event) -> _Images:
+    description = event["updateDescription"]
+    image, found = event.get("fullDocumentBeforeChange"), event.get("fullDocument")
+    if image is not None:
+        before = row(image)
+        after = applied(before, description)
+        if after is not None:
+            return before, after
+    after = row(event["documentKey"]) | _set_whole(description) if found is None else row(found)
+    if image is None:
+        before = after | dict.fromkeys(sorted(touched(description)), UNAVAILABLE)
+    return before, after
+
+
+def _set_whole(description: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of the fields that an update touched: those that it set, and the others UNAVAILABLE."""
+    removed = {path for path in description.get("removedFields", ()) if "." not in path}
+    fields: dict[str, Any] = dict.fromkeys(sorted(touched(description) - removed), UNAVAILABLE)
+    return fields | row(
+        {path: value for path, value in description.get("updatedFields", {}).items() if "." not in path}
+    )
+
+
+_ROWS = {"insert": _inserted, "update": _updated, "replace": _replaced, "delete": _deleted}
