@@ -1,0 +1,236 @@
+"""What a server says about itself and its tables, asked with plain queries on one connection.
+
+Everything here is as of now, while the binary log tells of then: it is used for what the log lacks, and `Server` says
+who answers. `Cascades` are the foreign keys whose effects on other tables InnoDB carries out without logging them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from forge.capture.mysql.address import Connection
+from forge.capture.mysql.forms import Charset
+from forge.capture.mysql.tables import Known, KnownColumn
+from forge.errors import SourceError
+
+Name = tuple[str, str]
+
+OWN = ("information_schema", "performance_schema", "mysql", "sys")
+"""The server's own schemas, which are never followed."""
+
+
+_SETTINGS = (
+    "version", "version_comment", "server_id", "server_uid", "server_uuid", "gtid_mode", "log_bin", "binlog_checksum",
+    "binlog_format", "binlog_row_image", "binlog_row_metadata", "binlog_row_value_options", "expire_logs_days",
+    "binlog_transaction_compression", "binlog_annotate_row_events", "binlog_rows_query_log_events",
+    "binlog_expire_logs_seconds",
+)  # fmt: skip
+
+
+class Server(msgspec.Struct, frozen=True):
+    """Who answers, and how it is set."""
+
+    identity: str
+    version: tuple[int, ...]
+    mariadb: bool
+    settings: Mapping[str, str]
+
+    def setting(self, name: str) -> str:
+        """A global setting, empty where the server has none of that name."""
+        return self.settings.get(name, "")
+
+
+class Cascade(NamedTuple):
+    """A foreign key that changes rows of `child` when rows of `parent` go or change their key."""
+
+    constraint: str
+    parent: Name
+    child: Name
+    columns: tuple[tuple[str, str], ...]
+    """Each column of the parent, and the column of the child that refers to it."""
+    on_delete: str
+    on_update: str
+
+
+class Log(NamedTuple):
+    """A file of the binary log."""
+
+    file: str
+    size: int
+
+
+def ask(connection: Connection, sql: str, values: Iterable[object] = ()) -> list[tuple[Any, ...]]:
+    """The rows of a query, each value as text (bytes where the column is binary)."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, tuple(values) or None)
+        return list(cursor.fetchall())
+
+
+def server(connection: Connection) -> Server:
+    """Who answers. On MariaDB the identity is `server_uid` where there is one, else only its `server_id`."""
+    names = ", ".join(f"'{name}'" for name in _SETTINGS)
+    rows = ask(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
+    settings = {str(name).lower(): str(value) for name, value in rows}
+    words = settings["version"]
+    numbers = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", words)
+    version = tuple(map(int, numbers.groups())) if numbers else (0, 0, 0)
+    mariadb = "mariadb" in words.lower() or "mariadb" in settings.get("version_comment", "").lower()
+    if uuid := settings.get("server_uuid"):
+        identity = uuid
+    else:
+        seed = settings.get("server_uid", "")
+        mark = hashlib.sha256(seed.encode()).hexdigest()[:12] if seed else "0"
+        identity = f"{settings['server_id']}-{mark}"
+    return Server(identity, version, mariadb, settings)
+
+
+def logs(connection: Connection) -> list[Log]:
+    """The files of the binary log that are still there, oldest first."""
+    return [Log(str(row[0]), int(row[1])) for row in ask(connection, "SHOW BINARY LOGS")]
+
+
+def end(connection: Connection, told: Server) -> tuple[str, int]:
+    """The file and offset behind all that is committed."""
+    new = told.version >= (8, 2, 0) and not told.mariadb
+    found = ask(connection, "SHOW BINARY LOG STATUS" if new else "SHOW MASTER STATUS")
+    if not found:
+        raise SourceError("the server keeps no binary log", fix="set log_bin=mysql-bin and server_id, and restart it")
+    return str(found[0][0]), int(found[0][1])
+
+
+def gtid(connection: Connection, told: Server, file: str, offset: int) -> str:
+    """MariaDB's position by global transaction ids at a place; empty on MySQL."""
+    if not told.mariadb:
+        return ""
+    found = ask(connection, "SELECT BINLOG_GTID_POS(%s, %s)", (file, offset))
+    return str(found[0][0] or "")
+
+
+def tables(connection: Connection, schema: str | None) -> dict[Name, str]:
+    """The tables that are followed when no filter is set, with their engines."""
+    where = "table_schema = %s" if schema else f"table_schema NOT IN ({', '.join(['%s'] * len(OWN))})"
+    rows = ask(
+        connection,
+        "SELECT table_schema, table_name, engine FROM information_schema.tables"
+        f" WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND {where} ORDER BY table_schema, table_name",
+        (schema,) if schema else OWN,
+    )
+    return {(str(row[0]), str(row[1])): str(row[2] or "") for row in rows}
+
+
+def known(connection: Connection, schema: str, table: str) -> Known | None:
+    """A table's columns and key, or None when it is not there (or not ours to see)."""
+    rows = ask(
+        connection,
+        "SELECT column_name, column_type, character_set_name, collation_name, extra, generation_expression"
+        " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
+        (schema, table),
+    )
+    if not rows:
+        return None
+    columns = tuple(
+        KnownColumn(
+            str(name), _kind(str(type)), charset and str(charset), _words(str(type)), collation, str(how or "").upper()
+        )
+        for name, type, charset, collation, _, how in rows
+    )
+    key = ask(
+        connection,
+        "SELECT column_name FROM information_schema.statistics"
+        " WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index",
+        (schema, table),
+    )
+    return Known(columns, tuple(str(row[0]) for row in key), any(each.generated == "ROW END" for each in columns))
+
+
+def _kind(type: str) -> str:
+    """Lower case, but for the words of enums and sets."""
+    head, mark, rest = type.partition("(")
+    return head.lower() + mark + (rest if head.lower() in ("enum", "set") else rest.lower())
+
+
+def _words(type: str) -> tuple[str, ...]:
+    """
+    >>> _words("enum('a','it''s')"), _words("varchar(3)")
+    (('a', "it's"), ())
+    """
+    if not re.match(r"(enum|set)\(", type, re.I):
+        return ()
+    return tuple(word.replace("''", "'") for word in re.findall(r"'((?:[^']|'')*)'", type))
+
+
+def cascades(connection: Connection) -> dict[Name, list[Cascade]]:
+    """By parent, the foreign keys that change other tables' rows by themselves."""
+    rows = ask(
+        connection,
+        "SELECT r.constraint_name, k.referenced_table_schema, k.referenced_table_name, r.constraint_schema,"
+        " r.table_name, r.delete_rule, r.update_rule, k.referenced_column_name, k.column_name"
+        " FROM information_schema.referential_constraints r JOIN information_schema.key_column_usage k"
+        " ON k.constraint_schema = r.constraint_schema AND k.constraint_name = r.constraint_name"
+        " AND k.table_name = r.table_name"
+        " WHERE r.delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"
+        " OR r.update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"
+        " ORDER BY r.constraint_schema, r.table_name, r.constraint_name, k.ordinal_position",
+    )
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for row in rows:
+        texts = tuple(map(str, row))
+        found.setdefault(texts[:7], []).append((texts[7], texts[8]))
+    by_parent: dict[Name, list[Cascade]] = {}
+    for (constraint, schema, table, child_schema, child, on_delete, on_update), columns in found.items():
+        cascade = Cascade(constraint, (schema, table), (child_schema, child), tuple(columns), on_delete, on_update)
+        by_parent.setdefault(cascade.parent, []).append(cascade)
+    return by_parent
+
+
+class Charsets:
+    """The server's character sets: of which one a collation is, and how its texts are read.
+
+    Those of single bytes are read as the server itself converts them, the others as Python does.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.by_collation: dict[int, str] = {
+            int(row[0]): str(row[1])
+            for row in ask(
+                connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL"
+            )
+            if row[1]
+        }
+        columns = {str(row[0]).lower() for row in ask(connection, _APPLICABLE)}
+        if "id" in columns:
+            rows = ask(
+                connection,
+                "SELECT id, character_set_name FROM information_schema.collation_character_set_applicability",
+            )
+            self.by_collation |= {int(row[0]): str(row[1]) for row in rows if row[0] and row[1]}
+        self._single = {
+            str(row[0])
+            for row in ask(
+                connection, "SELECT character_set_name FROM information_schema.character_sets WHERE maxlen = 1"
+            )
+        }
+        self._made: dict[str, Charset] = {}
+
+    def __call__(self, name: str) -> Charset:
+        found = self._made.get(name)
+        if found is None:
+            table = None
+            if name in self._single and name not in ("ascii", "binary"):
+                every = bytes(range(256)).hex()
+                ((table,),) = ask(self._connection, f"SELECT CONVERT(_{name} x'{every}' USING utf8mb4)")
+                table = str(table) if len(str(table)) == 256 else None
+            found = self._made[name] = Charset(name, table)
+        return found
+
+
+_APPLICABLE = (
+    "SELECT column_name FROM information_schema.columns"
+    " WHERE table_schema = 'information_schema' AND table_name = 'COLLATION_CHARACTER_SET_APPLICABILITY'"
+)

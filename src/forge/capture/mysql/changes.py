@@ -1,0 +1,584 @@
+"""From the events of a binary log to changes; a state machine that reads no socket.
+
+In: raw events in order (`take`). Out: `changes` with the `columns` of each, and `cursor`, which stands behind them. A
+transaction begins with its global transaction id (or BEGIN) and ends with its commit; each event in it that changes
+something has a number, counted whether or not anybody wants it, so the id of a change, `{transaction}.{event}.{row}`,
+is the same whoever reads it, whenever and with whatever filter. Resuming inside a transaction reads it again from its
+beginning and leaves out the events that were handled.
+
+Only committed transactions are in the log, with four exceptions, and each of them is told as `invalidate` of the
+tables concerned: a transaction that ends in a rollback (it touched tables that cannot roll back), one that a crash of
+the server left without an end, XA transactions, whose commit comes after their rows, and statements that are logged
+as text.
+"""
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from forge.capture.mysql import tables
+from forge.capture.mysql.catalog import Cascade, Name
+from forge.capture.mysql.cursor import KIND, Cursor, Place, Progress
+from forge.capture.mysql.forms import Charset, utc
+from forge.capture.mysql.statements import effect
+from forge.capture.mysql.tables import Mismatch, Row, Version, lenenc, parse_map, parse_names
+from forge.change import NO_CONTEXT, Change, Context, Op, Source, same
+from forge.errors import CursorForeign, DecodeError, SourceError
+from forge.values import Column
+
+_HEADER = struct.Struct("<IBIIIH")
+_QUERY, _STOP, _ROTATE, _FORMAT, _XID, _MAP, _INCIDENT, _HEARTBEAT = 2, 3, 4, 15, 16, 19, 26, 27
+_QUERY_ROWS, _GTID, _ANONYMOUS, _XA_PREPARE, _PARTIAL, _PAYLOAD, _TAGGED, _HEARTBEAT2 = 29, 33, 34, 38, 39, 40, 42, 41
+_ANNOTATE, _MARIADB_GTID, _QUERY_COMPRESSED = 160, 162, 165
+_WRITES, _UPDATES, _DELETES = (23, 30, 166, 169), (24, 31, 167, 170), (25, 32, 168, 171)
+_ROWS: Final = {
+    **dict.fromkeys(_WRITES, Op.INSERT),
+    **dict.fromkeys(_UPDATES, Op.UPDATE),
+    **dict.fromkeys(_DELETES, Op.DELETE),
+}
+_SECOND = (30, 31, 32, 169, 170, 171)
+_COMPRESSED = (166, 167, 168, 169, 170, 171)
+_ARTIFICIAL = 0x20
+_NO_FOREIGN_KEYS = 2
+_STANDALONE, _PREPARED, _COMPLETED = 1, 64, 128
+_COMMENT = re.compile(r"\s*/\*\s*forge:(\{.*?\})\s*\*/", re.S)
+_FOREVER = ("2038-01-19T03:14:07.999999+00:00", "2106-02-07T06:28:15.999999+00:00", (1 << 64) - 1)
+
+
+class Catalog(Protocol):
+    """What the log does not tell, as the server has it now; `forget` when a table's definition changed."""
+
+    mariadb: bool
+
+    def wants(self, schema: str, table: str) -> bool: ...
+    def known(self, schema: str, table: str) -> tables.Known | None: ...
+    def followed(self) -> Iterable[Name]: ...
+    def cascades(self) -> Mapping[Name, list[Cascade]]: ...
+    def collations(self) -> Mapping[int, str]: ...
+    def charset(self, name: str) -> Charset: ...
+    def forget(self) -> None: ...
+
+
+class Changes:
+    """The changes that the events so far told of, since they were last taken away."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        after: Cursor,
+        *,
+        checksums: bool,
+        context: bool = True,
+        settled: bool = True,
+    ) -> None:
+        self.changes: list[Change] = []
+        self.columns: list[tuple[Column, ...]] = []
+        self.malformed = 0
+        """Comments that were meant for Forge and could not be read."""
+        self.found: Place | None = None
+        """Where the server says that the file at hand begins; None until it did."""
+        self._catalog = catalog
+        self._name = name
+        self._identity = after.server
+        self._expected: Place | None = after.place
+        self._skip = after.events
+        self._gtids = {text.partition("-")[0]: text for text in after.gtid.split(",") if text}
+        self._checksums = checksums
+        self._context_wanted = context
+        self._file = after.place.file
+        self._created = after.place.created
+        self._position = after.place.offset
+        self._resume = after.place.offset
+        self._inside = self._begun = self._standalone = self._prepared = False
+        self._transaction = ""
+        self._gtid: tuple[str, str] | None = None
+        self._events = 0
+        self._settled = settled
+        self._at = self._size = self._kind = 0
+        self._context = NO_CONTEXT
+        self._touched: set[Name] = set()
+        self._cascaded: set[Name] = set()
+        self._versions: dict[bytes, Version | None] = {}
+        self._maps: dict[bytes, tuple[Name, bytes]] = {}
+        self._handlers: dict[int, Callable[[bytes, int, int], None]] = {
+            **dict.fromkeys(_ROWS, self._rows),
+            _MAP: self._map,
+            _XID: self._commit,
+            _QUERY: self._query,
+            _QUERY_COMPRESSED: self._query,
+            _MARIADB_GTID: self._mariadb_gtid,
+            _GTID: self._mysql_gtid,
+            _ANONYMOUS: self._mysql_gtid,
+            _TAGGED: self._mysql_gtid,
+            _ANNOTATE: self._annotate,
+            _QUERY_ROWS: self._annotate,
+            _XA_PREPARE: self._xa_prepare,
+            _PARTIAL: self._partial,
+            _PAYLOAD: self._payload,
+            _INCIDENT: self._incident,
+        }
+
+    def cursor(self, progress: Progress | None = None) -> Cursor:
+        """Behind everything that was taken so far."""
+        place = Place(self._file, self._resume, self._created)
+        # Until the server has sent again what was handled, the cursor must not fall back behind it.
+        events = max(self._events, self._skip)
+        gtids = ",".join(self._gtids[key] for key in sorted(self._gtids, key=int))
+        return Cursor(self._identity, place, events, gtids, progress)
+
+    @property
+    def settled(self) -> bool:
+        """Whether `cursor` may be used: not before the first transaction, where another server found the place."""
+        return self._settled
+
+    @property
+    def reached(self) -> tuple[str, int]:
+        """The file and offset behind the last whole transaction."""
+        return self._file, self._resume
+
+    def empty(self) -> None:
+        """Forget the changes: they were handed on."""
+        self.changes = []
+        self.columns = []
+
+    def take(self, event: bytes) -> None:
+        """One event, from its header on."""
+        seconds, kind, server, size, stop, flags = _HEADER.unpack_from(event)
+        if kind == _ROTATE:
+            self._rotate(event, seconds, flags)
+            return
+        if kind == _FORMAT:
+            self._format(event, seconds, size, stop, flags)
+            return
+        if kind in (_HEARTBEAT, _HEARTBEAT2):
+            return
+        if self._checksums:
+            if zlib.crc32(event[:-4]) != int.from_bytes(event[-4:], "little"):
+                raise DecodeError(
+                    f"an event of {self._file} before {stop} is damaged: its checksum is wrong",
+                    fix="check the server's disk, purge the log and take a new snapshot",
+                )
+            event = event[:-4]
+        if not flags & _ARTIFICIAL and stop:
+            end = self._position + size
+            self._position = end if end & 0xFFFFFFFF == stop else stop
+        handler = self._handlers.get(kind)
+        if handler is not None:
+            self._at = seconds
+            self._size = size
+            self._kind = kind
+            handler(event, seconds, server)
+        if not self._inside:
+            self._resume = self._position
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def _rotate(self, event: bytes, seconds: int, flags: int) -> None:
+        if zlib.crc32(event[:-4]) == int.from_bytes(event[-4:], "little"):
+            event = event[:-4]
+        offset, file = int.from_bytes(event[19:27], "little"), event[27:].decode()
+        self._maps.clear()
+        if file != self._file or not (flags & _ARTIFICIAL or seconds == 0):
+            self._abandoned()
+            self._file, self._position, self._resume = file, offset, offset
+            self._created = 0
+
+    def _format(self, event: bytes, seconds: int, size: int, stop: int, flags: int) -> None:
+        self._abandoned()
+        self._checksums = event[-5] == 1
+        self._created = seconds
+        if stop and not flags & _ARTIFICIAL:
+            self._position = self._resume = max(self._position, stop)
+        expected, self._expected = self._expected, None
+        if expected is not None and expected.file == self._file and expected.created not in (0, seconds):
+            raise CursorForeign(
+                f"{self._file} of the server is not the file that the cursor stands in",
+                fix="take a new snapshot: the server was reset or restored, or is another one",
+            )
+        self.found = Place(self._file, self._position, seconds)
+
+    # -- transactions ----------------------------------------------------------------------------------
+
+    def _begin(self, transaction: str, gtid: tuple[str, str] | None, *, standalone: bool) -> None:
+        self._abandoned()
+        start = self._position - self._size
+        self._resume = start
+        self._settled = True
+        self._inside, self._standalone, self._begun = True, standalone, False
+        self._gtid = gtid
+        self._transaction = transaction or f"{self._file}:{start}"
+        self._events = 0
+        self._context = NO_CONTEXT
+        self._touched.clear()
+        self._cascaded.clear()
+
+    def _mariadb_gtid(self, event: bytes, seconds: int, server: int) -> None:
+        number, domain, flags = struct.unpack_from("<QIB", event, 19)
+        text = f"{domain}-{server}-{number}"
+        self._begin(text, (str(domain), text), standalone=bool(flags & _STANDALONE))
+        self._begun = not flags & _STANDALONE
+        self._prepared = bool(flags & _PREPARED)
+
+    def _mysql_gtid(self, event: bytes, seconds: int, server: int) -> None:
+        text = ""
+        if self._kind == _GTID:
+            sid = event[20:36].hex()
+            (number,) = struct.unpack_from("<Q", event, 36)
+            text = f"{sid[:8]}-{sid[8:12]}-{sid[12:16]}-{sid[16:20]}-{sid[20:]}:{number}"
+        self._begin(text, None, standalone=False)
+        self._prepared = False
+
+    def _end(self) -> None:
+        if self._gtid is not None:
+            self._gtids[self._gtid[0]] = self._gtid[1]
+        self._inside = self._prepared = False
+        self._events = self._skip = 0
+        self._maps.clear()
+
+    def _commit(self, event: bytes, seconds: int, server: int) -> None:
+        self._end()
+
+    def _abandoned(self) -> None:
+        """A transaction has no end: what was told of it may not be so."""
+        if self._inside and self._touched:
+            self._invalidate(self._touched, "the server crashed in the middle of a transaction")
+        if self._inside:
+            self._inside = self._prepared = False
+            self._events = self._skip = 0
+
+    def _xa_prepare(self, event: bytes, seconds: int, server: int) -> None:
+        """The rows of an XA transaction, whose end is still open: they are told of when it commits, or not at all."""
+        if event[19] and self._number():
+            self._invalidate(self._touched, "an XA transaction was committed in one phase")
+        self._end()
+
+    # -- statements ------------------------------------------------------------------------------------
+
+    def _query(self, event: bytes, seconds: int, server: int) -> None:
+        names, words = event[19 + 8], int.from_bytes(event[19 + 11 : 19 + 13], "little")
+        at = 19 + 13 + words
+        schema = event[at : at + names].decode()
+        data = event[at + names + 1 :]
+        if self._kind == _QUERY_COMPRESSED:
+            data = _unpacked(data)
+        sql = data.decode("utf-8", "replace")
+        found = effect(sql, schema)
+        if not self._inside:
+            self._begin("", None, standalone=found.kind != "begin")
+        if found.kind == "begin":
+            self._begun = True
+            return
+        if found.kind == "commit":
+            self._end()
+            return
+        if found.kind == "rollback":
+            if self._touched:
+                self._number()
+                self._invalidate(self._touched, "the transaction was rolled back")
+            self._end()
+            return
+        if found.kind == "xa":
+            self._xa(sql)
+            return
+        if found.kind != "none":
+            number = self._number()
+            if found.kind in ("schema", "database"):
+                self._versions.clear()
+                self._catalog.forget()
+            if number:
+                self._statement(found.kind, found.tables, sql)
+        if not self._begun or self._standalone:
+            self._end()
+
+    def _statement(self, kind: str, names: Iterable[Name], sql: str) -> None:
+        if kind == "rollback to":
+            self._invalidate(self._touched, "a part of the transaction was rolled back")
+        elif kind == "rows":
+            self._invalidate(self._catalog.followed(), "a statement was logged as text")
+        elif kind == "truncate":
+            for name in names:
+                self._whole(Op.TRUNCATE, name)
+                self._cascade(name, Op.DELETE, None)
+        elif kind == "database":
+            ((schema, _),) = names
+            for name in {*(each for each in self._catalog.followed() if each[0] == schema), (schema, "*")}:
+                self._whole(Op.SCHEMA, name, {"statement": sql[:1000]})
+        else:
+            for name in dict.fromkeys(names):
+                self._whole(Op.SCHEMA, name, {"statement": sql[:1000]})
+
+    def _xa(self, sql: str) -> None:
+        """XA START and END stand inside the group of rows; COMMIT tells that prepared rows are there now."""
+        word = sql.split(None, 2)[1].lower() if len(sql.split(None, 2)) > 1 else ""
+        if word in ("start", "begin"):
+            self._prepared = True
+        if word == "commit" and self._number():
+            self._invalidate(self._catalog.followed(), "an XA transaction was committed")
+        if word in ("commit", "rollback"):
+            self._end()
+
+    def _incident(self, event: bytes, seconds: int, server: int) -> None:
+        if not self._inside:
+            self._begin("", None, standalone=True)
+        if self._number():
+            self._invalidate(self._catalog.followed(), "the server says that events are missing from its log")
+        self._end()
+
+    def _annotate(self, event: bytes, seconds: int, server: int) -> None:
+        if not self._context_wanted:
+            return
+        at = 20 if self._kind == _QUERY_ROWS else 19
+        if b"forge:" not in event[at : at + 64]:
+            return
+        match = _COMMENT.match(event[at : at + 16384].decode("utf-8", "replace"))
+        if match is not None:
+            try:
+                self._context = _context(json.loads(match[1]))
+            except (ValueError, TypeError):
+                self.malformed += 1
+
+    # -- rows ------------------------------------------------------------------------------------------
+
+    def _number(self) -> bool:
+        """Count an event that changes something; whether it is still to be told."""
+        self._events += 1
+        return self._events > self._skip
+
+    def _map(self, event: bytes, seconds: int, server: int) -> None:
+        body = event[19:]
+        self._maps[body[:6]] = (parse_names(body)[:2], body)
+
+    def _version(self, body: bytes) -> Version | None:
+        """The table's version, or None when the catalog does not fit its map any more."""
+        if body in self._versions:
+            return self._versions[body]
+        made = parse_map(body, self._catalog.mariadb)
+        try:
+            tables.complete(made, self._catalog.known(made.schema, made.table), self._catalog.collations())
+            found: Version | None = Version(made, self._catalog.charset)
+        except Mismatch:
+            found = None
+        if len(self._versions) > 5000:
+            self._versions.clear()
+        self._versions[body] = found
+        return found
+
+    def _rows(self, event: bytes, seconds: int, server: int) -> None:
+        self._events += 1
+        mapped = self._maps.get(event[19:25])
+        if mapped is None:
+            return
+        name, body = mapped
+        wanted = self._catalog.wants(*name)
+        if wanted:
+            self._touched.add(name)
+        wanted = wanted and not self._prepared
+        cascading = name in self._catalog.cascades() and not self._prepared
+        if not (wanted or cascading):
+            return
+        op = _ROWS[self._kind]
+        told = self._events > self._skip
+        flags = int.from_bytes(event[25:27], "little")
+        if op is Op.INSERT:
+            cascading = False
+        if not (cascading or (wanted and told)):
+            return
+        version = self._version(body)
+        if version is None:
+            if told and wanted:
+                self._whole(Op.INVALIDATE, name, {"reason": "the table is another one by now"})
+            if cascading:
+                self._cascade(name, op, None)
+            return
+        rows = self._decoded(version, event, op)
+        if wanted and told:
+            self._tell(version, op, rows, seconds)
+        if cascading and not flags & _NO_FOREIGN_KEYS:
+            changed = None
+            if op is Op.UPDATE:
+                pairs = zip(rows[::2], rows[1::2], strict=True)
+                changed = {key for old, new in pairs for key in new if not same(old[key], new[key])}
+            self._cascade(name, op, changed)
+
+    def _decoded(self, version: Version, event: bytes, op: Op) -> list[Row]:
+        at = 27
+        if self._kind in _SECOND:
+            at += int.from_bytes(event[27:29], "little")
+        _, at = lenenc(event, at)
+        width = version.width
+        present = event[at : at + width]
+        at += width
+        after = present
+        if op is Op.UPDATE:
+            after = event[at : at + width]
+            at += width
+        if self._kind in _COMPRESSED:
+            event, at = _unpacked(event[at:]), 0
+        if op is Op.UPDATE:
+            return version.updates(present, after, event, at, len(event))
+        return version.rows(present, event, at, len(event))
+
+    def _tell(self, version: Version, op: Op, rows: list[Row], seconds: int) -> None:
+        """The rows of an event as changes."""
+        schema, table, key, context = version.schema, version.table, version.key, self._context
+        transaction, name, at = self._transaction, self._name, utc(seconds)
+        head = f"{transaction}.{self._events}."
+        spot = self._spot()
+        before = len(self.changes)
+        add = self.changes.append
+        if version.ends is not None:
+            op, rows = self._current(version.ends, op, rows, head, spot, version, at)
+        if op is Op.UPDATE:
+            for number in range(0, len(rows), 2):
+                old, new = rows[number], rows[number + 1]
+                old_key = {each: old[each] for each in key} if key else None
+                new_key = {each: new[each] for each in key} if key else None
+                row = number >> 1
+                where = Source(KIND, name, f"{spot}{row:06d}", transaction)
+                if old_key == new_key:
+                    add(Change(f"{head}{row}", op, schema, table, where, at, new_key, old, new, context))
+                else:
+                    gone = Source(KIND, name, f"{spot}{row:06d}d", transaction)
+                    came = Source(KIND, name, f"{spot}{row:06d}i", transaction)
+                    add(Change(f"{head}{row}d", Op.DELETE, schema, table, gone, at, old_key, old, None, context))
+                    add(Change(f"{head}{row}i", Op.INSERT, schema, table, came, at, new_key, None, new, context))
+        else:
+            inserts = op is Op.INSERT
+            only = key[0] if len(key) == 1 else None
+            for row, image in enumerate(rows):
+                if only is not None:
+                    found: Row | None = {only: image[only]}
+                else:
+                    found = {each: image[each] for each in key} if key else None
+                where = Source(KIND, name, f"{spot}{row:06d}", transaction)
+                if inserts:
+                    add(Change(f"{head}{row}", op, schema, table, where, at, found, None, image, context))
+                else:
+                    add(Change(f"{head}{row}", op, schema, table, where, at, found, image, None, context))
+        self.columns += [version.columns] * (len(self.changes) - before)
+
+    def _current(
+        self, ends: str, op: Op, rows: list[Row], head: str, spot: str, version: Version, at: datetime
+    ) -> tuple[Op, list[Row]]:
+        """Of a system-versioned table only what is current: the server's own history is not a change."""
+        if op is not Op.UPDATE:
+            return op, [row for row in rows if row[ends] in _FOREVER]
+        pairs = [(rows[at], rows[at + 1]) for at in range(0, len(rows), 2)]
+        kept: list[Row] = []
+        for number, (old, new) in enumerate(pairs):
+            if old[ends] not in _FOREVER:
+                continue
+            if new[ends] in _FOREVER:
+                kept += old, new
+                continue
+            key = {each: old[each] for each in version.key} if version.key else None
+            where = Source(KIND, self._name, f"{spot}{number:06d}x", self._transaction)
+            identity, names = f"{head}{number}x", (version.schema, version.table)
+            self.changes.append(Change(identity, Op.DELETE, *names, where, at, key, old, None, self._context))
+        return op, kept
+
+    def _partial(self, event: bytes, seconds: int, server: int) -> None:
+        """MySQL's partial updates of JSON tell only a part of a value."""
+        mapped = self._maps.get(event[19:25])
+        if self._number() and mapped is not None and self._catalog.wants(*mapped[0]):
+            self._whole(Op.INVALIDATE, mapped[0], {"reason": "a JSON value was logged in parts"})
+
+    def _payload(self, event: bytes, seconds: int, server: int) -> None:
+        raise SourceError(
+            "the server logs compressed transactions, which this Forge cannot read",
+            fix="SET GLOBAL binlog_transaction_compression = OFF, then take a new snapshot",
+        )
+
+    # -- whole tables ----------------------------------------------------------------------------------
+
+    def _whole(self, op: Op, name: Name, more: Mapping[str, Any] | None = None, mark: str = "") -> None:
+        if not self._catalog.wants(*name):
+            return
+        mark = f"t{mark or '.'.join(name)}"
+        where = Source(KIND, self._name, f"{self._spot()}{mark}", self._transaction or None)
+        context = Context(more=dict(more)) if more else NO_CONTEXT
+        identity = f"{self._transaction}.{self._events}.{mark}"
+        self.changes.append(Change(identity, op, *name, where, utc(self._at), context=context))
+        self.columns.append(())
+
+    def _spot(self) -> str:
+        """What the positions of an event's changes begin with: texts that sort as the log does."""
+        return f"{self._file}:{self._resume:012d}.{self._events:06d}."
+
+    def _invalidate(self, names: Iterable[Name], reason: str) -> None:
+        for name in sorted(set(names)):
+            self._whole(Op.INVALIDATE, name, {"reason": reason})
+
+    def _cascade(self, parent: Name, op: Op, changed: set[str] | None) -> None:
+        """Tell, once in a transaction, of each table whose rows went or changed with those of the parent."""
+        graph = self._catalog.cascades()
+        told = self._events > self._skip
+        waiting: list[tuple[Name, Op, set[str] | None]] = [(parent, op, changed)]
+        seen: set[tuple[Name, Op]] = set()
+        while waiting:
+            name, how, columns = waiting.pop()
+            if (name, how) in seen:
+                continue
+            seen.add((name, how))
+            for each in graph.get(name, ()):
+                rule = each.on_delete if how is Op.DELETE else each.on_update
+                if rule not in ("CASCADE", "SET NULL", "SET DEFAULT"):
+                    continue
+                if how is Op.UPDATE and columns is not None and not columns & {pair[0] for pair in each.columns}:
+                    continue
+                if each.child not in self._cascaded and each.child != parent:
+                    self._cascaded.add(each.child)
+                    if told:
+                        self._whole(Op.INVALIDATE, each.child, _why(each, how), f"{each.child[0]}.{each.child[1]}")
+                elif each.child == parent and each.child not in self._cascaded:
+                    self._cascaded.add(each.child)
+                    if told:
+                        self._whole(Op.INVALIDATE, each.child, _why(each, how))
+                gone = how is Op.DELETE and rule == "CASCADE"
+                waiting.append((each.child, Op.DELETE if gone else Op.UPDATE, {pair[1] for pair in each.columns}))
+
+
+def _why(cascade: Cascade, how: Op) -> dict[str, Any]:
+    rule = f"ON DELETE {cascade.on_delete}" if how is Op.DELETE else f"ON UPDATE {cascade.on_update}"
+    return {
+        "reason": f"foreign key {cascade.constraint} {rule}, which the server does not log",
+        "cascade": cascade.constraint,
+        "parent": ".".join(cascade.parent),
+    }
+
+
+def _unpacked(data: bytes) -> bytes:
+    """What MariaDB compressed: a byte with the size of the length, the length, and zlib's stream."""
+    try:
+        return zlib.decompress(data[1 + (data[0] & 7) :])
+    except zlib.error as error:
+        raise DecodeError(f"a compressed event cannot be decoded: {error}", fix="check the server's disk") from None
+
+
+def _context(said: Any) -> Context:
+    if not isinstance(said, dict):
+        raise ValueError("not an object")
+    known = {name: said.pop(name, None) for name in ("user_id", "function_name", "trace_id")}
+    if not all(value is None or isinstance(value, str) for value in known.values()):
+        raise ValueError("user_id, function_name and trace_id are texts")
+    return Context(**known, more=said)
+
+
+def comment(context: Context) -> str:
+    """A comment to put before a statement, so that its changes carry who and why.
+
+    >>> comment(Context(user_id="ada", trace_id="*/ t1"))
+    '/* forge:{"user_id": "ada", "trace_id": "*\\\\/ t1"} */ '
+    """
+    said = {
+        name: value
+        for name in ("user_id", "function_name", "trace_id")
+        if (value := getattr(context, name)) is not None
+    }
+    text = json.dumps({**context.more, **said}).replace("*/", "*\\/")
+    return f"/* forge:{text} */ "

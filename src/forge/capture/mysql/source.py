@@ -1,0 +1,372 @@
+"""The source of a MySQL or MariaDB server: its binary log, and its tables before that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
+
+from forge.capture.capabilities import Capabilities
+from forge.capture.filters import Filter
+from forge.capture.mysql import catalog, settings
+from forge.capture.mysql.address import Address, Connection, Unreachable
+from forge.capture.mysql.catalog import Name
+from forge.capture.mysql.cursor import KIND, Cursor, Place, Progress
+from forge.capture.mysql.feed import Feed
+from forge.capture.mysql.snapshot import Snapshot
+from forge.capture.mysql.tail import PAUSES, Reading, Tail, place_order, resumed
+from forge.capture.mysql.view import View
+from forge.capture.source import Batch, Status
+from forge.change import Change
+from forge.errors import CursorInvalid
+from forge.values import Column
+
+CAPABILITIES: Final = Capabilities(
+    durable=True,
+    replayable=True,
+    retention="as long as the server keeps its binary logs (binlog_expire_logs_seconds)",
+    other_processes=True,
+    before="always",
+    context=True,
+    ordered=True,
+    transactions=True,
+    snapshots=True,
+    truncates=True,
+    schema_changes=True,
+)
+
+_T = TypeVar("_T")
+_CHANGED = (1412, 1146, 1054, 1051, 1049)
+"""What the server says of a table that was altered or dropped under a snapshot."""
+
+
+class MysqlSource:
+    """Changes of one database of a server, or of all, from its binary log.
+
+    `server_id` is the id under which it reads; without one it takes a random one. `heartbeat` is how often, in seconds,
+    an idle server must say that it is there: after three times that a connection counts as dead. A batch has about
+    `page` changes at the most. `context=False` asks for no statements' comments, which spares the traffic.
+
+    With `failover=yes` in the URL a cursor of another MariaDB server is taken up by its global transaction id: say so
+    only where the servers replicate each other.
+    """
+
+    kind: Final = KIND
+
+    def __init__(
+        self,
+        url: str,
+        filter: Filter | None = None,
+        *,
+        server_id: int | None = None,
+        heartbeat: float = 5.0,
+        page: int = 1000,
+        timeout: float = 10.0,
+        context: bool = True,
+    ) -> None:
+        self._address = Address.parse(url)
+        self._filter = filter or Filter()
+        self._page = page
+        self._reading = Reading(
+            self._address,
+            self._filter,
+            server_id=server_id,
+            heartbeat=heartbeat,
+            page=page,
+            timeout=timeout,
+            context=context,
+        )
+        self._acked: Cursor | None = None
+        self._malformed = 0
+        self.connections = 0
+        """How often a stream connected."""
+
+    @property
+    def name(self) -> str:
+        return self._address.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        return None
+
+    # -- the stream ------------------------------------------------------------------------------------
+
+    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+        """What is committed after the cursor, or from now on, for ever."""
+        cursor = Cursor.parse(after if after is not None else await self.now())
+        if cursor.progress is not None:
+            raise CursorInvalid(
+                "the cursor stands inside a snapshot", fix="go on with snapshot(after), or read with changes()"
+            )
+        async with aclosing(self._tailed(cursor)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _tailed(self, cursor: Cursor, until: tuple[str, int] | None = None) -> AsyncGenerator[Batch]:
+        tail = Tail(self._reading, cursor, until=until, connected=self._count)
+        try:
+            while (batch := await tail.get()) is not None:
+                self._malformed = max(self._malformed, tail.malformed)
+                yield batch
+        finally:
+            await tail.stop()
+
+    def _count(self) -> None:
+        self.connections += 1
+
+    # -- the snapshot ----------------------------------------------------------------------------------
+
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+        """The rows that are there; the last batch's cursor is where the stream goes on.
+
+        When its connection ends or a table is altered under it, it goes on in a new transaction by itself.
+        """
+        cursor = Cursor.parse(after) if after is not None else None
+        if cursor is not None and cursor.progress is None:
+            raise CursorInvalid("the cursor stands behind a snapshot", fix="go on with stream(after)")
+        pause = PAUSES[0]
+        begun = after is not None
+        while True:
+            try:
+                async with aclosing(self._snapshot(cursor)) as batches:
+                    async for batch in batches:
+                        cursor = Cursor.parse(batch.cursor)
+                        begun, pause = True, PAUSES[0]
+                        yield batch
+                return
+            except (Unreachable, OSError, _Again) as error:
+                if not begun or pause >= PAUSES[1]:
+                    raise error.error if isinstance(error, _Again) else error from None
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, PAUSES[1])
+
+    async def _snapshot(self, after: Cursor | None) -> AsyncGenerator[Batch]:
+        held: list[socket.socket] = []
+        try:
+            snapshot, told = await self._call(lambda: self._begin(after, held))
+        except BaseException:
+            _end(held)
+            raise
+        try:
+            place = Place(snapshot.file, snapshot.offset, await self._call(lambda: self._created(snapshot.file, told)))
+            end = Cursor(told.identity, place, 0, snapshot.gtid)
+            progress = None
+            if after is not None and after.progress is not None:
+                progress = after.progress
+                async with aclosing(self._caught_up(snapshot, after, progress)) as batches:
+                    async for batch in batches:
+                        yield batch
+            for name in await self._call(lambda: snapshot.tables(self._address.database)):
+                if progress is not None and name < (progress.schema, progress.table):
+                    continue
+                if not self._filter.wants_table(*name):
+                    continue
+                async with aclosing(self._table(snapshot, name, progress)) as pages:
+                    async for changes, columns, done in pages:
+                        yield self._batch(changes, columns, msgspec.structs.replace(end, progress=done))
+                progress = None
+            yield Batch((), str(end))
+        finally:
+            _end(held)
+            await self._call(snapshot.close)
+
+    def _begin(self, after: Cursor | None, held: list[socket.socket]) -> tuple[Snapshot, catalog.Server]:
+        connection = self._reading.connect(held)
+        try:
+            told = catalog.server(connection)
+            settings.check(told)
+            if after is not None:
+                resumed(connection, told, after, failover=self._address.failover)
+            return Snapshot(connection, told, self._address.name), told
+        except BaseException:
+            connection._force_close()
+            raise
+
+    async def _table(
+        self, snapshot: Snapshot, name: Name, progress: Progress | None
+    ) -> AsyncGenerator[tuple[list[Change], Sequence[tuple[Column, ...]], Progress]]:
+        mine = progress if progress is not None and name == (progress.schema, progress.table) else None
+        texts = await self._call(lambda: snapshot.texts(name))
+        if texts is None:
+            return
+        marks = mine.key if mine is not None else None
+        if not texts.paged:
+            if marks is not None:
+                yield [snapshot.invalidate(name)], [()], Progress(*name, None)
+            async with aclosing(self._scanned(snapshot, name, texts)) as pages:
+                async for changes in pages:
+                    yield changes, [texts.columns] * len(changes), Progress(*name, ())
+            return
+        while True:
+            after = marks
+            rows = await self._call(lambda after=after: snapshot.page(name, texts, after, self._page))  # type: ignore[misc]
+            if rows:
+                marks = texts.marks(rows[-1])
+                changes = snapshot.reads(name, texts, rows)
+                yield changes, [texts.columns] * len(changes), Progress(*name, marks)
+            if len(rows) < self._page:
+                return
+
+    async def _scanned(self, snapshot: Snapshot, name: Name, texts: Any) -> AsyncGenerator[list[Change]]:
+        cursor = await self._call(lambda: snapshot.scan(name, texts))
+        number = 0
+        while rows := await self._call(lambda: cursor.fetchmany(self._page)):
+            yield snapshot.reads(name, texts, rows, number)
+            number += len(rows)
+        await self._call(cursor.close)
+
+    async def _caught_up(self, snapshot: Snapshot, after: Cursor, progress: Progress) -> AsyncGenerator[Batch]:
+        """What happened to the rows that were handed out, up to the new snapshot."""
+        start = msgspec.structs.replace(after, progress=None)
+        here = (progress.schema, progress.table)
+        async with aclosing(self._tailed(start, (snapshot.file, snapshot.offset))) as batches:
+            async for batch in batches:
+                mine = [change for change in batch.changes if (change.schema, change.table) == here]
+                kept: dict[str, bool] = {}
+                if mine:
+                    texts = await self._call(lambda: snapshot.texts(here))
+                    found = (
+                        await self._call(
+                            lambda mine=mine, texts=texts: snapshot.read_already(texts, progress, mine)  # type: ignore[misc]
+                        )
+                        if texts is not None
+                        else [True] * len(mine)
+                    )
+                    kept = {change.id: keep for change, keep in zip(mine, found, strict=True)}
+                chosen = [
+                    (change, columns)
+                    for change, columns in zip(batch.changes, batch.columns, strict=True)
+                    if (change.schema, change.table) < here or kept.get(change.id, False)
+                ]
+                cursor = msgspec.structs.replace(Cursor.parse(batch.cursor), progress=progress)
+                yield Batch([pair[0] for pair in chosen], str(cursor), [pair[1] for pair in chosen])
+
+    def _batch(self, changes: list[Change], columns: Sequence[tuple[Column, ...]], cursor: Cursor) -> Batch:
+        if self._filter.parts:
+            pairs = [
+                (kept, shape)
+                for change, shape in zip(changes, columns, strict=True)
+                if (kept := self._filter.keep(change)) is not None
+            ]
+            return Batch([pair[0] for pair in pairs], str(cursor), [pair[1] for pair in pairs])
+        return Batch(changes, str(cursor), columns)
+
+    # -- where it stands -------------------------------------------------------------------------------
+
+    async def now(self) -> str:
+        """The cursor behind all that is committed."""
+        return str(await self._call(self._now))
+
+    def _now(self) -> Cursor:
+        with contextlib.closing(_Closing(self._reading.connect())) as held:
+            told = catalog.server(held.connection)
+            settings.check(told)
+            file, offset = catalog.end(held.connection, told)
+            gtid = catalog.gtid(held.connection, told, file, offset)
+        return Cursor(told.identity, Place(file, offset, self._created(file, told)), 0, gtid)
+
+    def _created(self, file: str, told: catalog.Server) -> int:
+        """When the server began a file of its log."""
+        with contextlib.closing(_Closing(self._reading.connect())) as held:
+            feed = Feed.open(
+                held.connection,
+                self._address,
+                told,
+                random.randrange(1 << 30, 1 << 32),
+                self._reading.heartbeat,
+                file=file,
+                offset=4,
+            )
+            return feed.created()
+
+    async def ack(self, cursor: str) -> None:
+        """Nothing is kept for one consumer, so nothing is forgotten; `status` counts its lag from here."""
+        self._acked = Cursor.parse(cursor)
+
+    async def status(self) -> Status:
+        """How it stands, with the warnings that `forge doctor` prints."""
+        return await self._call(self._status)
+
+    def _status(self) -> Status:
+        now = self._now()
+        with contextlib.closing(_Closing(self._reading.connect())) as held:
+            connection = held.connection
+            told = catalog.server(connection)
+            view = View(connection, told, self._address.database, self._filter)
+            followed = list(view.followed())
+            engines = catalog.tables(connection, self._address.database)
+            keyless = [name for name in followed if not (known := view.known(*name)) or not known.key]
+            cascades = [each for found in view.cascades().values() for each in found if view.wants(*each.child)]
+            logs = catalog.logs(connection)
+            lag = None
+            if self._acked is not None:
+                start = place_order(self._acked.place.file, 0)
+                lag = sum(log.size for log in logs if place_order(log.file, 0) >= start) - self._acked.place.offset
+            warned = settings.warnings(told, {name: engines[name] for name in followed}, keyless, cascades)
+        if self._malformed:
+            warned.append(f"{self._malformed} comments meant for Forge could not be read")
+        return Status(
+            KIND,
+            self.name,
+            CAPABILITIES,
+            str(now),
+            max(lag, 0) if lag is not None else None,
+            in_forge=self._filter.parts,
+            details={
+                "server": told.setting("version"),
+                "identity": told.identity,
+                "retention": settings.retention(told),
+                "logs": len(logs),
+                "oldest_log": logs[0].file if logs else None,
+                "cascades": tuple(each.constraint for each in cascades),
+            },
+            warnings=tuple(warned),
+        )
+
+    async def _call(self, action: Callable[[], _T]) -> _T:
+        """Do it in a thread; errors of the client library become ours."""
+        try:
+            return await asyncio.to_thread(action)
+        except Exception as error:
+            if not type(error).__module__.startswith("pymysql"):
+                raise
+            found = self._address.refused(error)
+            if error.args and error.args[0] in _CHANGED:
+                raise _Again(found) from None
+            raise found from None
+
+
+class _Again(Exception):
+    """A table changed under the snapshot: it must be made anew."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Closing:
+    """A connection that is ended without a word."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def close(self) -> None:
+        self.connection._force_close()
+
+
+def _end(held: list[socket.socket]) -> None:
+    for each in held:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)

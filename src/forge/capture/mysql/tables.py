@@ -1,0 +1,502 @@
+"""One version of a table, as its table map in the binary log tells it, and the decoder of its rows.
+
+A table map has the types of the columns. With `binlog_row_metadata=FULL` it has their names, signs, character sets,
+the words of enums and sets and the primary key too; what it lacks is taken from the catalog (`Known`), and where the
+catalog does not fit the map, the table has no decoder (`Mismatch`): nothing is guessed.
+
+Decoders are Python functions written for the version, one straight line of code for a row without nulls.
+"""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from forge.capture.mysql import binary_json, forms
+from forge.change import UNAVAILABLE
+from forge.errors import DecodeError
+from forge.values import Column
+
+TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, LONGLONG, INT24 = 1, 2, 3, 4, 5, 7, 8, 9
+DATE, TIME, DATETIME, YEAR = 10, 11, 12, 13
+NEWDATE, VARCHAR, BIT, TIMESTAMP2, DATETIME2, TIME2 = 14, 15, 16, 17, 18, 19
+BLOB_COMPRESSED, VARCHAR_COMPRESSED, VECTOR, JSON, NEWDECIMAL, ENUM, SET = 140, 141, 242, 245, 246, 247, 248
+BLOB, VAR_STRING, STRING, GEOMETRY = 252, 253, 254, 255
+
+_META = {
+    FLOAT: 1, DOUBLE: 1, TIMESTAMP2: 1, DATETIME2: 1, TIME2: 1, BLOB: 1, BLOB_COMPRESSED: 1, GEOMETRY: 1, JSON: 1,
+    VECTOR: 1, VARCHAR: 2, VARCHAR_COMPRESSED: 2, BIT: 2, NEWDECIMAL: 2, STRING: 2, VAR_STRING: 2, ENUM: 2, SET: 2,
+}  # fmt: skip
+_NUMERIC = {TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE, YEAR}
+_TEXTS = {VARCHAR, VAR_STRING, STRING, BLOB, VARCHAR_COMPRESSED, BLOB_COMPRESSED}
+BINARY = 63
+
+Row = dict[str, Any]
+
+
+class Mismatch(Exception):
+    """The catalog does not fit a table map: its table changed since."""
+
+
+class KnownColumn(NamedTuple):
+    """A column as the catalog has it now."""
+
+    name: str
+    type: str
+    """As `column_type` says, in lower case: `bigint(20) unsigned`."""
+    charset: str | None
+    values: tuple[str, ...] = ()
+    collation: str | None = None
+    generated: str = ""
+    """`ROW START` and `ROW END` of system-versioned tables, or what the server says."""
+
+
+class Known(NamedTuple):
+    """A table as the catalog has it now."""
+
+    columns: tuple[KnownColumn, ...]
+    key: tuple[str, ...]
+    versioned: bool = False
+
+
+class Field(msgspec.Struct):
+    """A column as a table map has it."""
+
+    type: int
+    meta: int
+    name: str = ""
+    unsigned: bool = False
+    collation: int | None = None
+    charset: str | None = None
+    values: tuple[str, ...] = ()
+    known: str = ""
+
+
+class Map(msgspec.Struct):
+    """A table map event."""
+
+    schema: str
+    table: str
+    fields: list[Field]
+    key: list[int] | None = None
+    named: bool = False
+    ends: str | None = None
+    """Of a system-versioned table, the column that says until when a row was so."""
+
+
+def lenenc(data: bytes, at: int) -> tuple[int, int]:
+    """A length-encoded number and where it ends."""
+    first = data[at]
+    if first < 251:
+        return first, at + 1
+    size = {252: 2, 253: 3, 254: 8}[first]
+    return int.from_bytes(data[at + 1 : at + 1 + size], "little"), at + 1 + size
+
+
+def parse_names(data: bytes) -> tuple[str, str, int]:
+    """Schema and table of a table map's body, and where its columns begin."""
+    size = data[8]
+    schema = data[9 : 9 + size].decode()
+    at = 10 + size
+    size = data[at]
+    return schema, data[at + 1 : at + 1 + size].decode(), at + size + 2
+
+
+def parse_map(data: bytes, mariadb: bool) -> Map:
+    """A table map's body, without its checksum."""
+    schema, table, at = parse_names(data)
+    count, at = lenenc(data, at)
+    kinds = data[at : at + count]
+    size, at = lenenc(data, at + count)
+    fields = _fields(kinds, data[at : at + size])
+    made = Map(schema, table, fields)
+    _optional(made, data, at + size + (count + 7) // 8, mariadb)
+    return made
+
+
+def _fields(kinds: bytes, meta: bytes) -> list[Field]:
+    fields, at = [], 0
+    for kind in kinds:
+        size = _META.get(kind, 0)
+        value = int.from_bytes(meta[at : at + size], "little")
+        if kind == STRING:
+            first, second = meta[at], meta[at + 1]
+            if first & 0x30 != 0x30:
+                kind, value = first | 0x30, second | ((first & 0x30) ^ 0x30) << 4
+            else:
+                kind, value = first, second
+        elif kind in (BIT, NEWDECIMAL):
+            value = meta[at] << 8 | meta[at + 1]
+        at += size
+        fields.append(Field(kind, value))
+    return fields
+
+
+def _optional(made: Map, data: bytes, at: int, mariadb: bool) -> None:
+    numbers = [field for field in made.fields if field.type in _NUMERIC]
+    texts = [field for field in made.fields if field.type in _TEXTS or (mariadb and field.type == GEOMETRY)]
+    choices = [field for field in made.fields if field.type in (ENUM, SET)]
+    words: dict[int, list[tuple[bytes, ...]]] = {}
+    while at < len(data):
+        kind = data[at]
+        size, at = lenenc(data, at + 1)
+        part, at = data[at : at + size], at + size
+        if kind == 1:
+            for number, field in enumerate(numbers):
+                field.unsigned = bool(part[number >> 3] & 0x80 >> (number & 7))
+        elif kind in (2, 10):
+            found = _numbers(part)
+            exceptions = dict(zip(found[1::2], found[2::2], strict=True))
+            for number, field in enumerate(texts if kind == 2 else choices):
+                field.collation = exceptions.get(number, found[0])
+        elif kind in (3, 11):
+            for field, collation in zip(texts if kind == 3 else choices, _numbers(part), strict=True):
+                field.collation = collation
+        elif kind == 4:
+            for field, name in zip(made.fields, _strings(part), strict=True):
+                field.name = name.decode()
+            made.named = True
+        elif kind in (5, 6):
+            words[SET if kind == 5 else ENUM] = _lists(part)
+        elif kind == 8:
+            made.key = _numbers(part)
+        elif kind == 9:
+            made.key = _numbers(part)[::2]
+    for kind, lists in words.items():
+        for field, values in zip((each for each in made.fields if each.type == kind), lists, strict=True):
+            field.values = tuple(value.decode("utf-8", "surrogateescape") for value in values)
+    if made.named and made.key is None:
+        made.key = []
+
+
+def _numbers(data: bytes) -> list[int]:
+    found, at = [], 0
+    while at < len(data):
+        number, at = lenenc(data, at)
+        found.append(number)
+    return found
+
+
+def _strings(data: bytes, count: int | None = None, at: int = 0) -> list[bytes]:
+    found: list[bytes] = []
+    while at < len(data) and len(found) != count:
+        size, at = lenenc(data, at)
+        found.append(data[at : at + size])
+        at += size
+    return found
+
+
+def _lists(data: bytes) -> list[tuple[bytes, ...]]:
+    found, at = [], 0
+    while at < len(data):
+        count, at = lenenc(data, at)
+        words = _strings(data, count, at)
+        for word in words:
+            at = lenenc(data, at)[1] + len(word)
+        found.append(tuple(words))
+    return found
+
+
+def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> None:
+    """Fill in from the catalog what the map lacks; raise Mismatch where both do not fit."""
+    made.ends = next((each.name for each in known.columns if each.generated == "ROW END"), None) if known else None
+    if made.named:
+        by_name = {column.name: column for column in known.columns} if known else {}
+        for field in made.fields:
+            if field.collation is not None:
+                field.charset = charsets.get(field.collation)
+            if field.type in (ENUM, SET) and field.charset:
+                field.values = tuple(_again(value, field.charset) for value in field.values)
+            field.known = by_name[field.name].type if field.name in by_name else ""
+        return
+    if known is None or len(known.columns) != len(made.fields):
+        raise Mismatch
+    for field, column in zip(made.fields, known.columns, strict=True):
+        if not _fits(field, column):
+            raise Mismatch
+        field.name, field.known = column.name, column.type
+        field.unsigned = "unsigned" in column.type or "zerofill" in column.type
+        field.charset = column.charset or "binary"
+        field.values = column.values
+    names = [column.name for column in known.columns]
+    made.key = [names.index(name) for name in known.key]
+
+
+def _again(value: str, charset: str) -> str:
+    """A word of an enum was read as UTF-8; read it in its own character set."""
+    raw = value.encode("utf-8", "surrogateescape")
+    found = forms.Charset(charset)(raw)
+    return found if isinstance(found, str) else value
+
+
+_FITTING = {
+    TINY: ("tinyint", "boolean"), SHORT: ("smallint",), LONG: ("int", "integer"), FLOAT: ("float",),
+    DOUBLE: ("double", "real"), TIMESTAMP: ("timestamp",), TIMESTAMP2: ("timestamp",), LONGLONG: ("bigint",),
+    INT24: ("mediumint",), DATE: ("date",), NEWDATE: ("date",), TIME: ("time",), TIME2: ("time",),
+    DATETIME: ("datetime",), DATETIME2: ("datetime",), YEAR: ("year",), VARCHAR: ("varchar", "varbinary"),
+    VAR_STRING: ("varchar", "varbinary"), BIT: ("bit",), JSON: ("json",), NEWDECIMAL: ("decimal", "numeric"),
+    ENUM: ("enum",), SET: ("set",), BLOB: ("tinyblob", "blob", "mediumblob", "longblob", "tinytext", "text",
+    "mediumtext", "longtext", "json", "vector"), STRING: ("char", "binary", "uuid", "inet6", "inet4"),
+    GEOMETRY: ("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
+    "geometrycollection", "geomcollection"), VECTOR: ("vector",), BLOB_COMPRESSED: ("tinyblob", "blob", "mediumblob",
+    "longblob", "tinytext", "text", "mediumtext", "longtext"), VARCHAR_COMPRESSED: ("varchar", "varbinary"),
+}  # fmt: skip
+
+
+def _fits(field: Field, column: KnownColumn) -> bool:
+    word = column.type.partition("(")[0].partition(" ")[0]
+    if word not in _FITTING.get(field.type, ()):
+        return False
+    if field.type == NEWDECIMAL:
+        return column.type.startswith((f"decimal({field.meta >> 8},{field.meta & 255})",))
+    return True
+
+
+class Part(NamedTuple):
+    """How one column is read: `fixed` is a format of struct, or None for `prefix` bytes of length and then the value.
+
+    `form` makes the value of what was read; None takes it as it is. `utf8` is a text that is decoded in place.
+    """
+
+    fixed: str | None
+    form: Callable[[Any], Any] | None = None
+    prefix: int = 0
+    utf8: bool = False
+    text: str = ""
+    kind: str = "plain"
+
+
+Charsets = Callable[[str], forms.Charset]
+
+
+def part(field: Field, charsets: Charsets) -> Part:
+    """How a column is read, and how it is called in `Batch.columns`."""
+    kind, meta, sign = field.type, field.meta, " unsigned" if field.unsigned else ""
+    if kind in (TINY, SHORT, LONG, LONGLONG):
+        code = {TINY: "b", SHORT: "h", LONG: "i", LONGLONG: "q"}[kind]
+        name = {TINY: "tinyint", SHORT: "smallint", LONG: "int", LONGLONG: "bigint"}[kind]
+        return Part(code.upper() if field.unsigned else code, text=name + sign)
+    if kind == INT24:
+        return Part("3s", forms.uint if field.unsigned else forms.int24, text="mediumint" + sign)
+    if kind == FLOAT:
+        return Part("4s", forms.real, text="float", kind="float")
+    if kind == DOUBLE:
+        return Part("d", text="double", kind="float")
+    if kind == NEWDECIMAL:
+        digits, scale = meta >> 8, meta & 255
+        size = forms.decimal_size(digits, scale)
+        return Part(f"{size}s", forms.decimal(digits, scale), text=f"decimal({digits},{scale}){sign}", kind="numeric")
+    if kind == YEAR:
+        return Part("B", forms.year, text="year")
+    if kind in (DATE, NEWDATE):
+        return Part("3s", forms.date, text="date")
+    if kind in (TIMESTAMP2, DATETIME2, TIME2):
+        base, form, name = {
+            TIMESTAMP2: (4, forms.timestamp2, "timestamp"),
+            DATETIME2: (5, forms.datetime2, "datetime"),
+            TIME2: (3, forms.time2, "time"),
+        }[kind]
+        return Part(f"{base + (meta + 1) // 2}s", form, text=f"{name}({meta})" if meta else name)
+    if kind in (TIMESTAMP, DATETIME, TIME):
+        size, old_form, name = {
+            TIMESTAMP: (4, forms.old_timestamp, "timestamp"),
+            DATETIME: (8, forms.old_datetime, "datetime"),
+            TIME: (3, forms.old_time, "time"),
+        }[kind]
+        return Part(f"{size}s", old_form, text=name)
+    if kind == BIT:
+        width = (meta & 255) * 8 + (meta >> 8)
+        return Part(f"{(width + 7) // 8}s", forms.bit(width), text=f"bit({width})")
+    if kind == ENUM:
+        words = ",".join(f"'{word}'" for word in field.values)
+        return Part("B" if meta == 1 else "H", forms.chosen(field.values), text=f"enum({words})")
+    if kind == SET:
+        words = ",".join(f"'{word}'" for word in field.values)
+        return Part(f"{meta}s", forms.members(field.values), text=f"set({words})")
+    if kind in (GEOMETRY, VECTOR):
+        return Part(None, prefix=meta, text="geometry" if kind == GEOMETRY else "vector", kind="bytea")
+    if kind == JSON:
+        return Part(None, binary_json.decoded, prefix=meta, text="json", kind="jsonb")
+    return _string(field, charsets)
+
+
+_SIZES = {1: "tiny", 2: "", 3: "medium", 4: "long"}
+
+
+def _string(field: Field, charsets: Charsets) -> Part:
+    kind, meta = field.type, field.meta
+    binary = field.charset in (None, "binary")
+    word = field.known.partition("(")[0].partition(" ")[0]
+    if kind == STRING and binary and word in ("uuid", "inet6", "inet4"):
+        address = forms.uuid if word == "uuid" else forms.inet(4 if word == "inet4" else 16)
+        return Part(None, address, 1, text=word)
+    if kind in (BLOB, BLOB_COMPRESSED):
+        prefix, text = meta, f"{_SIZES.get(meta, '')}{'blob' if binary else 'text'}"
+    elif kind == STRING:
+        prefix, text = (2 if meta > 255 else 1), ("binary" if binary else "char")
+    elif kind in (VARCHAR, VAR_STRING, VARCHAR_COMPRESSED):
+        prefix, text = (2 if meta > 255 else 1), ("varbinary" if binary else "varchar")
+    else:
+        raise DecodeError(
+            f"column {field.name!r} has the type {kind}, which this Forge cannot decode", fix="leave its table out"
+        )
+    compressed = kind in (BLOB_COMPRESSED, VARCHAR_COMPRESSED)
+    text = field.known.partition(" ")[0] if field.known.startswith(f"{text}(") else text
+    if binary:
+        form: forms.Form | None = forms.padded(meta) if kind == STRING else None
+        if compressed:
+            form = forms.decompressed(bytes)
+        return Part(None, form, prefix, text=text, kind="bytea")
+    charset = charsets(field.charset or "")
+    if compressed:
+        return Part(None, forms.decompressed(charset), prefix, text=text)
+    return Part(None, charset, prefix, utf8=charset.codec == "utf-8", text=text)
+
+
+Decode = Callable[[bytes, int, int], list[Row]]
+
+
+class Version:
+    """One version of a table: its columns, its key, and how its row events are decoded."""
+
+    def __init__(self, made: Map, charsets: Charsets) -> None:
+        self.schema = made.schema
+        self.table = made.table
+        self.fields = made.fields
+        self._parts = [part(field, charsets) for field in made.fields]
+        self.names = tuple(field.name for field in made.fields)
+        self.ends = made.ends if made.ends in self.names else None
+        self.key = tuple(self.names[at] for at in made.key or () if self.names[at] != self.ends)
+        self.columns = tuple(
+            Column(field.name, each.text, each.kind) for field, each in zip(made.fields, self._parts, strict=True)
+        )
+        self._width = (len(self.fields) + 7) // 8
+        self._decoders: dict[tuple[bytes, bool], Decode] = {}
+
+    @property
+    def width(self) -> int:
+        """Bytes of a bitmap of the columns."""
+        return self._width
+
+    def rows(self, present: bytes, data: bytes, at: int, end: int) -> list[Row]:
+        """The rows of an event whose columns are `present`; what is not is UNAVAILABLE."""
+        try:
+            return self._decoder(present, quick=True)(data, at, end)
+        except UnicodeDecodeError:
+            return self._decoder(present, quick=False)(data, at, end)
+        except (struct.error, IndexError, ArithmeticError, ValueError) as error:
+            raise DecodeError(
+                f"a row of {self.schema}.{self.table} in the binary log cannot be decoded: {error}",
+                fix="set binlog_row_metadata=FULL, or leave the table out",
+            ) from None
+
+    def updates(self, present: bytes, present_after: bytes, data: bytes, at: int, end: int) -> list[Row]:
+        """The rows of an update, before and after in turns."""
+        if present == present_after:
+            return self.rows(present, data, at, end)
+        one = self._one(present), self._one(present_after)
+        found: list[Row] = []
+        try:
+            while at < end:
+                before, at = one[0](data, at)
+                after, at = one[1](data, at)
+                for name, value in after.items():
+                    if value is UNAVAILABLE:
+                        after[name] = before[name]
+                found += before, after
+        except (struct.error, IndexError, ValueError) as error:
+            raise DecodeError(
+                f"a row of {self.schema}.{self.table} in the binary log cannot be decoded: {error}",
+                fix="set binlog_row_image=FULL",
+            ) from None
+        return found
+
+    def _one(self, present: bytes) -> Callable[[bytes, int], tuple[Row, int]]:
+        return compiled(self.names, self._parts, present, quick=False, single=True)
+
+    def _decoder(self, present: bytes, *, quick: bool) -> Decode:
+        found = self._decoders.get((present, quick))
+        if found is None:
+            found = self._decoders[present, quick] = compiled(self.names, self._parts, present, quick=quick)
+        return found
+
+
+def compiled(
+    names: Sequence[str], parts: Sequence[Part], present: bytes, *, quick: bool, single: bool = False
+) -> Callable[..., Any]:
+    """A function that decodes the rows of an event: written, compiled and returned.
+
+    `quick` decodes UTF-8 in place and fails as a whole where that does; `single` reads one row and tells where it ends.
+    """
+    bits = int.from_bytes(present, "little")
+    here = [number for number in range(len(names)) if bits >> number & 1]
+    scope: dict[str, Any] = {"UNAVAILABLE": UNAVAILABLE, "number": int.from_bytes}
+    width = (len(here) + 7) // 8
+    nulls = "data[at]" if width == 1 else f"number(data[at:at + {width}], 'little')"
+    lines = ["def decode(data, at, end):", "    found = []", "    add = found.append", "    while at < end:"]
+    if single:
+        lines = ["def decode(data, at):", "    for _ in (1,):"]
+    lines += [f"        nulls = {nulls}" if width else "        nulls = 0", f"        at += {width}"]
+    lines.append(f"        if not nulls & {(1 << len(here)) - 1}:")
+    lines += ["            " + line for line in _straight(here, parts, scope, quick=quick)] or ["            pass"]
+    lines.append("        else:")
+    for bit, number in enumerate(here):
+        lines.append(f"            if nulls & {1 << bit}:")
+        lines.append(f"                v{number} = None")
+        lines.append("            else:")
+        lines += ["                " + line for line in _straight([number], parts, scope, quick=quick)]
+    if not here:
+        lines.append("            pass")
+    row = ", ".join(f"{name!r}: {f'v{n}' if bits >> n & 1 else 'UNAVAILABLE'}" for n, name in enumerate(names))
+    if single:
+        lines.append(f"    return {{{row}}}, at")
+    else:
+        lines += [f"        add({{{row}}})", "    if at != end:", "        raise IndexError('it has no end')"]
+        lines.append("    return found")
+    exec("\n".join(lines), scope)
+    decode: Callable[..., Any] = scope["decode"]
+    return decode
+
+
+def _straight(numbers: Sequence[int], parts: Sequence[Part], scope: dict[str, Any], *, quick: bool) -> list[str]:
+    """Lines that read these columns, none of them null; neighbours of fixed size are unpacked at once."""
+    lines: list[str] = []
+    run: list[int] = []
+
+    def flush() -> None:
+        if not run:
+            return
+        layout = struct.Struct("<" + "".join(str(parts[number].fixed) for number in run))
+        name = f"unpack_{'_'.join(map(str, run[:1]))}_{len(run)}"
+        scope[name] = layout.unpack_from
+        targets = ", ".join(f"v{number}" for number in run)
+        lines.append(f"{targets}, = {name}(data, at)")
+        lines.append(f"at += {layout.size}")
+        for number in run:
+            form = parts[number].form
+            if form is not None:
+                scope[f"form{number}"] = form
+                lines.append(f"v{number} = form{number}(v{number})")
+        run.clear()
+
+    for number in numbers:
+        each = parts[number]
+        if each.fixed is not None:
+            run.append(number)
+            continue
+        flush()
+        size = "data[at]" if each.prefix == 1 else f"number(data[at:at + {each.prefix}], 'little')"
+        lines.append(f"size = {size}")
+        lines.append(f"at += {each.prefix}")
+        if each.utf8 and quick:
+            value = "data[at:at + size].decode()"
+        elif each.form is not None:
+            scope[f"form{number}"] = each.form
+            value = f"form{number}(data[at:at + size])"
+        else:
+            value = "data[at:at + size]"
+        lines.append(f"v{number} = {value}")
+        lines.append("at += size")
+    flush()
+    return lines
