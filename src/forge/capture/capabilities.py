@@ -26,7 +26,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     context: bool
     """Carries who and why."""
     ordered: bool
-    """Changes come in the order of commits, and those of one transaction together."""
+    """Changes come in the order of commits, and those of one transaction together. Those of one row, and of one writer,
+    come in order from every source."""
     transactions: bool
     """Names the transaction of each change."""
     snapshots: bool
