@@ -1,0 +1,145 @@
+"""Rows of the queue in, changes out.
+
+Values are what SQLite stored: int, float, str, bytes or None, row by row whatever the column was declared as. A text
+that is not UTF-8 is bytes, as it is stored. SQLite itself has no NaN (it is NULL), no booleans (0 and 1), no decimal
+numbers and no times (texts or numbers, as the application wrote them).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from forge.capture.sqlite.cursor import KIND
+from forge.capture.sqlite.tables import MASK, SECRET, Table
+from forge.change import NO_CONTEXT, UNAVAILABLE, Change, Context, Op, Source
+from forge.values import Column
+
+SCHEMA: Final = "main"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_DAY: Final = 2440587.5
+
+Row = tuple[Any, ...]
+"""id, op, at, context, then the values of the images."""
+HEAD: Final = 4
+
+
+def milliseconds(at: float) -> int:
+    """SQLite's julianday('now') as milliseconds since 1970.
+
+    >>> milliseconds(2461041.5)
+    1767225600000
+    """
+    return round((at - _EPOCH_DAY) * 86_400_000)
+
+
+def instant(time: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=time)
+
+
+class Origin(NamedTuple):
+    """What the changes of one file share."""
+
+    identity: str
+    name: str
+
+
+class Decoder:
+    """Decodes the rows that bear the number of one definition of one table."""
+
+    def __init__(self, origin: Origin, table: Table) -> None:
+        self.table: Final = table
+        self.columns: Final[tuple[Column, ...]] = table.columns
+        self._origin = origin
+        self._names = [column.name for column in table.columns]
+        self._count = len(self._names)
+        self._width = table.width
+        self._secret = [
+            (slot, column.name, MASK if column.kind == "masked" else UNAVAILABLE)
+            for slot, column in enumerate(table.columns)
+            if column.kind in SECRET
+        ]
+        self._key_slots = [self._names.index(name) for name in table.key]
+
+    def image(self, row: Row, start: int) -> dict[str, Any]:
+        """The values from a place on, by name."""
+        found = dict(zip(self._names, row[start : start + self._count], strict=True))
+        for _, name, shown in self._secret:
+            found[name] = shown
+        return found
+
+    def key(self, image: Mapping[str, Any]) -> dict[str, Any] | None:
+        return {name: image[name] for name in self.table.key} or None
+
+    def changes(self, row: Row, time: int, at: datetime, context: Context, transaction: str | None) -> Sequence[Change]:
+        """The changes of a row: one, or the delete and the insert that a changed key is."""
+        number, op = row[0], row[1]
+        name = f"{self._origin.identity}:{number}.{time:x}"
+        source = Source(KIND, self._origin.name, str(number), transaction)
+        table = self.table.name
+        if op == "I":
+            after = self.image(row, HEAD)
+            return (Change(name, Op.INSERT, SCHEMA, table, source, at, self.key(after), None, after, context),)
+        if op == "D":
+            before = self.image(row, HEAD)
+            return (Change(name, Op.DELETE, SCHEMA, table, source, at, self.key(before), before, None, context),)
+        if op == "S":
+            return (Change(name, Op.SCHEMA, SCHEMA, table, source, at, context=context),)
+        after, before = self.image(row, HEAD), self.image(row, HEAD + self._width)
+        if not self._moved(row):
+            hidden = tuple(name for slot, name, _ in self._secret if row[HEAD + self._width + slot])
+            return (
+                Change(name, Op.UPDATE, SCHEMA, table, source, at, self.key(after), before, after, context, hidden),
+            )
+        second = Source(KIND, self._origin.name, f"{number}.1", transaction)
+        return (
+            Change(name, Op.DELETE, SCHEMA, table, source, at, self.key(before), before, None, context),
+            Change(f"{name}.1", Op.INSERT, SCHEMA, table, second, at, self.key(after), None, after, context),
+        )
+
+    def _moved(self, row: Row) -> bool:
+        for slot in self._key_slots:
+            new, old = row[HEAD + slot], row[HEAD + self._width + slot]
+            if new != old or type(new) is not type(old):
+                return True
+        return False
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """The text that `forge.capture.sqlite.transaction` puts into forge_context."""
+
+    transaction: str | None = None
+    user_id: str | None = None
+    function_name: str | None = None
+    trace_id: str | None = None
+    more: dict[str, Any] = {}
+
+
+_said: Final = msgspec.json.Decoder(_Said).decode
+
+
+def context_of(text: str | None) -> tuple[Context, str | None]:
+    """The context and the transaction that a text in the queue names.
+
+    >>> context_of('{"transaction": "a1", "user_id": "7"}')
+    (Context(user_id='7', function_name=None, trace_id=None, more={}, session_user=None, application_name=None), 'a1')
+    """
+    if text is None:
+        return NO_CONTEXT, None
+    try:
+        said = _said(text)
+    except (msgspec.DecodeError, UnicodeError, TypeError):
+        return Context(more={"unreadable": text}), None
+    return Context(said.user_id, said.function_name, said.trace_id, said.more), said.transaction
+
+
+def tolerant(raw: bytes) -> str | bytes:
+    """A text as SQLite has it: str, or its bytes where they are not UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+Factory = Callable[[bytes], Any]

@@ -1,0 +1,335 @@
+"""The queue of one file, over one connection, blocking: the cursor in, the changes behind it out.
+
+Rows come in the order of their ids. SQLite has one writer at a time, and a row gets the next id when it is written, so
+that is the order of commits, and the rows of one transaction are together. A row is removed when it is acknowledged,
+but never the newest: the next row gets the number behind it.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from heapq import merge
+from operator import itemgetter
+from sys import getsizeof
+from threading import Event
+from time import monotonic
+from typing import Final, NamedTuple, TypeVar
+
+from forge.capture.filters import Filter
+from forge.capture.source import Batch
+from forge.capture.sqlite.cursor import Cursor
+from forge.capture.sqlite.decode import SCHEMA, Decoder, Origin, Row, context_of, instant, milliseconds, tolerant
+from forge.capture.sqlite.file import File, may_pass
+from forge.capture.sqlite.install import State, refresh, require, schema_version, tracked, versions
+from forge.change import NO_CONTEXT, Change, Context
+from forge.errors import CursorExpired, CursorForeign, SourceError
+
+Found = TypeVar("Found")
+
+PAGE: Final = 2000
+"""Rows of a batch at the most."""
+PAGE_BYTES: Final = 4 * 1024 * 1024
+"""A batch ends behind the row with which it has so many bytes."""
+REMOVED_AT_ONCE: Final = 5000
+"""Rows that one transaction removes, so that writers wait for short times only."""
+SHORTEST: Final = 0.001
+LONGEST: Final = 0.020
+"""Seconds between two looks at the file: short while something happens, longer and longer while nothing does."""
+LOOK_AROUND: Final = 1.0
+"""Seconds after which a wait looks whether the file still is the one that was opened."""
+
+
+class Head(NamedTuple):
+    """The newest row."""
+
+    id: int
+    time: int
+
+
+class Queue:
+    """Reads and removes. Not to be used by two threads at once."""
+
+    def __init__(self, file: File, filter: Filter) -> None:
+        self.file: Final = file
+        self._filter = filter
+        self._file_identity = file.identity()
+        self._connection = file.connect()
+        self._data_version = -1
+        self._pause = SHORTEST
+        self._decoders: dict[int, Decoder] = {}
+        self._newest_version = 0
+        self._wanted: list[int] = []
+        with self._closing_on_error(), file.errors():
+            if self.journal_mode() == "wal":
+                self._connection.execute("PRAGMA synchronous = NORMAL")
+            self.origin: Final = Origin(require(self._connection, file).identity, file.name)
+
+    @contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def journal_mode(self) -> str:
+        (mode,) = self._connection.execute("PRAGMA journal_mode").fetchone()
+        return str(mode)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A read transaction: all that is read in it was so at one moment."""
+        connection = self._connection
+        connection.execute("BEGIN")
+        try:
+            yield connection
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    def head(self) -> Cursor:
+        """Behind all that is committed."""
+        with self.file.errors(), self.reading() as connection:
+            found = newest(connection)
+            return Cursor(self.origin.identity, found.id, found.time)
+
+    def start(self) -> Cursor:
+        """Before all that is kept."""
+        with self.file.errors(), self.reading() as connection:
+            state = require(connection, self.file)
+            return Cursor(self.origin.identity, state.removed, milliseconds(state.removed_at) if state.removed else 0)
+
+    def check(self, cursor: Cursor) -> None:
+        """Raise CursorForeign or CursorExpired for a cursor from which one cannot go on here."""
+        with self.file.errors(), self.reading() as connection:
+            check(connection, require(connection, self.file), cursor, self.file)
+
+    def refresh(self) -> None:
+        """Make the triggers true to the schema if that changed."""
+        with self.file.errors():
+            seen = require(self._connection, self.file)
+            if seen.schema_version != schema_version(self._connection):
+                refresh(self._connection)
+
+    def read(self, after: Cursor, *, rows: int = PAGE) -> Batch | None:
+        """The next changes, at most so many rows of them; None when there are none.
+
+        A batch without changes only moves the cursor, past rows that the filter does not want.
+        """
+        with self.file.errors():
+            return any_text(self._connection, lambda: self._read(after, rows))
+
+    def _read(self, after: Cursor, limit: int) -> Batch | None:
+        with self.reading() as connection:
+            return self._read_in(connection, after, limit)
+
+    def _read_in(self, connection: sqlite3.Connection, after: Cursor, limit: int) -> Batch | None:
+        state = require(connection, self.file)
+        if state.identity != self.origin.identity or after.id < state.removed:
+            check(connection, state, after, self.file)
+        until, present = _page(connection, after.id, limit)
+        if until is None:
+            return None
+        if not present.keys() <= self._decoders.keys():
+            self._load(connection)
+        cursors = [
+            connection.execute(
+                f"SELECT id, op, at, context{_slots(self._decoders[version], has_updates)}, version FROM forge_queue"
+                " WHERE id > ? AND id <= ? AND version = ? ORDER BY id",
+                (after.id, until, version),
+            )
+            for version, has_updates in present.items()
+            if version in self._wanted
+        ]
+        return self._batch(connection, cursors, until)
+
+    def _batch(self, connection: sqlite3.Connection, cursors: list[sqlite3.Cursor], until: int) -> Batch:
+        rows: Iterator[Row] = iter(cursors[0]) if len(cursors) == 1 else merge(*cursors, key=itemgetter(0))
+        found: list[Change] = []
+        columns = []
+        size, seen_at, seen_context = 0, None, None
+        time, at = 0, instant(0)
+        context: Context = NO_CONTEXT
+        transaction: str | None = None
+        keep = None if not self._filter.without("tables").parts else self._filter.keep
+        for row in rows:
+            if row[2] != seen_at:
+                seen_at = row[2]
+                time = milliseconds(seen_at)
+                at = instant(time)
+            if row[3] != seen_context:
+                seen_context = row[3]
+                context, transaction = context_of(seen_context)
+            decoder = self._decoders[row[-1]]
+            for change in decoder.changes(row, time, at, context, transaction):
+                kept = change if keep is None else keep(change)
+                if kept is not None:
+                    found.append(kept)
+                    columns.append(decoder.columns)
+            size += sum(map(getsizeof, row))
+            if size >= PAGE_BYTES:
+                until = row[0]
+                break
+        for cursor in cursors:
+            cursor.close()
+        (stored,) = connection.execute("SELECT at FROM forge_queue WHERE id = ?", (until,)).fetchone()
+        return Batch(found, str(Cursor(self.origin.identity, until, milliseconds(stored))), columns)
+
+    def _load(self, connection: sqlite3.Connection) -> None:
+        for version, table in versions(connection, self._newest_version):
+            self._decoders[version] = Decoder(self.origin, table)
+            self._newest_version = version
+            if self._filter.wants_table(SCHEMA, table.name):
+                self._wanted.append(version)
+
+    def moved(self) -> bool:
+        """Whether another connection has committed since the last look."""
+        (found,) = self._connection.execute("PRAGMA data_version").fetchone()
+        if found == self._data_version:
+            return False
+        self._data_version = found
+        return True
+
+    def wait(self, stop: Event, seconds: float) -> bool:
+        """Wait until another connection commits, so long at the most; True when one did."""
+        end = monotonic() + seconds
+        while not stop.is_set() and monotonic() < end:
+            with self.file.errors():
+                try:
+                    if self.moved():
+                        self._pause = SHORTEST
+                        return True
+                except sqlite3.OperationalError as error:
+                    if not may_pass(error):
+                        raise
+            stop.wait(self._pause)
+            self._pause = min(LONGEST, self._pause * 1.05)
+        return False
+
+    def is_same_file(self) -> bool:
+        """Whether the name still means the file that is open."""
+        return self.file.identity() == self._file_identity
+
+    def remove(self, cursor: Cursor) -> None:
+        """Forget the rows up to a cursor."""
+        connection = self._connection
+        with self.file.errors():
+            state = require(connection, self.file)
+            if cursor.id < state.removed and cursor.file == state.identity:
+                return
+            while True:
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    state = require(connection, self.file)
+                    check(connection, state, cursor, self.file)
+                    if cursor.id <= state.removed and not _left(connection, cursor.id):
+                        return
+                    self._remove_some(connection, cursor.id)
+                    connection.execute("COMMIT")
+                except CursorExpired:
+                    return
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+
+    def _remove_some(self, connection: sqlite3.Connection, until: int) -> None:
+        (last,) = connection.execute(
+            "SELECT max(id) FROM (SELECT id FROM forge_queue WHERE id <= ? ORDER BY id LIMIT ?)",
+            (until, REMOVED_AT_ONCE),
+        ).fetchone()
+        connection.execute(
+            "UPDATE forge_state SET removed = ?1, removed_at = (SELECT at FROM forge_queue WHERE id = ?1)", (last,)
+        )
+        connection.execute("DELETE FROM forge_queue WHERE id <= ? AND id < (SELECT max(id) FROM forge_queue)", (last,))
+        connection.execute("DELETE FROM forge_replaced")
+
+    def facts(self) -> dict[str, object]:
+        """What there is to say about the file and its queue."""
+        with self.file.errors(), self.reading() as connection:
+            state = require(connection, self.file)
+            head = newest(connection)
+            return {
+                "tables": [found.table.name for found in tracked(connection)],
+                "journal_mode": self.journal_mode(),
+                "waiting": head.id - state.removed,
+                "file_bytes": self.file.path.stat().st_size,
+                "sqlite": sqlite3.sqlite_version,
+                "triggers_current": state.schema_version == schema_version(connection),
+            }
+
+
+def any_text(connection: sqlite3.Connection, read: Callable[[], Found]) -> Found:
+    """What a reading function gives; where it meets a text that is not UTF-8, it is called again and gets bytes."""
+    try:
+        return read()
+    except sqlite3.OperationalError as error:
+        if "decode to UTF-8" not in str(error):
+            raise
+    connection.text_factory = tolerant
+    try:
+        return read()
+    finally:
+        connection.text_factory = str
+
+
+def newest(connection: sqlite3.Connection) -> Head:
+    """The newest row; there always is one, since tracking a table writes one and the newest is never removed."""
+    row = connection.execute("SELECT id, at FROM forge_queue ORDER BY id DESC LIMIT 1").fetchone()
+    if row is None:
+        raise SourceError(
+            "forge_queue was emptied by hand", fix="forge disable, then forge enable, the tables; then read them anew"
+        )
+    return Head(row[0], milliseconds(row[1]))
+
+
+def check(connection: sqlite3.Connection, state: State, cursor: Cursor, file: File) -> None:
+    """Whether the rows behind a cursor are all there, and of this file."""
+    if cursor.file != state.identity:
+        raise CursorForeign(
+            f"the cursor is of another file than {file.name}", fix="use one of this file, or start anew"
+        )
+    if cursor.id < state.removed:
+        raise CursorExpired(
+            f"what follows the cursor was acknowledged and is no longer in {file.name}",
+            fix="read the tables anew: take a new snapshot, then follow from its cursor",
+        )
+    stored: float | None = state.removed_at
+    if cursor.id > state.removed:
+        row = connection.execute("SELECT at FROM forge_queue WHERE id = ?", (cursor.id,)).fetchone()
+        stored = None if row is None else row[0]
+    time = 0 if cursor.id == 0 else None if stored is None else milliseconds(stored)
+    if time != cursor.time:
+        raise CursorForeign(
+            f"{file.name} never had the change that the cursor stands behind: an older copy was put back",
+            fix="read the tables anew: take a new snapshot, then follow from its cursor",
+        )
+
+
+def _page(connection: sqlite3.Connection, after: int, limit: int) -> tuple[int | None, dict[int, bool]]:
+    """The last id of the next page, and which definitions it has rows of: with updates among them, or without."""
+    found = connection.execute(
+        "SELECT version, max(id), max(op = 'U') FROM (SELECT id, version, op FROM forge_queue WHERE id > ?"
+        " ORDER BY id LIMIT ?) GROUP BY version",
+        (after, limit),
+    ).fetchall()
+    if not found:
+        return None, {}
+    return max(last for _, last, _ in found), {version: bool(updates) for version, _, updates in found}
+
+
+def _left(connection: sqlite3.Connection, until: int) -> bool:
+    """Whether rows up to an id are still to be removed."""
+    return (
+        connection.execute(
+            "SELECT 1 FROM forge_queue WHERE id <= ? AND id < (SELECT max(id) FROM forge_queue) LIMIT 1", (until,)
+        ).fetchone()
+        is not None
+    )
+
+
+def _slots(decoder: Decoder, has_updates: bool) -> str:
+    width = decoder.table.width * (2 if has_updates else 1)
+    return "".join(f", v{slot}" for slot in range(width))

@@ -1,0 +1,266 @@
+"""The queue of a SQLite file as a source, kind `sqlite`: a URL and a filter in, batches out.
+
+SQLite blocks, so it runs in threads: one for each reader, one for everything else. A stream holds no lock and no
+transaction while its consumer works. It looks for commits of other connections by PRAGMA data_version, which costs
+microseconds, every millisecond while something happens and every 20 ms while nothing does.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from threading import Event
+from time import monotonic
+from typing import Final, Protocol, Self, TypeVar
+
+from forge.capture.capabilities import Capabilities
+from forge.capture.filters import Filter
+from forge.capture.source import Batch, Status
+from forge.capture.sqlite.cursor import KIND, Cursor
+from forge.capture.sqlite.file import PATIENCE, File, may_pass
+from forge.capture.sqlite.queue import LOOK_AROUND, Queue
+from forge.capture.sqlite.snapshot import Snapshot
+from forge.errors import CursorInvalid, SourceError
+
+CAPABILITIES: Final = Capabilities(
+    durable=True,
+    replayable=False,
+    retention="until it is acknowledged, by whichever consumer",
+    other_processes=True,
+    before="always",
+    context=True,
+    ordered=True,
+    transactions=False,
+    snapshots=True,
+    truncates=False,
+    schema_changes=True,
+    filters=("tables",),
+)
+MANY: Final = 1_000_000
+"""So many rows that nobody has acknowledged are worth a warning."""
+
+Result = TypeVar("Result")
+
+
+class SqliteSource:
+    """The queue of one file."""
+
+    kind: Final = KIND
+    capabilities: Final = CAPABILITIES
+
+    def __init__(self, url: str, filter: Filter | None = None, *, patience: float = PATIENCE) -> None:
+        self._file = File(url, patience=patience)
+        self._filter = filter or Filter()
+        self._filter.check()
+        self.name: Final = self._file.name
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        return None
+
+    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+        """What is committed after the cursor, or from now on, for ever."""
+        cursor = None if after is None else _outside(after)
+        stop = Event()
+        async with _thread(stop) as run:
+            follower = _Follower(self._file, self._filter, stop)
+            try:
+                cursor = await run(lambda: follower.begin(cursor))
+                while True:
+                    place = cursor
+                    batch = await run(lambda: follower.next(place))  # noqa: B023
+                    if batch is not None:
+                        cursor = Cursor.parse(batch.cursor)
+                        yield batch
+            finally:
+                stop.set()
+                await run(follower.close)
+
+    async def until_now(self, after: str) -> AsyncGenerator[Batch]:
+        """What is committed after the cursor and before this call."""
+        cursor = _outside(after)
+        async with _thread(Event()) as run:
+            queue = await run(self._open)
+            try:
+                end = await run(queue.head)
+                await run(lambda: queue.check(cursor))
+                while cursor.id < end.id:
+                    place = cursor
+                    batch = await run(lambda: queue.read(place))  # noqa: B023
+                    if batch is None:
+                        return
+                    cursor = Cursor.parse(batch.cursor)
+                    yield batch
+            finally:
+                await run(queue.close)
+
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+        """The rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
+        cursor = None if after is None else Cursor.parse(after)
+        if cursor is not None and cursor.place is None:
+            raise CursorInvalid("the cursor does not stand inside a snapshot", fix="let stream() go on from it")
+        async with _thread(Event()) as run:
+            reading = await run(lambda: Snapshot(self._file, self._filter, cursor))
+            try:
+                inside = True
+                while inside:
+                    batch = await run(reading.next)
+                    inside = "+" in batch.cursor
+                    yield batch
+            finally:
+                await run(reading.close)
+
+    async def now(self) -> str:
+        """The cursor behind all that is committed."""
+        return str(await self._once(Queue.head))
+
+    async def start(self) -> str:
+        """The cursor before all that is kept."""
+        return str(await self._once(Queue.start))
+
+    async def ack(self, cursor: str) -> None:
+        """Remove what is before the cursor."""
+        parsed = Cursor.parse(cursor)
+        await self._once(lambda queue: queue.remove(parsed))
+
+    async def status(self) -> Status:
+        """How the queue stands; `lag_changes` is what nobody has acknowledged."""
+        head, facts = await self._once(lambda queue: (queue.head(), queue.facts()))
+        waiting = facts["waiting"]
+        assert isinstance(waiting, int)
+        return Status(
+            kind=self.kind,
+            name=self.name,
+            capabilities=self.capabilities,
+            position=str(head),
+            lag_changes=waiting,
+            in_feed=tuple(part for part in self._filter.parts if part in self.capabilities.filters),
+            in_forge=tuple(part for part in self._filter.parts if part not in self.capabilities.filters),
+            details=facts,
+            warnings=tuple(_warnings(facts, waiting)),
+        )
+
+    def _open(self) -> Queue:
+        return Queue(self._file, self._filter)
+
+    async def _once(self, work: Callable[[Queue], Result]) -> Result:
+        """One piece of work on a connection of its own."""
+
+        def run() -> Result:
+            queue = self._open()
+            try:
+                return work(queue)
+            finally:
+                queue.close()
+
+        return await asyncio.to_thread(run)
+
+
+class _Follower:
+    """Reads on and on, in a thread; opens the file again when it was replaced, and tries again what may pass."""
+
+    def __init__(self, file: File, filter: Filter, stop: Event) -> None:
+        self._file = file
+        self._filter = filter
+        self._stop = stop
+        self._queue: Queue | None = None
+        self._more = True
+        self._failing_since: float | None = None
+        self._delay = 0.05
+
+    def begin(self, after: Cursor | None) -> Cursor:
+        """Open the file, and say where to begin. What is wrong now is an error at once."""
+        queue = self._open()
+        if after is None:
+            return queue.head()
+        queue.check(after)
+        return after
+
+    def _open(self) -> Queue:
+        queue = Queue(self._file, self._filter)
+        self._queue = queue
+        queue.moved()
+        queue.refresh()
+        self._more = True
+        return queue
+
+    def close(self) -> None:
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
+
+    def next(self, after: Cursor) -> Batch | None:
+        """The next batch, or None when there is none within a second."""
+        try:
+            found = self._next(after)
+        except SourceError as error:
+            self._failed(error)
+            return None
+        self._failing_since, self._delay = None, 0.05
+        return found
+
+    def _next(self, after: Cursor) -> Batch | None:
+        queue = self._queue
+        if queue is None:
+            queue = self._open()
+            queue.check(after)
+        if not self._more:
+            if not queue.wait(self._stop, LOOK_AROUND):
+                if not self._stop.is_set() and not queue.is_same_file():
+                    self.close()
+                return None
+            queue.refresh()
+        batch = queue.read(after)
+        self._more = batch is not None
+        return batch
+
+    def _failed(self, error: SourceError) -> None:
+        """Wait a little before the next try; raise what does not pass, or does not within its time."""
+        now = monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if now - self._failing_since >= may_pass(error.__cause__):
+            raise error
+        self.close()
+        self._stop.wait(self._delay * random.uniform(0.5, 1.0))
+        self._delay = min(2.0, self._delay * 2)
+
+
+class _Run(Protocol):
+    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
+
+
+@asynccontextmanager
+async def _thread(stop: Event) -> AsyncIterator[_Run]:
+    """A thread that does one thing after the other; what is under way when its user leaves is told to stop."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="forge-sqlite")
+    loop = asyncio.get_running_loop()
+
+    async def run(work: Callable[[], Result], /) -> Result:
+        return await loop.run_in_executor(pool, work)
+
+    try:
+        yield run
+    finally:
+        stop.set()
+        pool.shutdown(wait=False)
+
+
+def _outside(text: str) -> Cursor:
+    cursor = Cursor.parse(text)
+    if cursor.place is not None:
+        raise CursorInvalid("the cursor stands inside a snapshot", fix="let snapshot() go on from it first")
+    return cursor
+
+
+def _warnings(facts: dict[str, object], waiting: int) -> Iterator[str]:
+    if not facts["tables"]:
+        yield "no table is tracked: forge enable TABLE"
+    if facts["journal_mode"] != "wal":
+        yield "readers and writers wait for each other: PRAGMA journal_mode=WAL"
+    if not facts["triggers_current"]:
+        yield "the schema changed since the triggers were made: a stream, or forge enable, makes them anew"
+    if waiting > MANY:
+        yield f"{waiting:,} changes were never acknowledged and fill the file: ack what is handled"

@@ -1,0 +1,178 @@
+"""The triggers that write a table's changes into the queue: a `Table` in, SQL out.
+
+A row of the queue holds values as SQLite holds them: `v0 …` are columns without a type, so whole numbers, floats,
+texts and blobs are copied bit by bit. An insert has the new row there, a delete the old one, an update the new one
+and behind it the old one; of an excluded or masked column only whether an update changed it is kept.
+
+REPLACE deletes rows without firing their delete triggers (unless the writer set PRAGMA recursive_triggers). So the
+trigger before an insert, or before an update of what must be unique, notes the rows that stand in its way in
+`forge_replaced`: the conflict clause may ignore, update, fail or replace, which no trigger can see. The trigger after
+it looks which of them are gone. Whatever goes otherwise fires a trigger, which strikes the row off the notes; so a
+noted row that is gone was replaced, and is logged as deleted before the row in its place is logged as inserted.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from forge.capture.sqlite.tables import OWN, SECRET, Table, Unique, quoted
+
+NOTES: Final = 64
+"""So many noted rows are kept at the most; those of one statement are never more than the table has unique keys."""
+HEAD: Final = ("version", "op", "at", "context")
+NOW: Final = "julianday('now'), (SELECT text FROM forge_context)"
+
+
+def triggers(table: Table, version: int) -> dict[str, str]:
+    """Their names and texts."""
+    return {name: f"CREATE TRIGGER {name} {body}" for name, body in _bodies(table, version)}
+
+
+def gone_trigger(width: int) -> str:
+    """The trigger that logs a noted row once it is known to be gone."""
+    values = [f"v{slot}" for slot in range(width)]
+    return (
+        "CREATE TRIGGER forge_replaced_gone AFTER UPDATE OF gone ON forge_replaced BEGIN "
+        f"INSERT INTO forge_queue ({', '.join((*HEAD, *values))}) "
+        f"VALUES (OLD.version, 'D', {NOW}{''.join(f', OLD.{value}' for value in values)}); "
+        "DELETE FROM forge_replaced WHERE n = OLD.n; END"
+    )
+
+
+def image(table: Table, row: str) -> list[str]:
+    """The values of a row, NEW, OLD or the alias of the table, as they go into the queue."""
+    values = ["NULL" if column.kind in SECRET else f"{row}.{quoted(column.name)}" for column in table.columns]
+    if table.numbered:
+        assert table.rowid is not None
+        values.append(f"{row}.{quoted(table.rowid)}")
+    return values
+
+
+def alias(table: Table) -> str:
+    """How a table is called where NEW and OLD must not be hidden by it."""
+    return quoted(table.name if table.name.lower() not in ("new", "old") else "forge_row")
+
+
+def _bodies(table: Table, version: int) -> Iterator[tuple[str, str]]:
+    on = f"ON {quoted(table.name)}"
+    name = f"{OWN}{version}"
+    confirm, strike = _confirm(table, version), _strike(table, version)
+    conflicts = [_conflict(unique, table) for unique in table.uniques]
+    yield f"{name}_replace", f"BEFORE INSERT {on} {_note(table, version, conflicts, '')}"
+    yield f"{name}_insert", f"AFTER INSERT {on} BEGIN {confirm} {_log(version, 'I', image(table, 'NEW'))} END"
+    yield f"{name}_delete", f"AFTER DELETE {on} BEGIN {strike} {_log(version, 'D', image(table, 'OLD'))} END"
+    log = _log(version, "U", [*image(table, "NEW"), *_before(table)])
+    others = f" AND NOT ({_same_place(table, alias(table), 'OLD')})"
+    watched = _watched(table)
+    if watched is None:
+        yield f"{name}_move", f"BEFORE UPDATE {on} {_note(table, version, conflicts, others)}"
+        yield f"{name}_update", f"AFTER UPDATE {on} BEGIN {strike} {confirm} {log} END"
+        return
+    names = ", ".join(map(quoted, watched))
+    decisive = [word for word in watched if word in _decisive(table)]
+    same = " AND ".join(f"NEW.{quoted(word)} COLLATE BINARY IS OLD.{quoted(word)}" for word in decisive)
+    yield f"{name}_move", f"BEFORE UPDATE OF {names} {on} {_note(table, version, conflicts, others)}"
+    yield f"{name}_update", f"AFTER UPDATE {on} WHEN {same} BEGIN {log} END"
+    yield f"{name}_key", f"AFTER UPDATE OF {names} {on} WHEN NOT ({same}) BEGIN {strike} {confirm} {log} END"
+
+
+def _decisive(table: Table) -> set[str]:
+    return {column for unique in table.uniques for column in unique.columns or ()}
+
+
+def _watched(table: Table) -> list[str] | None:
+    """The names under which an update may set what must be unique; None when any column may decide it."""
+    if any(unique.columns is None for unique in table.uniques):
+        return None
+    found = sorted(_decisive(table))
+    if table.rowid is not None:
+        taken = {column.name.lower() for column in table.columns}
+        found += [word for word in ("rowid", "_rowid_", "oid") if word not in taken and word not in found]
+    return found
+
+
+def _log(version: int, op: str, values: Sequence[str]) -> str:
+    slots = [f"v{slot}" for slot in range(len(values))]
+    return (
+        f"INSERT INTO forge_queue ({', '.join((*HEAD, *slots))}) "
+        f"VALUES ({version}, '{op}', {NOW}, {', '.join(values)});"
+    )
+
+
+def _before(table: Table) -> list[str]:
+    """The old image of an update, in which a secret column says whether it changed."""
+    values = image(table, "OLD")
+    for slot, column in enumerate(table.columns):
+        if column.kind in SECRET:
+            name = quoted(column.name)
+            values[slot] = (
+                f"(OLD.{name} COLLATE BINARY IS NOT NEW.{name} OR typeof(OLD.{name}) IS NOT typeof(NEW.{name}))"
+            )
+    return values
+
+
+def _conflict(unique: Unique, table: Table) -> str:
+    """A condition on a row of the table: it has what NEW is about to have."""
+    row = alias(table)
+    if all(term.startswith('"') for term in unique.terms):
+        parts = [
+            f"{row}.{term} = NEW.{term} COLLATE {quoted(collation)}"
+            for term, collation in zip(unique.terms, unique.collations, strict=True)
+        ]
+    else:
+        new = ", ".join(f"NEW.{quoted(column.name)} AS {quoted(column.name)}" for column in table.columns)
+        parts = [
+            f"{term} = (SELECT {term} FROM (SELECT {new}) AS {row}) COLLATE {quoted(collation)}"
+            for term, collation in zip(unique.terms, unique.collations, strict=True)
+        ]
+    if unique.where is not None:
+        parts.append(f"({unique.where})")
+    return " AND ".join(parts)
+
+
+def _note(table: Table, version: int, conflicts: Sequence[str], others: str) -> str:
+    """The condition and body of a trigger that notes the rows in NEW's way."""
+    row = alias(table)
+    rows = f"FROM {quoted(table.name)} AS {row} WHERE "
+    exist = " OR ".join(f"EXISTS (SELECT 1 {rows}{conflict}{others})" for conflict in conflicts)
+    found = " UNION ".join(f"SELECT {_parts(table, row)} {rows}{conflict}{others}" for conflict in conflicts)
+    slots = "".join(f", v{slot}" for slot in range(table.width))
+    number = "NULL" if table.rowid is None else f"{row}.{quoted(table.rowid)}"
+    match = f"({_parts(table, row)}) IN ({found})" if len(table.place) > 1 else f"{_parts(table, row)} IN ({found})"
+    return (
+        f"WHEN {exist} BEGIN "
+        f"DELETE FROM forge_replaced WHERE n <= (SELECT max(n) FROM forge_replaced) - {NOTES}; "
+        f"DELETE FROM forge_replaced WHERE version = {version} AND EXISTS (SELECT 1 {rows}{_noted(table, row)}"
+        f" AND {match}); "
+        f"INSERT INTO forge_replaced (version, r{slots}) SELECT {version}, {number}, {', '.join(image(table, row))} "
+        f"{rows}{match}; END"
+    )
+
+
+def _parts(table: Table, row: str) -> str:
+    return ", ".join(f"{row}.{quoted(name)}" for name, _, _ in table.place)
+
+
+def _same_place(table: Table, row: str, other: str) -> str:
+    return " AND ".join(f"{row}.{quoted(name)} IS {other}.{quoted(name)}" for name, _, _ in table.place)
+
+
+def _noted(table: Table, row: str) -> str:
+    """A condition: this note is of that row."""
+    if table.rowid is not None:
+        return f"forge_replaced.r = {row}.{quoted(table.rowid)}"
+    return " AND ".join(
+        f"{row}.{quoted(name)} = forge_replaced.v{slot} COLLATE {quoted(collation)}"
+        for name, collation, slot in table.place
+    )
+
+
+def _strike(table: Table, version: int) -> str:
+    return f"DELETE FROM forge_replaced WHERE version = {version} AND {_noted(table, 'OLD')};"
+
+
+def _confirm(table: Table, version: int) -> str:
+    row = alias(table)
+    return (
+        f"UPDATE forge_replaced SET gone = 1 WHERE version = {version} AND ({_noted(table, 'NEW')} OR NOT EXISTS"
+        f" (SELECT 1 FROM {quoted(table.name)} AS {row} WHERE {_noted(table, row)}));"
+    )
