@@ -158,9 +158,9 @@ class MongoServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [
             *(str(mongod.program), "--dbpath", str(self.folder), "--port", str(self.port), "--bind_ip", "127.0.0.1"),
-            *("--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"),
+            *("--nounixsocket", "--wiredTigerCacheSizeGB", "1"),
             *("--setParameter", "diagnosticDataCollectionEnabled=false"),
-            *(("--replSet", self.set_name, "--oplogSize", "64") if self.set_name else ()),
+            *(("--replSet", self.set_name) if self.set_name else ()),
             *self._options,
         ]
         with open(self.folder / "mongod.log", "ab") as log:

@@ -28,11 +28,11 @@ from forge.capture.mongo import pushdown
 from forge.capture.mongo.cursor import KIND, NOTHING, Cursor, Place, Progress, following
 from forge.capture.mongo.events import Events, Fragments
 from forge.capture.mongo.forms import CODEC
+from forge.capture.mongo.retry import Backoff
 from forge.capture.mongo.server import LOST, TOO_OLD, Address, Server, foreign
 from forge.capture.source import Batch, Status
 from forge.capture.urls import split_option
 from forge.change import Change
-from forge.client.backoff import Backoff
 from forge.errors import ConfigError, CursorForeign, CursorInvalid, ForgeError, SourceError
 
 CAPABILITIES: Final = Capabilities(
@@ -226,7 +226,7 @@ class MongoSource:
         self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]
     ) -> AsyncGenerator[tuple[list[Mapping[str, Any]], Place]]:
         """Events, perhaps none, and the place behind them, for ever, whatever happens to connections and nodes."""
-        backoff = Backoff(first=0.1, most=10.0)
+        backoff = Backoff()
         given = place
         while True:
             try:
@@ -320,7 +320,7 @@ class _Snapshot:
         self._server = server
         self._place = cursor.place
         self._progress = cursor.progress
-        self._backoff = Backoff(first=0.1, most=10.0)
+        self._backoff = Backoff()
 
     async def batches(self) -> AsyncGenerator[Batch]:
         if self._place.time is None:
