@@ -163,7 +163,7 @@ async def _read(adapter: Adapter, cursor: str, count: int) -> list[Change]:
 
 
 def _same(adapter: Adapter, found: list[Change], wanted: list[Change], where: str) -> None:
-    """That the same changes came: in the same order, or, from a source that is not ordered, each row's in that order."""
+    """That the same changes came: in the same order, or, from a source that is not ordered, each row's."""
     ordered = adapter.source().capabilities.ordered
     one, two = (
         [[(c.op, c.table, c.key, c.id) for c in changes]] if ordered else list(_by_row(changes).values())

@@ -245,7 +245,7 @@ class MemoryAdapter(Adapter):
     """A database in memory, and its source."""
 
     name: ClassVar[str] = "memory"
-    patience: ClassVar[float] = 2.0
+    patience: ClassVar[float] = 1.0
     memory: ClassVar[int] = 4 * 1024 * 1024
     samples: ClassVar[Sequence[Sample]] = (
         Sample("text", "zażółć", "zażółć"),
