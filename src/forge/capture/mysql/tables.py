@@ -28,7 +28,7 @@ _META = {
     FLOAT: 1, DOUBLE: 1, TIMESTAMP2: 1, DATETIME2: 1, TIME2: 1, BLOB: 1, BLOB_COMPRESSED: 1, GEOMETRY: 1, JSON: 1,
     VECTOR: 1, VARCHAR: 2, VARCHAR_COMPRESSED: 2, BIT: 2, NEWDECIMAL: 2, STRING: 2, VAR_STRING: 2, ENUM: 2, SET: 2,
 }  # fmt: skip
-_NUMERIC = {TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE, YEAR}
+_NUMERIC = {TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE}
 _TEXTS = {VARCHAR, VAR_STRING, STRING, BLOB, VARCHAR_COMPRESSED, BLOB_COMPRESSED}
 BINARY = 63
 
@@ -70,6 +70,8 @@ class Field(msgspec.Struct):
     collation: int | None = None
     charset: str | None = None
     values: tuple[str, ...] = ()
+    raw: tuple[bytes, ...] = ()
+    """The words of an enum or set in its own character set, where the map has them."""
     known: str = ""
 
 
@@ -134,7 +136,8 @@ def _fields(kinds: bytes, meta: bytes) -> list[Field]:
 
 
 def _optional(made: Map, data: bytes, at: int, mariadb: bool) -> None:
-    numbers = [field for field in made.fields if field.type in _NUMERIC]
+    numeric = _NUMERIC | {YEAR} if mariadb else _NUMERIC
+    numbers = [field for field in made.fields if field.type in numeric]
     texts = [field for field in made.fields if field.type in _TEXTS or (mariadb and field.type == GEOMETRY)]
     choices = [field for field in made.fields if field.type in (ENUM, SET)]
     words: dict[int, list[tuple[bytes, ...]]] = {}
@@ -165,7 +168,7 @@ def _optional(made: Map, data: bytes, at: int, mariadb: bool) -> None:
             made.key = _numbers(part)[::2]
     for kind, lists in words.items():
         for field, values in zip((each for each in made.fields if each.type == kind), lists, strict=True):
-            field.values = tuple(value.decode("utf-8", "surrogateescape") for value in values)
+            field.raw = values
     if made.named and made.key is None:
         made.key = []
 
@@ -206,9 +209,10 @@ def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> Non
         for field in made.fields:
             if field.collation is not None:
                 field.charset = charsets.get(field.collation)
-            if field.type in (ENUM, SET) and field.charset:
-                field.values = tuple(_again(value, field.charset) for value in field.values)
-            field.known = by_name[field.name].type if field.name in by_name else ""
+            now = by_name.get(field.name)
+            field.known = now.type if now else ""
+            if field.type in (ENUM, SET) and field.charset is None and now:  # MySQL before 8.0.17 does not log it
+                field.charset = now.charset
         return
     if known is None or len(known.columns) != len(made.fields):
         raise Mismatch
@@ -221,13 +225,6 @@ def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> Non
         field.values = column.values
     names = [column.name for column in known.columns]
     made.key = [names.index(name) for name in known.key]
-
-
-def _again(value: str, charset: str) -> str:
-    """A word of an enum was read as UTF-8; read it in its own character set."""
-    raw = value.encode("utf-8", "surrogateescape")
-    found = forms.Charset(charset)(raw)
-    return found if isinstance(found, str) else value
 
 
 _FITTING = {
@@ -308,12 +305,13 @@ def part(field: Field, charsets: Charsets) -> Part:
     if kind == BIT:
         width = (meta & 255) * 8 + (meta >> 8)
         return Part(f"{(width + 7) // 8}s", forms.bit(width), text=f"bit({width})")
-    if kind == ENUM:
-        words = ",".join(f"'{word}'" for word in field.values)
-        return Part("B" if meta == 1 else "H", forms.chosen(field.values), text=f"enum({words})")
-    if kind == SET:
-        words = ",".join(f"'{word}'" for word in field.values)
-        return Part(f"{meta}s", forms.members(field.values), text=f"set({words})")
+    if kind in (ENUM, SET):
+        decode = charsets(field.charset or "utf8mb4")
+        values = field.values or tuple(str(decode(word)) for word in field.raw)
+        words = ",".join("'" + word.replace("'", "''") + "'" for word in values)
+        if kind == ENUM:
+            return Part("B" if meta == 1 else "H", forms.chosen(values), text=f"enum({words})")
+        return Part(f"{meta}s", forms.members(values), text=f"set({words})")
     if kind in (GEOMETRY, VECTOR):
         return Part(None, prefix=meta, text="geometry" if kind == GEOMETRY else "vector", kind="bytea")
     if kind == JSON:
