@@ -1,0 +1,49 @@
+"""What the catalog adds to a relation message, read by an ordinary connection."""
+
+from typing import NamedTuple
+
+from forge.capture.wal.protocol import RelationColumn, RelationMessage
+from forge.capture.wal.relations import Facts, Relation
+from forge.capture.wal.slot import sql
+from forge.changelog.connection import AsyncConnection
+
+
+class Published(NamedTuple):
+    """A table of a publication: how many pages of 8 kB it has, and whether to read it without what inherits from it."""
+
+    relation: Relation
+    pages: int
+    only: bool
+
+
+class Catalog:
+    """Relations by their definition: each is asked for and compiled once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[RelationMessage, tuple[str, ...]], Relation] = {}
+
+    async def relation(self, connection: AsyncConnection, message: RelationMessage) -> Relation:
+        """What decodes a table's rows from this message on."""
+        found = await (await connection.execute(sql("relation").encode(), {"oid": message.oid})).fetchone()
+        key, columns, generated = (tuple(part or ()) for part in found) if found is not None else ((), (), ())
+        known = self._known.get((message, (*key, "|", *generated)))
+        if known is None:
+            asked = {"types": [c.type for c in message.columns], "modifiers": [c.modifier for c in message.columns]}
+            types = await (await connection.execute(sql("types").encode(), asked)).fetchall()
+            facts = Facts([(name, form) for name, form in types], key, columns, generated)
+            known = self._known[message, (*key, "|", *generated)] = Relation(message, facts)
+        return known
+
+    async def published(self, connection: AsyncConnection, publication: str) -> dict[int, Published]:
+        """The tables of a publication as they are now, by oid and in its order."""
+        rows = await (await connection.execute(sql("published").encode(), {"publication": publication})).fetchall()
+        found = {}
+        for oid, schema, table, identity, _, names, types, modifiers, pages, kind, identified in rows:
+            parts = zip(names, types, modifiers, strict=True)
+            columns = tuple(
+                RelationColumn(name, kind, modifier, identity == "f" or name in identified)
+                for name, kind, modifier in parts
+            )
+            shown = RelationMessage(oid, schema, table, identity, columns)
+            found[oid] = Published(await self.relation(connection, shown), pages, kind == "r")
+        return found

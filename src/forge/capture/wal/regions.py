@@ -1,0 +1,100 @@
+"""What a snapshot read, and when: which changes of the stream its rows show already.
+
+A snapshot that was interrupted goes on under another one, so parts of a table may have been read at different times.
+For each there is an `Epoch`: what was left to read when it began. A row belongs to the last epoch whose rest had it,
+and a transaction that this epoch's snapshot sees is in the row already.
+
+Parts are bounded by keys, so keys must have an order that server and reader agree on: whole numbers have theirs, and
+any other value that of its text's bytes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from forge.capture.wal.position import Epoch, Rest, Unit
+from forge.capture.wal.relations import Relation
+from forge.change import Change, Op, text
+
+_ORDERED: Final = ("int", "text", "bool", "numeric", "float", "bytea", "timestamp", "timestamptz")
+
+
+def ordered(relation: Relation) -> bool:
+    """Whether the rows of a table can be read in parts."""
+    return bool(relation.key_names) and all(relation.forms[name] in _ORDERED for name in relation.key_names)
+
+
+def order_texts(relation: Relation, key: Mapping[str, Any]) -> tuple[str, ...]:
+    """A key as COPY prints it."""
+    return tuple(_copied(relation.forms[name], key[name]) for name in relation.key_names)
+
+
+def _copied(form: str, value: Any) -> str:
+    """
+    >>> from decimal import Decimal
+    >>> _copied("timestamptz", "2026-01-31T10:00:00+00:00"), _copied("bool", True), _copied("numeric", Decimal("1.0"))
+    ('2026-01-31 10:00:00+00', 't', '1.0')
+    """
+    if form == "bool":
+        return "t" if value else "f"
+    if form in ("timestamp", "timestamptz"):
+        return str(value).replace("T", " ", 1).replace("+00:00", "+00", 1) if value[:1].isdigit() else str(value)
+    return value if isinstance(value, str) else text(value)
+
+
+def _place(relation: Relation, texts: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(
+        int(word) if relation.forms[name] == "int" else word.encode()
+        for name, word in zip(relation.key_names, texts, strict=False)
+    )
+
+
+def unit_holds(unit: Unit, relation: Relation, key: Mapping[str, Any]) -> bool:
+    """Whether a row was still to be read."""
+    if unit.low is None and unit.high is None and unit.last is None:
+        return True
+    here = _place(relation, order_texts(relation, key))
+    if unit.low is not None and here[:1] < _place(relation, (unit.low,)):
+        return False
+    if unit.high is not None and here[:1] >= _place(relation, (unit.high,)):
+        return False
+    return unit.last is None or here > _place(relation, unit.last)
+
+
+def left(rest: Rest, relation: Relation, key: Mapping[str, Any] | None) -> bool:
+    """Whether a row of a table was left to read."""
+    if rest.finished:
+        return False
+    if relation.oid > rest.done:
+        return True
+    units = [unit for unit in rest.units if unit.table == relation.oid]
+    return any(key is None or unit_holds(unit, relation, key) for unit in units)
+
+
+def whole(rest: Rest, oid: int) -> bool:
+    """Whether all of a table was left to read."""
+    return not rest.finished and (oid > rest.done or any(unit == Unit(oid) for unit in rest.units))
+
+
+def read_before(
+    epochs: Sequence[Epoch], sees: Sequence[bool], relation_of: Callable[[Change], Relation | None]
+) -> Callable[[Change], Change | None]:
+    """What leaves out the changes of one transaction that a snapshot's rows show; `sees` says which epochs see it."""
+
+    def kept(change: Change) -> Change | None:
+        relation = relation_of(change)
+        if relation is None:
+            return change
+        for epoch, seen in zip(reversed(epochs), reversed(sees), strict=True):
+            if change.op is Op.TRUNCATE:
+                if whole(epoch.rest, relation.oid):
+                    return None if seen else change
+                if seen and left(epoch.rest, relation, None):
+                    # some of the rows that were read are gone, others came after it
+                    return msgspec.structs.replace(change, op=Op.INVALIDATE)
+            elif left(epoch.rest, relation, change.key):
+                return None if seen else change
+        return change
+
+    return kept

@@ -1,0 +1,160 @@
+"""Tables as the WAL describes them: a relation message and what the catalog adds → what decodes their rows.
+
+A row is decoded by a function that is compiled for its table, column by column, because this runs for every change.
+What the message does not say comes from the catalog as it is now: the names of types, which columns are the primary
+key and in which order, and columns that are not sent (generated ones). Where the catalog knows the table no more, or
+otherwise, the identity's columns are the key.
+
+Three sets of columns matter. The *identity* is what the server sends of a row as it was: the replica identity. The
+*key* is the primary key where the identity has all of it (or is full), else the identity's index, so that inserts,
+updates and deletes of a row have the same key. The *sent* are those of the message; any other is UNAVAILABLE.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from forge.capture.wal.protocol import RelationMessage
+from forge.capture.wal.texts import decoder, kind_of
+from forge.change import UNAVAILABLE, same
+from forge.values import Column
+
+Row = dict[str, Any]
+
+_INLINE: Final = {
+    "text": "d[q:p].decode()",
+    "int": "int(d[q:p])",
+    "bool": "d[q] == 116",
+    "float": "float(d[q:p])",
+    "timestamp": "d[q:p].decode().replace(' ', 'T', 1)",
+    "timestamptz": "d[q:p].decode().replace(' ', 'T', 1).replace('+00', '+00:00', 1)",
+}
+_EXACT: Final = ("int", "text", "bool", "bytea", "timestamp", "timestamptz")
+
+
+class Facts(NamedTuple):
+    """What the catalog says of a table: names and forms of the types, column by column of the message; its primary key;
+    all its columns in order; those that are generated."""
+
+    types: Sequence[tuple[str, str]]
+    key: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    generated: Sequence[str] = ()
+
+
+class Relation:
+    """One version of one table. `row`, `sized` and `old` decode the tuple whose columns begin at a place in a message.
+
+    `sized` also returns where it ends; `old` knows only the identity's columns, the others of such a tuple say nothing.
+    """
+
+    row: Callable[[bytes, int], Row]
+    sized: Callable[[bytes, int], tuple[Row, int]]
+    old: Callable[[bytes, int], tuple[Row, int]]
+    key: Callable[[Row], Row | None]
+    unchanged: Callable[[Row], Row]
+    """What is known of a row before an update that did not change its identity."""
+
+    def __init__(self, message: RelationMessage, facts: Facts) -> None:
+        self.oid: Final = message.oid
+        self.schema: Final = message.schema
+        self.table: Final = message.table
+        self.full: Final = message.identity == "f"
+        self.digest: Final = digest(
+            message.schema, message.table, [(c.name, c.type, c.modifier) for c in message.columns]
+        )
+        sent = {column.name: facts.types[n] for n, column in enumerate(message.columns)}
+        identity = [column.name for column in message.columns if column.identity]
+        known = facts.key if set(facts.key) <= sent.keys() else ()
+        self.key_names: Final[tuple[str, ...]] = tuple(_key(message.identity, known, identity))
+        names = _names(list(sent), facts)
+        self.columns: Final = tuple(
+            Column(name, sent[name][0], kind_of(sent[name][1])) if name in sent else Column(name, "", "hidden")
+            for name in names
+        )
+        self.forms: Final = {name: form for name, (_, form) in sent.items()}
+        self.sent: Final = tuple(sent)
+        self._exact_key = all(self.forms[name] in _EXACT for name in self.key_names)
+        _compile(self, [(c.name, facts.types[n][1]) for n, c in enumerate(message.columns)], names, identity)
+
+    def same_key(self, old: Row, new: Row) -> bool:
+        """Whether an update left the key as it was; a value that is not known counts as unchanged."""
+        for name in self.key_names:
+            before, after = old[name], new[name]
+            if before is UNAVAILABLE or after is UNAVAILABLE:
+                continue
+            if before != after or not (self._exact_key or same(before, after)):
+                return False
+        return True
+
+    def from_texts(self, values: Sequence[bytes | None]) -> Row:
+        """A row of COPY: the sent columns in their order, None for a null."""
+        return self._copied(values)
+
+    _copied: Callable[[Sequence[bytes | None]], Row]
+
+
+def digest(schema: str, table: str, columns: Sequence[tuple[str, int, int]]) -> bytes:
+    """What tells one definition of a table from another, in 6 bytes."""
+    return hashlib.blake2b(repr((schema, table, columns)).encode(), digest_size=6).digest()
+
+
+def _key(identity: str, primary: Sequence[str], identified: Sequence[str]) -> Sequence[str]:
+    if primary and (identity in ("f", "n") or set(primary) <= set(identified)):
+        return primary
+    return () if identity == "f" else identified
+
+
+def _names(sent: Sequence[str], facts: Facts) -> Sequence[str]:
+    """The columns of an image: those sent and, in their places, generated ones that are not."""
+    unsent = [name for name in facts.generated if name not in sent]
+    if not unsent or not set(sent) <= set(facts.columns):
+        return sent
+    wanted = {*sent, *unsent}
+    return [name for name in facts.columns if name in wanted]
+
+
+def _compile(
+    relation: Relation, sent: Sequence[tuple[str, str]], names: Sequence[str], identity: Sequence[str]
+) -> None:
+    scope: dict[str, Any] = {"unpack": struct.Struct(">I").unpack_from, "UNAVAILABLE": UNAVAILABLE}
+    variables: dict[str, str] = {}
+    steps: dict[str, list[str]] = {"new": [], "old": []}
+    copied = []
+    for n, (name, form) in enumerate(sent):
+        variables[name] = f"v{n}"
+        scope[f"f{n}"] = decoder(form)
+        value = _INLINE.get(form, f"f{n}(d[q:p])")
+        copied.append(f"None if t[{n}] is None else f{n}(t[{n}])")
+        for which, lines in steps.items():
+            known = which == "new" or name in identity
+            null = "None if d[p] == 110 else UNAVAILABLE" if known else "UNAVAILABLE"
+            lines += [
+                "    if d[p] == 116:",
+                "        q = p + 5",
+                "        p = q + unpack(d, p + 1)[0]",
+                f"        v{n} = {value}" if known else f"        v{n} = UNAVAILABLE",
+                "    else:",
+                f"        v{n} = {null}",
+                "        p += 1",
+            ]
+    row = _row({name: variables.get(name, "UNAVAILABLE") for name in names})
+    key = _row({name: f"r[{name!r}]" for name in relation.key_names}) if relation.key_names else "None"
+    unchanged = _row({name: f"r[{name!r}]" if name in identity else "UNAVAILABLE" for name in names})
+    values = {name: copied[n] for n, (name, _) in enumerate(sent)}
+    lines = [
+        *("def row(d, p):", *steps["new"], f"    return {row}"),
+        *("def sized(d, p):", *steps["new"], f"    return {row}, p"),
+        *("def old(d, p):", *steps["old"], f"    return {row}, p"),
+        *("def key(r):", f"    return {key}"),
+        *("def unchanged(r):", f"    return {unchanged}"),
+        *("def copied(t):", f"    return {_row({name: values.get(name, 'UNAVAILABLE') for name in names})}"),
+    ]
+    exec("\n".join(lines), scope)
+    relation.row, relation.sized, relation.old = scope["row"], scope["sized"], scope["old"]
+    relation.key, relation.unchanged, relation._copied = scope["key"], scope["unchanged"], scope["copied"]
+
+
+def _row(values: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{name!r}: {value}" for name, value in values.items()) + "}"

@@ -1,0 +1,311 @@
+"""One period of streaming: from a place on, over one replication connection, for as long as that lives.
+
+In come a place and what the server sends; out come batches. A batch ends at the end of a transaction, unless one is
+larger than a batch: then also inside of it, between two records. Transactions that the server streams before they are
+committed, and prepared ones, wait in files (`forge.capture.wal.spool`).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+from forge.capture.filters import Filter
+from forge.capture.source import Batch
+from forge.capture.wal import protocol
+from forge.capture.wal.catalog import Catalog
+from forge.capture.wal.connection import ReplicationConnection
+from forge.capture.wal.decode import Decoder
+from forge.capture.wal.position import More, Place, Timelines, more_text, remembered
+from forge.capture.wal.relations import Relation
+from forge.capture.wal.spool import Spool
+from forge.capture.wal.toast import Filler
+from forge.changelog.connection import AsyncConnection
+from forge.errors import SourceError
+
+MOST: Final = 2_000
+"""Changes of one batch, and bytes of their messages."""
+MOST_BYTES: Final = 4 * 1024 * 1024
+
+_ROWS: Final = frozenset(b"IUD")
+_KEEP_ALIVE: Final = ord("k")
+_STREAM_STOP: Final = ord("E")
+
+
+class Session:
+    """What is known while one connection lasts."""
+
+    def __init__(
+        self,
+        connection: ReplicationConnection,
+        control: AsyncConnection,
+        catalog: Catalog,
+        decoder: Decoder,
+        timelines: Timelines,
+        place: Place,
+        *,
+        wants: "Wants",
+        filler: Filler | None,
+        heartbeat: float,
+    ) -> None:
+        self._connection = connection
+        self._control = control
+        self._catalog = catalog
+        self._decoder = decoder
+        self._timelines = timelines
+        self._wants = wants
+        self._filler = filler
+        self._heartbeat = heartbeat
+        more = place.extra()
+        self._known = dict(more.known)
+        self._more = place.more
+        self._encoded = (len(more.epochs), True)
+        decoder.epochs = more.epochs
+        self._first = place
+        self.place = place
+        self.resume = place
+        """Where another session goes on: behind what was handed over, and what brought nothing."""
+        self._bytes = 0
+        self._streamed: dict[int, Spool] = {}
+        self._block: Spool | None = None
+        self._preparing: Spool | None = None
+        self._prepared: dict[str, tuple[int, Spool]] = {}
+
+    def close(self) -> None:
+        """Forget what was not finished; the server sends it again."""
+        for spool in (*self._streamed.values(), *(spool for _, spool in self._prepared.values())):
+            spool.close()
+        if self._preparing is not None:
+            self._preparing.close()
+
+    async def batches(self) -> AsyncGenerator[Batch]:
+        """For ever; empty batches move the cursor on while nothing happens here."""
+        loop = asyncio.get_running_loop()
+        decoder, receive = self._decoder, self._connection.receive
+        told, beat = self.place, loop.time() + self._heartbeat
+        while True:
+            messages = await receive(max(0.0, beat - loop.time()))
+            if messages:
+                async for batch in self._apply(messages):
+                    told, beat = self.place, loop.time() + self._heartbeat
+                    yield batch
+                if decoder.changes and decoder.transaction is None:
+                    batch = await self._batch()
+                    told, beat = self.place, loop.time() + self._heartbeat
+                    yield batch
+                    await asyncio.sleep(0)
+            if loop.time() >= beat:
+                beat = loop.time() + self._heartbeat
+                if decoder.transaction is None and not decoder.changes and self.place != told:
+                    told = self.place = self._moved(self.place.lsn)
+                    yield Batch((), str(self.place))
+                self._connection.ask()
+
+    async def _apply(self, messages: Sequence[bytes]) -> AsyncGenerator[Batch]:
+        """Handle messages; yield what is more than one batch takes."""
+        decoder = self._decoder
+        count, at = len(messages), 0
+        self._bytes += sum(map(len, messages))
+        while at < count:
+            if self._block is not None or self._preparing is not None:
+                at = self._spooled(messages, at)
+                if at == count:
+                    return
+            at = decoder.rows(messages, at, MOST if self._bytes < MOST_BYTES else 1)
+            if at == count:
+                return
+            data = messages[at]
+            if data[0] == _KEEP_ALIVE:
+                self._keep_alive(data)
+                at += 1
+                continue
+            if data[25] in _ROWS:
+                yield await self._batch(inside=True)
+                continue
+            at += 1
+            spool = await self._control_message(data)
+            if spool is not None:
+                try:
+                    for block in spool.read():
+                        async for batch in self._apply(block):
+                            yield batch
+                finally:
+                    spool.close()
+                self._committed()
+
+    def _spooled(self, messages: Sequence[bytes], at: int) -> int:
+        """Put messages of a block, or of a prepared transaction, aside; return the place of the one that ends it."""
+        block, preparing = self._block, self._preparing
+        while at < len(messages):
+            data = messages[at]
+            if data[0] == _KEEP_ALIVE:
+                self._keep_alive(data)
+            elif block is not None:
+                if data[25] == _STREAM_STOP:
+                    return at
+                block.add(data)
+            elif preparing is not None:
+                if data[25:26] == b"P":
+                    return at
+                preparing.keep(data)
+            at += 1
+        return at
+
+    async def _control_message(self, data: bytes) -> Spool | None:
+        """Handle what is no row; the spool of a transaction that is committed now and to be decoded."""
+        decoder, kind = self._decoder, data[25:26]
+        if kind == b"B":
+            self._begin(*protocol.begin(data))
+        elif kind == b"C":
+            self._end = protocol.commit(data).end
+            self._committed()
+        elif kind == b"R":
+            await self._learn(data)
+        elif kind == b"M":
+            decoder.message(data)
+        elif kind == b"T":
+            decoder.truncate(data)
+        elif kind == b"S":
+            xid, first = protocol.stream_start(data)
+            if first or xid not in self._streamed:
+                self._streamed[xid] = Spool()
+            self._block = self._streamed[xid]
+        elif kind == b"E":
+            self._block = None
+        elif kind == b"A":
+            self._abort(protocol.stream_abort(data))
+        elif kind == b"c":
+            xid, commit = protocol.stream_commit(data)
+            self._begin(commit.commit, commit.at, xid)
+            self._end = commit.end
+            return self._streamed.pop(xid)
+        elif kind in (b"b", b"P", b"p", b"K", b"r"):
+            return self._two_phase(kind, data)
+        elif kind not in (b"O", b"Y"):
+            raise SourceError(f"the server sent an unknown message {kind!r}", fix="upgrade Forge, or use feed=log")
+        return None
+
+    def _two_phase(self, kind: bytes, data: bytes) -> Spool | None:
+        if kind == b"b":
+            self._preparing = Spool()
+        elif kind == b"P":
+            assert self._preparing is not None
+            found = protocol.prepared(data)
+            self._prepared[found.name] = found.lsn, self._preparing
+            self._preparing = None
+            self._moved_to(found.end)
+        elif kind == b"p":
+            found = protocol.prepared(data)
+            self._prepared[found.name] = found.lsn, self._streamed.pop(found.xid)
+            self._moved_to(found.end)
+        elif kind == b"r":
+            found = protocol.rollback_prepared(data)
+            _, spool = self._prepared.pop(found.name, (0, None))
+            if spool is not None:
+                spool.close()
+            self._moved_to(found.end)
+        else:
+            found = protocol.prepared(data)
+            _, spool = self._prepared.pop(found.name, (0, None))
+            if spool is None:
+                if found.lsn < self._first.lsn:
+                    return None  # it was handled before
+                raise SourceError(
+                    f"the transaction {found.name!r} was prepared before this reader's place",
+                    fix="take a new snapshot, then follow from its cursor",
+                )
+            self._begin(found.lsn, found.at, found.xid)
+            self._end = found.end
+            return spool
+        return None
+
+    def _begin(self, commit: int, at: int, xid: int) -> None:
+        first = self._first
+        after = first.inside if first.inside is not None and commit == first.lsn else 0
+        self._decoder.begin(xid, commit, at, after=after or 0, before=first.lsn)
+
+    def _committed(self) -> None:
+        self._decoder.commit()
+        self._moved_to(self._end)
+
+    def _abort(self, abort: protocol.Abort) -> None:
+        if abort.xid != abort.part:
+            self._streamed[abort.xid].abort(abort.part)
+        elif (spool := self._streamed.pop(abort.xid, None)) is not None:
+            spool.close()
+
+    def _keep_alive(self, data: bytes) -> None:
+        found = protocol.keep_alive(data)
+        if self._decoder.transaction is None:
+            self._moved_to(found.end)
+        if found.wants_reply:
+            self._connection.send_status()
+
+    async def _learn(self, data: bytes) -> None:
+        message = protocol.relation(data)
+        relation: Relation | None = None
+        if self._wants(message.schema, message.table):
+            relation = await self._catalog.relation(self._control, message)
+        self._decoder.relations[data[26:30]] = relation
+        if relation is None:
+            return
+        before = self._known.pop(message.oid, None)
+        self._known[message.oid] = relation.digest
+        if before != relation.digest:
+            self._encoded = (-1, False)
+            if before is not None:
+                self._decoder.schema(data)
+
+    def _moved_to(self, lsn: int) -> None:
+        """Everything before the LSN was handled, or is in what was decoded and not yet taken."""
+        if lsn > self.place.lsn or (lsn == self.place.lsn and self.place.inside is not None):
+            self.place = Place(
+                self._first.system, self._timelines.current, self._first.database, self._first.slot, lsn, None,
+                self._oldest_prepared(lsn), self.place.more,
+            )  # fmt: skip
+            self._connection.received = lsn
+            if not self._decoder.changes:
+                self.resume = self.place
+
+    def _oldest_prepared(self, lsn: int) -> int | None:
+        oldest = min((found for found, _ in self._prepared.values()), default=lsn)
+        return oldest if oldest < lsn else None
+
+    def _moved(self, lsn: int, inside: int | None = None) -> Place:
+        """The place as a cursor says it."""
+        decoder = self._decoder
+        if decoder.epochs and decoder.transaction is None and lsn >= decoder.epochs[-1].until:
+            decoder.epochs = ()
+        state = (len(decoder.epochs), True)
+        if state != self._encoded:
+            self._encoded = state
+            self._more = more_text(More(remembered(self._known), decoder.epochs))
+        return Place(
+            self._first.system, self._timelines.of(lsn), self._first.database, self._first.slot, lsn, inside,
+            self._oldest_prepared(lsn), self._more,
+        )  # fmt: skip
+
+    async def _batch(self, *, inside: bool = False) -> Batch:
+        """What was decoded, with the cursor behind it."""
+        decoder = self._decoder
+        transaction = decoder.transaction
+        if self._filler is not None and decoder.unfilled:
+            await self._filler.fill(self._control, decoder.changes, decoder.columns, decoder.unfilled)
+        changes, columns = decoder.take()
+        self._bytes = 0
+        if inside:
+            assert transaction is not None
+            self.place = self._moved(transaction.commit, decoder.last)
+        else:
+            self.place = self._moved(self.place.lsn)
+        self.resume = self.place
+        return Batch(changes, str(self.place), columns)
+
+
+class Wants:
+    """Which tables are wanted: Forge's own never are."""
+
+    def __init__(self, wanted: Filter) -> None:
+        self._wanted = wanted
+
+    def __call__(self, schema: str, table: str) -> bool:
+        return schema != "forge" and self._wanted.wants_table(schema, table)
