@@ -1,7 +1,8 @@
 """SQLite: the queue that triggers fill, seen by every process, and the update hook of one connection."""
 
 from forge.capture.sqlite.context import transaction
+from forge.capture.sqlite.hook import Hook
 from forge.capture.sqlite.install import disable, enable
 from forge.capture.sqlite.source import SqliteSource
 
-__all__ = ["SqliteSource", "disable", "enable", "transaction"]
+__all__ = ["Hook", "SqliteSource", "disable", "enable", "transaction"]

@@ -4,6 +4,7 @@
 never makes a file, begins no transaction by itself, and waits for a lock as long as it was told.
 """
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -53,11 +54,8 @@ class File:
                 f"SQLite {sqlite3.sqlite_version} is too old", fix="use a Python with SQLite 3.37 or newer"
             )
         self.identity()
-        try:
-            with open(self.path, "rb"):
-                pass
-        except OSError as error:
-            raise self.unreadable(error) from error
+        if not os.access(self.path, os.R_OK):  # opening it by other means than SQLite's would end SQLite's locks
+            raise self.unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         with self.errors():
             connection = sqlite3.connect(
                 f"file:{quote(str(self.path.absolute()))}?mode=rw",

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from forge.capture.sqlite.file import File
-from forge.capture.sqlite.tables import OWN, Table, names, table
+from forge.capture.sqlite.tables import OWN, Table, foreign_triggers, names, table
 from forge.capture.sqlite.triggers import HEAD, NOW, gone_trigger, triggers
 from forge.errors import NotInstalled, SchemaTooNew, TrackingError
 
@@ -287,12 +287,22 @@ def refresh_in(connection: sqlite3.Connection, seen: State) -> list[str]:
             if not own:
                 connection.execute("UPDATE forge_version SET current = ? WHERE id = ?", (_GONE, found.version))
             continue
-        texts = {trigger: sql for trigger, _, sql in own}
-        if now != found.table or texts != triggers(found.table, found.version):
+        if now != found.table or not _in_order(connection, found, own):
             track(connection, now, found)
             changed.append(now.name)
     _seen(connection)
     return changed
+
+
+def _in_order(connection: sqlite3.Connection, found: Tracked, own: Sequence[tuple[str, str, str]]) -> bool:
+    """Whether a table has all its triggers, as they should be, and newer ones than the application's own."""
+    if {name: sql for name, _, sql in own} != triggers(found.table, found.version):
+        return False
+    (oldest,) = connection.execute(
+        "SELECT min(rowid) FROM sqlite_schema WHERE type = 'trigger' AND substr(name, 1, ?) = ?",
+        (len(f"{OWN}{found.version}_"), f"{OWN}{found.version}_"),
+    ).fetchone()
+    return all(place < oldest for place, _ in foreign_triggers(connection, found.table.name))
 
 
 def _is_told_gone(connection: sqlite3.Connection, found: Tracked) -> bool:

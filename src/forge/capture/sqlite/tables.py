@@ -44,6 +44,8 @@ class Table(msgspec.Struct, frozen=True):
     aliased: bool
     """The row number is a column of its own, so it never changes by itself."""
     key_collations: tuple[str, ...] = ()
+    meddled: bool = False
+    """Triggers of the application's own run before its rows are written, and may write other ones meanwhile."""
 
     @property
     def width(self) -> int:
@@ -161,7 +163,30 @@ def _described(
         rowid,
         aliased,
         collations,
+        any(runs_before(sql) for _, sql in foreign_triggers(connection, name)),
     )
+
+
+def foreign_triggers(connection: sqlite3.Connection, name: str) -> list[tuple[int, str]]:
+    """Place in the schema and text of the triggers on a table that are not Forge's."""
+    return connection.execute(
+        "SELECT rowid, sql FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = ? AND substr(name, 1, ?) <> ?",
+        (name, len(OWN), OWN),
+    ).fetchall()
+
+
+def runs_before(sql: str) -> bool:
+    """Whether a trigger may run before the row is written, as those do that do not say when.
+
+    >>> runs_before("CREATE TRIGGER x AFTER INSERT ON t …"), runs_before('CREATE TRIGGER "after x" INSERT ON t …')
+    (False, True)
+    """
+    words = [word.upper() for word in _TOKEN.findall(sql) if not word.isspace() and not word.startswith(("--", "/*"))]
+    rest = words[words.index("TRIGGER") + 1 :]
+    if rest[:3] == ["IF", "NOT", "EXISTS"]:
+        rest = rest[3:]
+    after_name = 3 if rest[1:2] == ["."] else 1
+    return rest[after_name : after_name + 1] != ["AFTER"]
 
 
 def _opaque(unique: Unique, generated: set[str]) -> Unique:

@@ -9,6 +9,10 @@ trigger before an insert, or before an update of what must be unique, notes the 
 `forge_replaced`: the conflict clause may ignore, update, fail or replace, which no trigger can see. The trigger after
 it looks which of them are gone. Whatever goes otherwise fires a trigger, which strikes the row off the notes; so a
 noted row that is gone was replaced, and is logged as deleted before the row in its place is logged as inserted.
+
+Of several triggers SQLite fires the newest first. Ours are kept the newest, so that what other triggers write is logged
+behind what fired them. But then a trigger of the application's that runs before an insert may write rows that the
+insert replaces; on a table with such a trigger every row that is written is noted, which costs more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +22,7 @@ from forge.capture.sqlite.tables import OWN, SECRET, Table, Unique, quoted
 
 NOTES: Final = 64
 """So many noted rows are kept at the most; those of one statement are never more than the table has unique keys."""
+TRIM: Final = f"DELETE FROM forge_replaced WHERE n <= (SELECT max(n) FROM forge_replaced) - {NOTES};"
 HEAD: Final = ("version", "op", "at", "context")
 NOW: Final = "julianday('now'), (SELECT text FROM forge_context)"
 
@@ -58,14 +63,15 @@ def _bodies(table: Table, version: int) -> Iterator[tuple[str, str]]:
     confirm, strike = _confirm(table, version), _strike(table, version)
     conflicts = [_conflict(unique, table) for unique in table.uniques]
     yield f"{name}_replace", f"BEFORE INSERT {on} {_note(table, version, conflicts, '')}"
-    yield f"{name}_insert", f"AFTER INSERT {on} BEGIN {confirm} {_log(version, 'I', image(table, 'NEW'))} END"
+    remember = _remember(table, version) if table.meddled else ""
+    yield f"{name}_insert", f"AFTER INSERT {on} BEGIN {confirm} {_log(version, 'I', image(table, 'NEW'))}{remember} END"
     yield f"{name}_delete", f"AFTER DELETE {on} BEGIN {strike} {_log(version, 'D', image(table, 'OLD'))} END"
     log = _log(version, "U", [*image(table, "NEW"), *_before(table)])
     others = f" AND NOT ({_same_place(table, alias(table), 'OLD')})"
     watched = _watched(table)
     if watched is None:
         yield f"{name}_move", f"BEFORE UPDATE {on} {_note(table, version, conflicts, others)}"
-        yield f"{name}_update", f"AFTER UPDATE {on} BEGIN {strike} {confirm} {log} END"
+        yield f"{name}_update", f"AFTER UPDATE {on} BEGIN {strike} {confirm} {log}{remember} END"
         return
     names = ", ".join(map(quoted, watched))
     decisive = [word for word in watched if word in _decisive(table)]
@@ -81,7 +87,7 @@ def _decisive(table: Table) -> set[str]:
 
 def _watched(table: Table) -> list[str] | None:
     """The names under which an update may set what must be unique; None when any column may decide it."""
-    if any(unique.columns is None for unique in table.uniques):
+    if table.meddled or any(unique.columns is None for unique in table.uniques):
         return None
     found = sorted(_decisive(table))
     if table.rowid is not None:
@@ -134,17 +140,37 @@ def _note(table: Table, version: int, conflicts: Sequence[str], others: str) -> 
     row = alias(table)
     rows = f"FROM {quoted(table.name)} AS {row} WHERE "
     exist = " OR ".join(f"EXISTS (SELECT 1 {rows}{conflict}{others})" for conflict in conflicts)
-    found = " UNION ".join(f"SELECT {_parts(table, row)} {rows}{conflict}{others}" for conflict in conflicts)
     slots = "".join(f", v{slot}" for slot in range(table.width))
     number = "NULL" if table.rowid is None else f"{row}.{quoted(table.rowid)}"
-    match = f"({_parts(table, row)}) IN ({found})" if len(table.place) > 1 else f"{_parts(table, row)} IN ({found})"
+    match = _match(table, conflicts, others)
     return (
-        f"WHEN {exist} BEGIN "
-        f"DELETE FROM forge_replaced WHERE n <= (SELECT max(n) FROM forge_replaced) - {NOTES}; "
+        f"WHEN {exist} BEGIN {TRIM} "
         f"DELETE FROM forge_replaced WHERE version = {version} AND EXISTS (SELECT 1 {rows}{_noted(table, row)}"
         f" AND {match}); "
         f"INSERT INTO forge_replaced (version, r{slots}) SELECT {version}, {number}, {', '.join(image(table, row))} "
         f"{rows}{match}; END"
+    )
+
+
+def _match(table: Table, conflicts: Sequence[str], others: str) -> str:
+    """A condition on a row of the table: it is in NEW's way by one of the conflicts. Each must use its index."""
+    if all(unique.columns is not None for unique in table.uniques):
+        return f"({' OR '.join(conflicts)}){others}"
+    row = alias(table)
+    found = " UNION ".join(
+        f"SELECT {_parts(table, row)} FROM {quoted(table.name)} AS {row} WHERE {conflict}{others}"
+        for conflict in conflicts
+    )
+    return f"({_parts(table, row)}) IN ({found})" if len(table.place) > 1 else f"{_parts(table, row)} IN ({found})"
+
+
+def _remember(table: Table, version: int) -> str:
+    """Note the row that was written itself."""
+    number = "NULL" if table.rowid is None else f"NEW.{quoted(table.rowid)}"
+    slots = "".join(f", v{slot}" for slot in range(table.width))
+    return (
+        f" {TRIM} INSERT INTO forge_replaced (version, r{slots})"
+        f" VALUES ({version}, {number}, {', '.join(image(table, 'NEW'))});"
     )
 
 

@@ -1,0 +1,503 @@
+"""The update hook of one connection as a source, kind `hook`: what that connection commits, in the same process.
+
+    async with Hook("sqlite:///shop.db") as hook:
+        hook.connection.execute("INSERT INTO orders …")      # any thread; or Hook(…, connection=yours)
+        async for batch in hook.stream(): …
+
+It needs APSW, and nothing in the file: no triggers, no tables. A change costs microseconds and is there when the
+statement that committed it returns. What it does not do:
+
+- It sees one connection. What other connections write, in this process or another, it never sees.
+- It keeps changes in memory, until they are acknowledged, at most `most`. Beyond that they are dropped, and an
+  `invalidate` for each table says so. When the process ends they are gone.
+- It has no snapshot and no context, and does not see changes of the schema.
+
+It uses SQLite's preupdate hook where the build has it, as that of APSW's wheels does: images before and after, tables
+WITHOUT ROWID, rows that REPLACE deletes, and DELETE without WHERE. With the plain update hook only, a change has the
+row's number and nothing more; tables WITHOUT ROWID, replaced rows and DELETE without WHERE are not seen.
+`capabilities` says which it is. Of a table with virtual generated columns values are UNAVAILABLE: SQLite does not hand
+them over.
+
+SQLite tells nobody when it undoes a statement or goes back to a savepoint. So each statement is looked at when it ends:
+what it wrote is struck off if it was undone, and a transaction is delivered when SQLite no longer is in one after
+its commit. Where that cannot be told (a statement on a view whose INSTEAD OF trigger failed midway, or not) the
+tables it touched get an `invalidate`.
+"""
+
+import asyncio
+import re
+import uuid
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from forge.capture.capabilities import Capabilities
+from forge.capture.filters import Filter
+from forge.capture.source import Batch, Status
+from forge.capture.sqlite.file import path_of
+from forge.capture.sqlite.tables import Table, names, table
+from forge.change import UNAVAILABLE, Change, Op, Source
+from forge.errors import (
+    CapabilityMissing,
+    CursorExpired,
+    CursorForeign,
+    CursorInvalid,
+    SourceError,
+    TrackingError,
+)
+
+if TYPE_CHECKING:
+    import apsw
+
+KIND: Final = "hook"
+SCHEMA: Final = "main"
+MOST: Final = 100_000
+PAGE: Final = 2000
+_CURSOR: Final = re.compile(r"hook1_([0-9a-f]{32})_([0-9]{1,19})")
+_OTHER: Final = re.compile(r"[a-z]+[0-9]+_\S+")
+_NAME: Final = r"(\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\]|'[^']*'|\w+)"
+_SPACE: Final = r"(?:\s|--[^\n]*\n|/\*.*?\*/|;)*"
+_BORDER: Final = re.compile(
+    rf"{_SPACE}(?:(savepoint)\s+{_NAME}|(release)(?:\s+savepoint)?\s+{_NAME}"
+    rf"|(rollback)(?:\s+transaction)?\s+to(?:\s+savepoint)?\s+{_NAME})",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class Written(NamedTuple):
+    """One call of the hook."""
+
+    op: int
+    table: str
+    rowid: int
+    new_rowid: int
+    old: tuple[Any, ...] | None
+    new: tuple[Any, ...] | None
+    blob: int = -1
+
+
+class Committed(NamedTuple):
+    """A transaction: what it wrote, and the tables of which it wrote more than could be kept."""
+
+    number: int
+    at: datetime
+    rows: list[Written]
+    lost: frozenset[str]
+
+
+class Hook:
+    """What one connection commits. Its other hooks of the same kinds stay as they are."""
+
+    kind: Final = KIND
+
+    def __init__(
+        self,
+        url: str,
+        filter: Filter | None = None,
+        *,
+        connection: "apsw.Connection | None" = None,
+        preupdate: bool | None = None,
+        most: int = MOST,
+    ) -> None:
+        self._path = path_of(url) if connection is None else None
+        self._filter = filter or Filter()
+        self._filter.check()
+        self._given = connection
+        self._connection = connection
+        self._preupdate = preupdate
+        self._most = most
+        self.name: Final = str(self._path) if connection is None else connection.filename or ":memory:"
+        self._identity = uuid.uuid4().hex
+        self._recorder: _Recorder | None = None
+        self._tables: dict[str, Table | None] = {}
+        self._arrived: list[Committed] = []
+        self._kept: list[Change] = []
+        self._dropped = 0
+        self._wake = asyncio.Event()
+
+    @property
+    def connection(self) -> "apsw.Connection":
+        """The connection that is watched."""
+        if self._connection is None:
+            raise SourceError("the hook is not open", fix="use it by `async with`")
+        return self._connection
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do with this build of SQLite."""
+        return Capabilities(
+            durable=False,
+            replayable=False,
+            retention=f"in memory until acknowledged, at most {self._most:,} changes",
+            other_processes=False,
+            before="always" if self._has_preupdate() else "never",
+            context=False,
+            ordered=True,
+            transactions=True,
+            snapshots=False,
+            truncates=False,
+            schema_changes=False,
+            filters=("tables",),
+        )
+
+    def _has_preupdate(self) -> bool:
+        return hasattr(_apsw().Connection, "preupdate_hook") if self._preupdate is None else self._preupdate
+
+    async def __aenter__(self) -> Self:
+        apsw = _apsw()
+        if self._connection is None:
+            try:
+                self._connection = apsw.Connection(str(self._path))
+            except apsw.Error as error:
+                raise SourceError(
+                    f"{self._path} cannot be opened: {error}", fix="check the path and its rights"
+                ) from error
+        self._read_tables()
+        loop = asyncio.get_running_loop()
+
+        def deliver(committed: Committed) -> None:
+            self._arrived.append(committed)
+            loop.call_soon_threadsafe(self._wake.set)
+
+        wanted = (
+            {name for name in self._tables if self._filter.wants_table(SCHEMA, name)} if self._filter.tables else None
+        )
+        self._recorder = _Recorder(self._connection, deliver, wanted, self._most, self._has_preupdate())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        if self._given is None and self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _read_tables(self) -> None:
+        """The columns of every table. What another thread may be writing with is left alone after the beginning."""
+        connection: Any = self.connection
+        if self._recorder is None or not connection.filename:
+            self._tables = {name: _described(connection, name) for name in names(connection)}
+            return
+        beside = _apsw().Connection(connection.filename)
+        try:
+            self._tables = {name: _described(beside, name) for name in names(beside)}
+        finally:
+            beside.close()
+
+    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+        """What is committed after the cursor, or from now on, for ever."""
+        self._take()
+        place = self._dropped + len(self._kept) if after is None else self._place(after)
+        while True:
+            self._wake.clear()
+            self._take()
+            if place < self._dropped:
+                raise self._expired()
+            start = place - self._dropped
+            found = self._kept[start : start + PAGE]
+            if not found:
+                await self._wake.wait()
+                continue
+            place += len(found)
+            yield Batch(found, self._cursor(place))
+
+    def _take(self) -> None:
+        """Turn what arrived into changes, and drop what is too much."""
+        arrived, self._arrived = self._arrived, []
+        for committed in arrived:
+            self._kept += self._changes(committed)
+        if len(self._kept) > self._most:
+            touched = dict.fromkeys(change.table for change in self._kept)
+            self._dropped += len(self._kept)
+            committed = Committed(0, datetime.now(UTC), [], frozenset(touched))
+            self._kept = self._changes(committed)
+
+    def _changes(self, committed: Committed) -> list[Change]:
+        number = self._dropped + len(self._kept)
+        found: list[Change] = []
+        for op, name, key, before, after in self._meanings(committed):
+            number += 1
+            change = Change(
+                f"{self._identity}:{number}",
+                op,
+                SCHEMA,
+                name,
+                Source(KIND, self.name, str(number), str(committed.number) if committed.number else None),
+                committed.at,
+                key,
+                before,
+                after,
+            )
+            kept = self._filter.keep(change)
+            if kept is not None:
+                found.append(kept)
+            else:
+                number -= 1
+        return found
+
+    def _meanings(self, committed: Committed) -> list["Meaning"]:
+        lost = set(committed.lost)
+        found = []
+        for row in committed.rows:
+            definition = self._definition(row)
+            meant = None if definition is None else meaning(row, definition)
+            if meant is None:
+                lost.add(row.table)
+            else:
+                found += meant
+        found += [Meaning(Op.INVALIDATE, name, None, None, None) for name in sorted(lost)]
+        return found
+
+    def _definition(self, row: Written) -> Table | None:
+        found = self._tables.get(row.table)
+        image = row.new if row.old is None else row.old
+        if found is None or (image is not None and len(image) != len(found.columns)):
+            self._read_tables()
+            found = self._tables.get(row.table)
+            if found is not None and image is not None and len(image) != len(found.columns):
+                return None
+        return found
+
+    def _cursor(self, place: int) -> str:
+        return f"hook1_{self._identity}_{place}"
+
+    def _place(self, cursor: str) -> int:
+        match = _CURSOR.fullmatch(cursor)
+        if match is None and (not _OTHER.fullmatch(cursor) or cursor.startswith("hook1_")):
+            raise CursorInvalid(f"{cursor[:60]!r} is not a cursor", fix="use a cursor that this hook gave out")
+        if match is None or match[1] != self._identity:
+            raise CursorForeign("the cursor is of another hook, or source", fix="a hook keeps nothing: read anew")
+        place = int(match[2])
+        if place > self._dropped + len(self._kept):
+            raise CursorInvalid(f"{cursor[:60]!r} lies ahead", fix="use a cursor that this hook gave out")
+        if place < self._dropped:
+            raise self._expired()
+        return place
+
+    def _expired(self) -> CursorExpired:
+        return CursorExpired("what follows the cursor is no longer in memory", fix="read the tables anew")
+
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+        """There is none."""
+        for batch in _no_snapshot():
+            yield batch
+
+    async def now(self) -> str:
+        """The cursor behind all that is committed."""
+        self._take()
+        return self._cursor(self._dropped + len(self._kept))
+
+    async def ack(self, cursor: str) -> None:
+        """Forget what is before the cursor."""
+        self._take()
+        match = _CURSOR.fullmatch(cursor)
+        if match is not None and match[1] == self._identity and int(match[2]) < self._dropped:
+            return
+        place = self._place(cursor)
+        del self._kept[: place - self._dropped]
+        self._dropped = place
+
+    async def status(self) -> Status:
+        """How much is kept."""
+        self._take()
+        in_feed = tuple(part for part in self._filter.parts if part == "tables")
+        return Status(
+            kind=self.kind,
+            name=self.name,
+            capabilities=self.capabilities,
+            position=self._cursor(self._dropped + len(self._kept)),
+            lag_changes=len(self._kept),
+            in_feed=in_feed,
+            in_forge=tuple(part for part in self._filter.parts if part not in in_feed),
+            details={"preupdate": self._has_preupdate(), "tables": sorted(self._tables)},
+        )
+
+
+class Meaning(NamedTuple):
+    """What a call of the hook says."""
+
+    op: Op
+    table: str
+    key: dict[str, Any] | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+def meaning(row: Written, definition: Table) -> list[Meaning] | None:
+    """The changes of a call, none or two for some; None when the table must be read anew.
+
+    >>> from forge.values import Column
+    >>> orders = Table("orders", (Column("id", "INTEGER"), Column("n", "")), ("id",), (), "id", True)
+    >>> [(m.op.value, m.key, m.before, m.after) for m in meaning(Written(18, "orders", 7, 7, None, (7, "x")), orders)]
+    [('insert', {'id': 7}, None, {'id': 7, 'n': 'x'})]
+    """
+    op = _OPS[row.op]
+    if row.blob >= 0:
+        op = Op.UPDATE
+    columns = [column.name for column in definition.columns]
+    if row.old is None and row.new is None:
+        if not definition.aliased:
+            return None
+        images = [
+            {**dict.fromkeys(columns, UNAVAILABLE), definition.key[0]: number} for number in (row.rowid, row.new_rowid)
+        ]
+        before, after = images
+    else:
+        before = dict(zip(columns, row.old, strict=True)) if row.old is not None else {}
+        after = dict(zip(columns, row.new, strict=True)) if row.new is not None else {}
+    if row.blob >= 0:
+        after = {**before, columns[row.blob]: UNAVAILABLE}
+
+    def key(image: dict[str, Any]) -> dict[str, Any] | None:
+        return {name: image[name] for name in definition.key} or None
+
+    name = definition.name
+    if op is Op.INSERT:
+        return [Meaning(op, name, key(after), None, after)]
+    if op is Op.DELETE:
+        return [Meaning(op, name, key(before), before, None)]
+    if [*map(repr, (key(before) or {}).values())] == [*map(repr, (key(after) or {}).values())]:
+        return [Meaning(op, name, key(after), before, after)]
+    return [Meaning(Op.DELETE, name, key(before), before, None), Meaning(Op.INSERT, name, key(after), None, after)]
+
+
+_OPS: Final = {18: Op.INSERT, 23: Op.UPDATE, 9: Op.DELETE}
+"""SQLITE_INSERT, SQLITE_UPDATE and SQLITE_DELETE."""
+
+
+class _Recorder:
+    """Sits on a connection's hooks, in whichever thread writes, and hands on what was committed."""
+
+    def __init__(
+        self, connection: "apsw.Connection", deliver: Any, wanted: set[str] | None, most: int, preupdate: bool
+    ) -> None:
+        apsw = _apsw()
+        self._connection = connection
+        self._deliver = deliver
+        self._wanted = wanted
+        self._most = most
+        self._preupdate = preupdate
+        self._refused = apsw.Error
+        self._rows: list[Written] = []
+        self._lost: set[str] = set()
+        self._savepoints: list[tuple[str, int]] = []
+        self._settled = 0
+        self._total = connection.total_changes()
+        self._committing = False
+        self._transactions = 0
+        if preupdate:
+            connection.preupdate_hook(self._on_row, id=self)
+        else:
+            connection.set_update_hook(self._on_number)
+        connection.set_commit_hook(self._on_commit, id=self)
+        connection.set_rollback_hook(self._on_rollback, id=self)
+        connection.trace_v2(apsw.SQLITE_TRACE_PROFILE, self._on_end, id=self)
+
+    def close(self) -> None:
+        connection = self._connection
+        if self._preupdate:
+            connection.preupdate_hook(None, id=self)
+        else:
+            connection.set_update_hook(None)
+        connection.set_commit_hook(None, id=self)
+        connection.set_rollback_hook(None, id=self)
+        connection.trace_v2(0, None, id=self)
+
+    def _on_row(self, update: "apsw.PreUpdate") -> None:
+        if update.database_name != SCHEMA:
+            return
+        table = update.table_name
+        if self._wanted is not None and table not in self._wanted:
+            return
+        try:
+            old, new = update.old, update.new
+        except self._refused:  # a table with virtual generated columns
+            old = new = None
+        self._add(Written(update.opcode, table, update.rowid, update.rowid_new, old, new, update.blob_write))
+
+    def _on_number(self, op: int, database: str, table: str, rowid: int) -> None:
+        if database == SCHEMA and (self._wanted is None or table in self._wanted):
+            self._add(Written(op, table, rowid, rowid, None, None))
+
+    def _add(self, row: Written) -> None:
+        if len(self._rows) < self._most:
+            self._rows.append(row)
+        else:
+            self._lost.add(row.table)
+
+    def _on_commit(self) -> bool:
+        self._committing = True
+        return False
+
+    def _on_rollback(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows = []
+        self._lost = set()
+        self._savepoints.clear()
+        self._settled = 0
+        self._committing = False
+
+    def _on_end(self, event: dict[str, Any]) -> None:
+        """A statement has ended, well or not."""
+        if len(self._rows) > self._settled:
+            self._settle()
+        self._total = self._connection.total_changes()
+        if self._committing:
+            self._committing = False
+            if not self._connection.in_transaction:
+                self._hand_on()
+                return
+        if match := _BORDER.match(event["sql"]):
+            self._border(*filter(None, match.groups()))
+
+    def _settle(self) -> None:
+        """Strike off what a statement wrote if SQLite undid it."""
+        if self._connection.changes() == 0:
+            if self._connection.total_changes() != self._total:
+                self._lost |= {row.table for row in self._rows[self._settled :]}
+            del self._rows[self._settled :]
+        self._settled = len(self._rows)
+
+    def _hand_on(self) -> None:
+        rows, lost = self._rows, frozenset(self._lost)
+        self._forget()
+        if rows or lost:
+            self._transactions += 1
+            self._deliver(Committed(self._transactions, datetime.now(UTC), rows, lost))
+
+    def _border(self, word: str, name: str) -> None:
+        plain = (name[1:-1] if name[0] in "\"`['" else name).lower()
+        if word.lower() == "savepoint":
+            self._savepoints.append((plain, len(self._rows)))
+            return
+        place = next((n for n in reversed(range(len(self._savepoints))) if self._savepoints[n][0] == plain), None)
+        if place is None:
+            return
+        if word.lower() == "release":
+            del self._savepoints[place:]
+        else:
+            del self._rows[self._savepoints[place][1] :]
+            self._settled = len(self._rows)
+            del self._savepoints[place + 1 :]
+
+
+def _no_snapshot() -> list[Batch]:
+    raise CapabilityMissing("a hook has no snapshots", fix="read the tables by yourself, or use the queue")
+
+
+def _described(connection: Any, name: str) -> Table | None:
+    try:
+        return table(connection, name)
+    except TrackingError:
+        return None
+
+
+def _apsw() -> Any:
+    try:
+        import apsw
+    except ImportError as error:
+        raise SourceError("the update hook needs APSW", fix='pip install "forge-changes[sqlite]"') from error
+    return apsw
