@@ -31,6 +31,13 @@ def maria() -> Iterator[MariadbServer]:
 
 
 @pytest.fixture
+def maria_database(maria: MariadbServer) -> Iterator[str]:
+    """The URL of a new database on MariaDB, for what only MariaDB does."""
+    with fresh_mariadb(maria) as url:
+        yield url
+
+
+@pytest.fixture
 def database(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a new database."""
     if request.param == "mysql":

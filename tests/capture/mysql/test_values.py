@@ -9,7 +9,7 @@ import pytest
 from forge.capture.source import Batch
 from forge.change import JSON_NULL, Change, Op, same
 from forge.testing.mariadb import connect_mariadb, run
-from tests.capture.mysql.reading import changes, snapshot, source
+from tests.capture.mysql.reading import batches, changes, snapshot, source
 
 pytestmark = pytest.mark.contract("W5")
 
@@ -135,7 +135,8 @@ async def test_every_type(database: str) -> None:
     streamed, taken = await both(database, [case[0] for case in CASES], [case[1] for case in CASES])
     created, first, nulls, gone, _ = streamed
     assert (created.op, first.op, nulls.op, gone.op) == (Op.SCHEMA, Op.INSERT, Op.INSERT, Op.DELETE)
-    assert first.after is not None and nulls.after is not None
+    assert first.after is not None
+    assert nulls.after is not None
     read, read_nulls = taken[0].changes
     for number, (type, _, expected) in enumerate(CASES):
         name = f"c{number}"
@@ -151,8 +152,6 @@ async def test_columns_of_a_batch_name_types_and_kinds(database: str) -> None:
     start = await reader.now()
     run(database, "CREATE TABLE t (id bigint unsigned PRIMARY KEY, n decimal(8,3), f float, b blob, s varchar(7))")
     run(database, "INSERT INTO t VALUES (1, 2, 3, x'04', 'five')")
-    from tests.capture.mysql.reading import batches
-
     found = await batches(reader, start, lambda seen: len(seen) == 2)
     shapes = [shape for batch in found for shape in batch.columns]
     assert shapes[0] == ()
@@ -184,9 +183,8 @@ async def test_json_is_text_on_mariadb_and_a_value_on_mysql(database: str) -> No
         assert after == {"id": 1, "c0": JSON, "c1": "null", "c2": "[1, 2]"}
 
 
-async def test_types_of_mariadb_alone(maria: Any, database: str) -> None:
-    if f":{maria.port}/" not in database:
-        pytest.skip("MySQL has none of these types")
+async def test_types_of_mariadb_alone(maria_database: str) -> None:
+    database = maria_database
     cases: list[Case] = [
         ("uuid", "'123e4567-e89b-12d3-a456-426655440000'", "123e4567-e89b-12d3-a456-426655440000"),
         ("uuid", "'01890a5d-ac96-774b-bcce-b302099a8057'", "01890a5d-ac96-774b-bcce-b302099a8057"),
@@ -214,16 +212,16 @@ async def test_floats_that_print_badly(database: str) -> None:
     values = [1 / 3, 123456.789, 1e-40, 16777216.0, -0.0]
     streamed, taken = await both(database, ["float"] * 5 + ["double"] * 5, [repr(value) for value in values * 2])
     after, read = streamed[1].after, taken[0].changes[0].after
-    assert after is not None and read is not None
+    assert after is not None
+    assert read is not None
     assert all(same(after[name], read[name]) for name in after)
     assert after["c1"] == 123456.79
     assert math.isclose(after["c0"], 1 / 3, rel_tol=1e-7)
     assert [after[f"c{number}"] for number in range(5, 10)] == values
 
 
-async def test_compressed_events_are_read(maria: Any, database: str) -> None:
-    if f":{maria.port}/" not in database:
-        pytest.skip("MySQL compresses whole transactions, which is refused")
+async def test_compressed_events_are_read(maria_database: str) -> None:
+    database = maria_database
     reader = source(database)
     start = await reader.now()
     run(database, "CREATE TABLE t (id int PRIMARY KEY, s text)")

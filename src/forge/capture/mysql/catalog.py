@@ -145,7 +145,13 @@ def known(connection: Connection, schema: str, table: str) -> Known | None:
         " WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index",
         (schema, table),
     )
-    return Known(columns, tuple(str(row[0]) for row in key), any(each.generated == "ROW END" for each in columns))
+    ((kind,),) = ask(
+        connection,
+        "SELECT table_type FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+        (schema, table),
+    ) or [("",)]
+    ends = next((each.name for each in columns if each.generated == "ROW END"), "row_end")
+    return Known(columns, tuple(str(row[0]) for row in key), ends if kind == "SYSTEM VERSIONED" else None)
 
 
 def _kind(type: str) -> str:

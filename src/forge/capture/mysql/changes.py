@@ -467,9 +467,11 @@ class Changes:
     ) -> tuple[Op, list[Row]]:
         """Of a system-versioned table only what is current: the server's own history is not a change."""
         if op is not Op.UPDATE:
-            return op, [row for row in rows if row[ends] in _FOREVER]
+            kept = [row for row in rows if row[ends] in _FOREVER]
+            _without(version.implied, kept)
+            return op, kept
         pairs = [(rows[at], rows[at + 1]) for at in range(0, len(rows), 2)]
-        kept: list[Row] = []
+        kept = []
         for number, (old, new) in enumerate(pairs):
             if old[ends] not in _FOREVER:
                 continue
@@ -479,7 +481,9 @@ class Changes:
             key = {each: old[each] for each in version.key} if version.key else None
             where = Source(KIND, self._name, f"{spot}{number:06d}x", self._transaction)
             identity, names = f"{head}{number}x", (version.schema, version.table)
+            _without(version.implied, [old])
             self.changes.append(Change(identity, Op.DELETE, *names, where, at, key, old, None, self._context))
+        _without(version.implied, kept)
         return op, kept
 
     def _partial(self, event: bytes, seconds: int, server: int) -> None:
@@ -550,6 +554,12 @@ def _why(cascade: Cascade, how: Op) -> dict[str, Any]:
         "cascade": cascade.constraint,
         "parent": ".".join(cascade.parent),
     }
+
+
+def _without(names: Iterable[str], rows: Iterable[Row]) -> None:
+    for row in rows:
+        for name in names:
+            row.pop(name, None)
 
 
 def _unpacked(data: bytes) -> bytes:

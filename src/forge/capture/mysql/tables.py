@@ -57,7 +57,8 @@ class Known(NamedTuple):
 
     columns: tuple[KnownColumn, ...]
     key: tuple[str, ...]
-    versioned: bool = False
+    ends: str | None = None
+    """Of a system-versioned table, the column that says until when a row was so."""
 
 
 class Field(msgspec.Struct):
@@ -84,7 +85,7 @@ class Map(msgspec.Struct):
     key: list[int] | None = None
     named: bool = False
     ends: str | None = None
-    """Of a system-versioned table, the column that says until when a row was so."""
+    implied: tuple[str, ...] = ()
 
 
 def lenenc(data: bytes, at: int) -> tuple[int, int]:
@@ -203,7 +204,9 @@ def _lists(data: bytes) -> list[tuple[bytes, ...]]:
 
 def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> None:
     """Fill in from the catalog what the map lacks; raise Mismatch where both do not fit."""
-    made.ends = next((each.name for each in known.columns if each.generated == "ROW END"), None) if known else None
+    made.ends = known.ends if known else None
+    if made.ends is not None and known and made.ends not in {column.name for column in known.columns}:
+        made.implied = ("row_start", "row_end")
     if made.named:
         by_name = {column.name: column for column in known.columns} if known else {}
         for field in made.fields:
@@ -365,9 +368,14 @@ class Version:
         self._parts = [part(field, charsets) for field in made.fields]
         self.names = tuple(field.name for field in made.fields)
         self.ends = made.ends if made.ends in self.names else None
+        """Of a system-versioned table, the column that says until when a row was so."""
+        self.implied = made.implied
+        """Columns that the server adds by itself and does not show."""
         self.key = tuple(self.names[at] for at in made.key or () if self.names[at] != self.ends)
         self.columns = tuple(
-            Column(field.name, each.text, each.kind) for field, each in zip(made.fields, self._parts, strict=True)
+            Column(field.name, each.text, each.kind)
+            for field, each in zip(made.fields, self._parts, strict=True)
+            if field.name not in self.implied
         )
         self._width = (len(self.fields) + 7) // 8
         self._decoders: dict[tuple[bytes, bool], Decode] = {}

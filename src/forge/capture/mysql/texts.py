@@ -42,8 +42,7 @@ class Texts:
         self.known = known
         by_name = {column.name: column for column in known.columns}
         self.names = [column.name for column in known.columns]
-        ends = next((column.name for column in known.columns if column.generated == "ROW END"), None)
-        self.key = tuple(name for name in known.key if name != ends)
+        self.key = tuple(name for name in known.key if name != known.ends)
         self._key_columns = [by_name[name] for name in self.key]
         self._key_at = [self.names.index(name) for name in self.key]
         self.paged = bool(self.key) and not prefixed and all(map(_orderable, self._key_columns))
