@@ -158,7 +158,7 @@ def test_a_failed_connection_names_where_its_url_came_from(
 
 def test_a_url_given_as_an_argument_is_named_as_that(forge: Forge, database: str) -> None:
     refused(forge("tail", DOWN, url=database), "cannot reach", "correct the argument URL")
-    refused(forge("tail", "mysql://db", url=database), "database_url in the argument URL", "postgresql://")
+    refused(forge("tail", "oracle://db", url=database), "no source for oracle:// URLs", "mysql://")
     refused(forge("tail", "postgresql://[::1/x", url=database), "malformed", "write the argument URL as postgresql://")
     assert "correct the argument URL" in forge("doctor", DOWN, url=database).out
     refused(forge("demo", "-d", DOWN, "--seconds", "1"), "cannot reach", "correct --database-url")

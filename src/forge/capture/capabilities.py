@@ -1,6 +1,6 @@
 """What a source can do, in its own words. A claim here is proven by the conformance suite, or it is false."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -40,6 +40,38 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What is rolled back is never seen."""
     filters: tuple[Part, ...] = ()
     """The parts of a filter that run in the feed; the others run in Forge."""
+
+
+_CAN: Final = {
+    "durable": "keep what is written while nobody reads",
+    "replayable": "be read again",
+    "other_processes": "see other processes",
+    "before": "tell the row before",
+    "context": "tell who and why",
+    "ordered": "order by commit",
+    "transactions": "name transactions",
+    "snapshots": "take snapshots",
+    "truncates": "tell truncates",
+    "schema_changes": "tell changed definitions",
+    "rollbacks": "hide what is rolled back",
+}
+
+
+def described(capabilities: Capabilities) -> tuple[list[str], list[str]]:
+    """What a source can do and what it cannot, in words.
+
+    >>> hook = Capabilities(False, False, "none", False, "some", False, True, False, False, False, False)
+    >>> described(hook)[0]
+    ['tell the row before (where set up for it)', 'order by commit', 'hide what is rolled back']
+    """
+    able, unable = [], []
+    for name, words in _CAN.items():
+        value = getattr(capabilities, name)
+        if value in (False, "never"):
+            unable.append(words)
+        else:
+            able.append(f"{words} (where set up for it)" if value == "some" else words)
+    return able, unable
 
 
 def need(capabilities: Capabilities, *wanted: str, source: str) -> None:

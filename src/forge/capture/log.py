@@ -97,6 +97,8 @@ class LogSource:
         pushed = bool(self._filter.tables) and not any(map(_NAMES.search, self._filter.tables))
         self._tables = self._filter.tables if pushed else None
         self._left = self._filter.without("tables") if pushed else self._filter
+        self.in_feed: Final = ("tables",) if pushed else ()
+        self.in_forge: Final = self._left.parts
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,6 +144,11 @@ class LogSource:
         async with Reader.open(self._url) as reader:
             return str(await reader.now())
 
+    async def start(self) -> str:
+        """The cursor before the oldest change that is retained."""
+        async with Reader.open(self._url) as reader:
+            return str(reader.start())
+
     async def ack(self, cursor: str) -> None:
         """Nothing is forgotten for it."""
 
@@ -170,8 +177,8 @@ class LogSource:
                 name=self.name,
                 capabilities=self.capabilities,
                 position=str(await reader.now()),
-                in_feed=("tables",) if self._tables is not None else (),
-                in_forge=self._left.parts,
+                in_feed=self.in_feed,
+                in_forge=self.in_forge,
                 details={"log_bytes": size, "oldest_change": oldest and oldest.astimezone(UTC), "tables": tables},
                 warnings=() if tables else ("no table is tracked: forge enable TABLE",),
             )

@@ -95,6 +95,14 @@ class Bounded(Protocol):
         """What is committed after the cursor and before this call; the last batch's cursor is behind all of it."""
 
 
+@runtime_checkable
+class Beginning(Protocol):
+    """A source that can be read from the oldest change that it retains."""
+
+    async def start(self) -> str:
+        """The cursor before it."""
+
+
 QUIET: Final = 2.0
 """Seconds after which a source that cannot say that it has come to its end is taken to have."""
 

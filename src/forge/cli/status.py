@@ -1,10 +1,13 @@
-"""`forge status`: what is tracked, how much is going on, and how large the log is.
+"""`forge status`: what is tracked, how much is going on, and how large the log is; or how another source stands.
 
 Rates are of the last minute, read from the newest rows by index, so that a log of any size answers at once. Changes
 are counted exactly in a small log and otherwise not at all. `--json` prints a `Status` with nothing to be parsed:
-numbers, ISO 8601 times in UTC, and words of the stated sets; the sentences are made for people only.
+numbers, ISO 8601 times in UTC, and words of the stated sets; the sentences are made for people only. Of another source
+it prints its `forge.capture.Status`. Both say what the source can do, and where each part of a filter runs.
 """
 
+import asyncio
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
 
@@ -12,13 +15,19 @@ import msgspec
 import typer
 from rich.table import Table
 
+from forge import capture
+from forge.capture import Capabilities, Filter, open_source
+from forge.capture.capabilities import described
+from forge.capture.log import LogSource
 from forge.changelog import locks
 from forge.changelog.connection import Connection
 from forge.changelog.install import installed_version
 from forge.changelog.partitions import attached
+from forge.cli.feeds import Columns, Operations, Tables, Url, Where, filter_of, own
 from forge.cli.session import Session, session
 from forge.config import Config, Wakeup, hide, shown_size
 from forge.database import Database
+from forge.doctor.finding import count
 from forge.feed import ABSENT, latency, shown
 
 WINDOW = 60
@@ -102,24 +111,102 @@ class Status(msgspec.Struct, frozen=True):
     maintenance_last_ran: datetime | None
     ddl: Literal["event_trigger", "polled"]
     tables: list[TableStatus]
+    capabilities: Capabilities
+    in_feed: tuple[str, ...]
+    """The parts of the filter that run in the feed."""
+    in_forge: tuple[str, ...]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("status", epilog="Examples:\n\nforge status\n\nforge status --json")(status)
+    app.command(
+        "status",
+        epilog="Examples:\n\nforge status\n\nforge status --json\n\nforge status mysql://root@db/shop\n\n"
+        "forge status 'postgresql://db/shop?feed=wal' --table orders --where \"total > 10\"",
+    )(status)
 
 
-def status(context: typer.Context) -> None:
-    """Show the tracked tables, changes per second, the log's size and partitions."""
+def status(
+    context: typer.Context,
+    url: Url = None,
+    tables: Tables = None,
+    operations: Operations = None,
+    columns: Columns = None,
+    where: Where = None,
+) -> None:
+    """Show the tracked tables, changes per second, the log's size; or what another source can do, and how it stands.
+
+    With a filter, where each part of it runs: in the feed, or in Forge.
+    """
     run = session(context)
+    filter = filter_of(tables, operations, columns, where)
+    url, log = own(url)
+    if not log:
+        assert url is not None
+        _source_status(run, url, filter)
+        return
+    run.use(url)
     with run.database() as database, run.connection() as connection:
-        found = observe(connection, database, run.config)
+        found = observe(connection, database, run.config, LogSource(database.url, filter))
     if run.json:
         run.emit(found)
     else:
         _print(run, found)
 
 
-def observe(connection: Connection, database: Database, config: Config) -> Status:
+def _source_status(run: Session, url: str, filter: Filter) -> None:
+    async def asked() -> capture.Status:
+        async with open_source(url, filter) as source:
+            return await source.status()
+
+    found = asyncio.run(asked())
+    if run.json:
+        run.emit(found)
+        return
+    facts = _facts()
+    facts.add_row("source", shown(f"{found.kind}, {found.name}"))
+    facts.add_row("position", shown(found.position or ABSENT))
+    if found.lag_bytes is not None:
+        facts.add_row("lag", shown_size(found.lag_bytes))
+    if found.lag_changes is not None:
+        facts.add_row("waiting", count(found.lag_changes, "change"))
+    _capabilities(facts, found.capabilities, found.in_feed, found.in_forge)
+    for name, value in found.details.items():
+        facts.add_row(name.replace("_", " "), shown(_value(value)))
+    run.show(facts)
+    for text in found.warnings:
+        run.note(text)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str) or value is None:
+        return value or ABSENT
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_value, value)) or ABSENT
+    return msgspec.json.encode(value).decode().strip('"')
+
+
+def _facts() -> Table:
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    return facts
+
+
+def _capabilities(facts: Table, can: Capabilities, in_feed: Sequence[str], in_forge: Sequence[str]) -> None:
+    able, unable = described(can)
+    facts.add_row("can", ", ".join(able))
+    facts.add_row("cannot", ", ".join(unable) or ABSENT)
+    facts.add_row("retention", can.retention)
+    if in_feed or in_forge:
+        where = [
+            f"{', '.join(parts)} in {place}" for place, parts in (("the feed", in_feed), ("Forge", in_forge)) if parts
+        ]
+        facts.add_row("filter", "; ".join(where))
+    elif can.filters:
+        facts.add_row("filter", f"{', '.join(can.filters)} would run in the feed, anything else in Forge")
+
+
+def observe(connection: Connection, database: Database, config: Config, source: LogSource) -> Status:
     """The state of a log, as of now."""
     row = connection.execute(_LOG).fetchone()
     assert row is not None
@@ -166,6 +253,9 @@ def observe(connection: Connection, database: Database, config: Config) -> Statu
         maintenance_last_ran=_utc(instant),
         ddl="event_trigger" if seen else "polled",
         tables=tables,
+        capabilities=source.capabilities,
+        in_feed=source.in_feed,
+        in_forge=source.in_forge,
     )
 
 
@@ -174,9 +264,7 @@ def _utc(at: datetime | None) -> datetime | None:
 
 
 def _print(run: Session, found: Status) -> None:
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
+    facts = _facts()
     limit = found.log_size_limit
     where = "embedded" if found.embedded else found.database
     for name, value in (
@@ -194,6 +282,7 @@ def _print(run: Session, found: Status) -> None:
         ("DDL", "seen at once" if found.ddl == "event_trigger" else "polled"),
     ):  # fmt: skip
         facts.add_row(name, shown(value))
+    _capabilities(facts, found.capabilities, found.in_feed, found.in_forge)
     run.show(facts)
     if not found.tables:
         run.note("no table is tracked")
