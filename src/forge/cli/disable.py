@@ -1,11 +1,13 @@
-"""`forge disable`: track tables no longer. What was logged stays in the log."""
+"""`forge disable`: track tables no longer. What was logged stays in the log, or in a SQLite file's queue."""
 
 from functools import partial
 from typing import Annotated
 
 import typer
 
+from forge.capture import sqlite
 from forge.changelog.connection import Connection
+from forge.cli.enable import sqlite_file
 from forge.cli.session import session
 from forge.cli.tables import change, find
 
@@ -23,10 +25,15 @@ def disable(
     """Stop tracking tables, one after the other. What was logged of them stays in the log."""
     run = session(context)
     results: dict[str, bool] = {}
-    with run.connection() as connection:
-        find(connection, tables, "SELECT forge.find_table(%s)")
-        for name in tables:
-            results[name] = change(connection, name, partial(_disable, connection, name), done=list(results))
+    url = sqlite_file(run)
+    if url is not None:
+        disabled = {name.lower() for name in sqlite.disable(url, tables)}
+        results = {name: name.lower().removeprefix("main.") in disabled for name in tables}
+    else:
+        with run.connection() as connection:
+            find(connection, tables, "SELECT forge.find_table(%s)")
+            for name in tables:
+                results[name] = change(connection, name, partial(_disable, connection, name), done=list(results))
     if run.json:
         run.emit({"disabled": [name for name, was in results.items() if was]})
         return

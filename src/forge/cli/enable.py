@@ -2,7 +2,7 @@
 
 Each table is enabled by itself, so that no lock is held for long. Of tables that are named, each is checked before
 the first is touched: a wrong name, column or kind of table changes nothing. With --all, what cannot be tracked is
-passed over and named.
+passed over and named. The tables of a SQLite file are enabled in one transaction.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
+from forge.capture import sqlite
 from forge.changelog.connection import Connection, typed_errors
 from forge.cli.session import Session, session
 from forge.cli.tables import change, find
@@ -81,7 +82,7 @@ def register(app: typer.Typer) -> None:
         "enable",
         epilog="Examples:\n\nforge enable orders sales.invoices\n\n"
         "forge enable orders customers --exclude customers.password_hash --mask email\n\n"
-        "forge enable --all",
+        "forge enable --all\n\nforge enable orders --database-url sqlite:///shop.db",
     )(enable)
 
 
@@ -110,11 +111,15 @@ def enable(
         raise typer.BadParameter("name the tables, or give --all (one of the two)")
     run = session(context)
     settings = Settings(exclude, mask, replica, on_failure)
-    with run.connection() as connection:
-        if every:
-            enabled, skipped = _enable_all(run, connection, settings)
-        else:
-            enabled, skipped = _enable_named(run, connection, tables or [], settings), {}
+    url = sqlite_file(run)
+    if url is not None:
+        enabled, skipped = _enable_in_file(url, tables, settings), dict[str, str]()
+    else:
+        with run.connection() as connection:
+            if every:
+                enabled, skipped = _enable_all(run, connection, settings)
+            else:
+                enabled, skipped = _enable_named(run, connection, tables or [], settings), {}
     if run.json:
         run.emit({"enabled": enabled, "skipped": skipped})
         return
@@ -122,9 +127,23 @@ def enable(
         run.note(f"{name} is not tracked: {reason}")
     if enabled:
         run.done(f"{count(len(enabled), 'table')} tracked: {', '.join(enabled)}")
-        run.hint("forge tail")
+        run.hint("forge tail" if url is None else f"forge tail {url}")
     elif not skipped:
         run.done("every table is tracked already")
+
+
+def sqlite_file(run: Session) -> str | None:
+    """The URL of a SQLite file, if the command was given one."""
+    url = run.given().get("database_url", "")
+    return url if url.startswith("sqlite:") else None
+
+
+def _enable_in_file(url: str, tables: Sequence[str] | None, settings: Settings) -> list[str]:
+    """The tables of a SQLite file that are tracked now; those that were already are named too when they were asked."""
+    if settings.replica is not None or settings.on_failure is not None:
+        raise typer.BadParameter("--replica and --on-failure are for PostgreSQL")
+    changed = sqlite.enable(url, tables or (), every=not tables, exclude=settings.exclude, mask=settings.mask)
+    return list(dict.fromkeys([*(tables or ()), *changed])) if tables else changed
 
 
 def _enable_named(run: Session, connection: Connection, tables: Sequence[str], settings: Settings) -> list[str]:
