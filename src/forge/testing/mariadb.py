@@ -166,7 +166,14 @@ def connect_mariadb(url: str, **options: Any) -> Any:
     except ModuleNotFoundError:
         raise SourceError("PyMySQL is not installed", fix='pip install "forge-changes[mysql]"') from None
     parts = urlsplit(url)
-    given = {"autocommit": True, "charset": "utf8mb4", "read_timeout": 60, "write_timeout": 60, **options}
+    given = {
+        "ssl_disabled": True,
+        "autocommit": True,
+        "charset": "utf8mb4",
+        "read_timeout": 60,
+        "write_timeout": 60,
+        **options,
+    }
     try:
         return pymysql.connect(
             host=parts.hostname,

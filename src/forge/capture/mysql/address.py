@@ -1,8 +1,8 @@
 """From a URL to connections: whom to ask, as whom, and what a refusal means.
 
 `mysql://user:password@host:3306/shop` follows the database `shop`; without a database, all that are not the server's
-own. Options: `ssl=yes` (encrypted), `ssl_ca=FILE` (and verified), `socket=PATH`, `failover=yes` (see `MysqlSource`),
-`server_id=N`.
+own. Options: `ssl=yes` (encrypted, or refused), `ssl=no`, `ssl_ca=FILE` (encrypted and verified), `socket=PATH`,
+`failover=yes` (see `MysqlSource`), `server_id=N`. Without `ssl` it is encrypted where the server can, and not verified.
 
 >>> address = Address.parse("mysql://forge:s%40cret@db.example/shop?failover=yes")
 >>> address.name, address.password, address.failover
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import socket as sockets
+import ssl
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -40,7 +42,7 @@ class Address(msgspec.Struct, frozen=True):
     password: str
     database: str | None
     socket: str | None = None
-    ssl: bool = False
+    ssl: bool | None = None
     ssl_ca: str | None = None
     failover: bool = False
     server_id: int | None = None
@@ -69,7 +71,7 @@ class Address(msgspec.Struct, frozen=True):
             unquote(parts.password or ""),
             unquote(parts.path.lstrip("/")) or None,
             options.get("socket"),
-            _yes(options, "ssl"),
+            _yes(options, "ssl") if "ssl" in options else None,
             options.get("ssl_ca"),
             _yes(options, "failover"),
             int(server_id) if server_id else None,
@@ -90,9 +92,6 @@ class Address(msgspec.Struct, frozen=True):
             import pymysql  # type: ignore[import-untyped]
         except ModuleNotFoundError:
             raise SourceError("PyMySQL is not installed", fix='pip install "forge-changes[mysql]"') from None
-        ssl: dict[str, Any] | None = None
-        if self.ssl or self.ssl_ca:
-            ssl = {"ca": self.ssl_ca} if self.ssl_ca else {"verify_mode": "none", "check_hostname": False}
         made: Connection = pymysql.connect(
             host=self.host,
             port=self.port,
@@ -105,11 +104,13 @@ class Address(msgspec.Struct, frozen=True):
             connect_timeout=max(1, int(timeout)),
             read_timeout=timeout,
             write_timeout=timeout,
-            ssl=ssl,
+            ssl_disabled=True,
             init_command="SET time_zone = '+00:00', sql_mode = '', net_write_timeout = 600, wait_timeout = 28800",
             program_name="forge",
             defer_connect=True,
         )
+        if self.ssl is not False or self.ssl_ca:
+            made.ssl, made.ctx, made._ssl_required = True, _encryption(self.ssl_ca), bool(self.ssl or self.ssl_ca)
         try:
             link = self._socket(timeout)
             if held is not None:
@@ -152,6 +153,20 @@ class Address(msgspec.Struct, frozen=True):
 
 class Unreachable(SourceError):
     """The server does not answer, which may pass."""
+
+
+@lru_cache
+def _encryption(ca: str | None) -> ssl.SSLContext:
+    """Made once: the client library would load all certificates of the machine for each connection."""
+    try:
+        if ca is not None:
+            return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise ConfigError(f"ssl_ca={ca} cannot be read: {error}", fix="name a file of certificates") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def _yes(options: dict[str, str], name: str) -> bool:
