@@ -133,9 +133,7 @@ class Feed:
 
     def _error(self, code: int, words: str) -> Exception:
         line = " ".join(words.split())[:300]
-        if code == 1236 and any(
-            part in words for part in ("Could not find first log", "purged", "not in the master's")
-        ):
+        if code == 1236 and any(part in words for part in ("Could not find first log", "purged")):
             return CursorExpired(
                 f"the server has purged what follows the cursor: {line}",
                 fix="take a new snapshot; keep logs longer with binlog_expire_logs_seconds",

@@ -315,6 +315,10 @@ class MysqlSource:
                 start = place_order(self._acked.place.file, 0)
                 lag = sum(log.size for log in logs if place_order(log.file, 0) >= start) - self._acked.place.offset
             warned = settings.warnings(told, {name: engines[name] for name in followed}, keyless, cascades)
+        if self._acked is not None and self._acked.place.file not in {log.file for log in logs}:
+            warned.append(
+                f"the server has purged {self._acked.place.file}, where the consumer stands: it must begin anew"
+            )
         if self._malformed:
             warned.append(f"{self._malformed} comments meant for Forge could not be read")
         return Status(
