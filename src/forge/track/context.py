@@ -15,6 +15,8 @@ What always holds:
   when it ends, the outer context is back.
 - The context costs one round trip. On a connection in autocommit mode BEGIN travels with it; else psycopg sends
   BEGIN by itself first, as it does for every transaction.
+- Where the server's wal_level is logical the context is in the WAL too, at no further round trip, so that who follows
+  the WAL learns it (`forge.capture.wal`).
 - Without a `trace_id`, that of OpenTelemetry's current span is taken where there is one.
 """
 
@@ -53,7 +55,21 @@ LONGEST_TRACE: Final = 64
 MOST_MORE: Final = 8192
 """Bytes of JSON: every log row of the transaction carries it."""
 
-_SET: Final = "SELECT public.forge_context(%(user)s, %(function)s, coalesce(%(trace)s, %(span)s), %(more)s::jsonb)"
+# What the WAL's readers get of the context; forge.capture.wal.decode reads it.
+_EMIT: Final = """
+    CASE WHEN current_setting('wal_level') = 'logical' AND current_setting('transaction_read_only') = 'off'
+         THEN pg_logical_emit_message(true, 'forge', json_build_object(
+                  'user_id', {user}, 'function_name', {function}, 'trace_id', {trace}, 'more', {more},
+                  'session_user', session_user, 'application_name', current_setting('application_name'))::text) END"""
+_SET: Final = (
+    "SELECT public.forge_context(%(user)s, %(function)s, coalesce(%(trace)s, %(span)s), %(more)s::jsonb),"
+    + _EMIT.format(
+        user="%(user)s::text",
+        function="%(function)s::text",
+        trace="coalesce(%(trace)s::text, %(span)s)",
+        more="%(more)s::jsonb",
+    )
+)
 # The outer context is read, as one row, before any of it is replaced.
 _NEST: Final = """
     WITH outer_context AS MATERIALIZED (
@@ -61,13 +77,20 @@ _NEST: Final = """
                nullif(current_setting('forge.function_name', true), '') AS function,
                nullif(current_setting('forge.trace_id', true), '') AS trace,
                nullif(current_setting('forge.context', true), '') AS more
+    ), inner_context AS (
+        SELECT coalesce(%(user)s, "user") AS "user", coalesce(%(function)s, function) AS function,
+               coalesce(%(trace)s, trace, %(span)s) AS trace,
+               coalesce(more::jsonb || %(more)s::jsonb, %(more)s::jsonb, more::jsonb) AS more
+        FROM outer_context
     )
-    SELECT "user", function, trace, more,
-           public.forge_context(coalesce(%(user)s, "user"), coalesce(%(function)s, function),
-                                coalesce(%(trace)s, trace, %(span)s),
-                                coalesce(more::jsonb || %(more)s::jsonb, %(more)s::jsonb, more::jsonb))
-    FROM outer_context"""
-_RESTORE: Final = "SELECT public.forge_context(%s, %s, %s, %s::jsonb)"
+    SELECT o."user", o.function, o.trace, o.more, public.forge_context(i."user", i.function, i.trace, i.more),""" + (
+    _EMIT.format(user='i."user"', function="i.function", trace="i.trace", more="i.more")
+    + " FROM outer_context o, inner_context i"
+)
+_FIELDS: Final = ("user", "function", "trace", "more")
+_RESTORE: Final = "SELECT public.forge_context(%(user)s, %(function)s, %(trace)s, %(more)s::jsonb)," + _EMIT.format(
+    user="%(user)s::text", function="%(function)s::text", trace="%(trace)s::text", more="%(more)s::jsonb"
+)
 
 
 @overload
@@ -206,7 +229,7 @@ def _block(connection: psycopg.Connection[Any], values: dict[str, str | None]) -
         outer = cursor.fetchone()
         yield opened
         if nested and outer is not None:
-            cursor.execute(_RESTORE, outer[:4], prepare=False)
+            cursor.execute(_RESTORE, dict(zip(_FIELDS, outer, strict=False)), prepare=False)
 
 
 @asynccontextmanager
@@ -227,4 +250,4 @@ async def _async_block(
         outer = await cursor.fetchone()
         yield opened
         if nested and outer is not None:
-            await cursor.execute(_RESTORE, outer[:4], prepare=False)
+            await cursor.execute(_RESTORE, dict(zip(_FIELDS, outer, strict=False)), prepare=False)

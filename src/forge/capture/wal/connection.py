@@ -38,6 +38,7 @@ class ReplicationConnection:
         self._watched: int | None = None
         self._heard = 0.0
         self._asked = False
+        self._error: Exception | None = None
         self.received = 0
         self.flushed = 0
 
@@ -85,6 +86,8 @@ class ReplicationConnection:
 
         Raise OperationalError when the connection is lost, or the server does not answer.
         """
+        if self._error is not None:
+            raise self._error
         found = self._take()
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -106,6 +109,8 @@ class ReplicationConnection:
                     self.ask()
                 if now >= end:
                     return []
+            if self._error is not None:
+                raise self._error
             found = self._take()
         self._heard, self._asked = loop.time(), False
         return found
@@ -137,6 +142,11 @@ class ReplicationConnection:
     def ask(self) -> None:
         """Have the server say how far it is."""
         self.send_status(wants_reply=True)
+
+    def end(self, error: Exception) -> None:
+        """Let whoever reads have this error."""
+        self._error = error
+        self._readable.set()
 
     async def close(self) -> None:
         """Hang up."""

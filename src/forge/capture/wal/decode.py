@@ -11,6 +11,7 @@ handled them. What always holds:
 """
 
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -97,6 +98,8 @@ class Decoder:
         """Which of the changes have a value that was stored out of line and did not change."""
         self.transaction: Transaction | None = None
         self.epochs: tuple[Epoch, ...] = ()
+        self.recent: deque[int] | None = None
+        """Where the numbers of transactions are noted."""
         self.read_before: Keep | None = None
         self._context = NO_CONTEXT
         self._last = b""
@@ -129,6 +132,8 @@ class Decoder:
     def begin(self, xid: int, commit: int, at: int, *, after: int = 0, before: int = 0) -> None:
         """A transaction begins whose commit is known; `before` is the LSN before which all was handled."""
         number = self.full_xid(xid)
+        if self.recent is not None:
+            self.recent.append(number)
         skipped, partly = commit < before, False
         if self.epochs:
             if commit >= self.epochs[-1].until:

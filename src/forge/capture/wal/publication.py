@@ -16,7 +16,7 @@ fix.
 import hashlib
 import re
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import psycopg
@@ -55,15 +55,12 @@ def default_name(database: str, filter: Filter) -> str:
     """The name of the slot and the publication of a database, another one for each filter.
 
     >>> default_name("shop", Filter()), default_name("Shop", Filter()), default_name("shop", Filter(tables=("a",)))
-    ('forge_shop', 'forge_shop_e8b98b', 'forge_shop_a26c66')
+    ('forge_shop', 'forge_shop_7caee9', 'forge_shop_603ae2')
     """
     word = re.sub(r"[^a-z0-9_]", "_", database.lower())[:45]
-    what = [] if word == database else [database]
-    if filter.parts:
-        what.append(repr((filter.tables, tuple(filter.operations), filter.columns, filter.where)))
-    if not what:
-        return f"forge_{word}"
-    return f"forge_{word}_{hashlib.blake2b(repr(what).encode(), digest_size=3).hexdigest()}"
+    if word != database:
+        word += f"_{hashlib.blake2b(database.encode(), digest_size=3).hexdigest()}"
+    return f"forge_{word}_{_digest(filter)}" if filter.parts else f"forge_{word}"
 
 
 def operations(filter: Filter) -> tuple[str, ...] | None:
@@ -107,8 +104,13 @@ async def ensure(
     if not comment.startswith(MARK):
         return Publication(name, (), False)
     parts = parts_of(comment)
+    await _widen(connection, name, filter, row)
+    if ("columns" in parts or "rows" in parts) and not comment.endswith(_digest(filter)):
+        raise _other(name)
     if "tables" in parts:
         tables, _ = await _resolved(connection, filter)
+        if tables is None:
+            raise _other(name)
         missing = [oid for oid in tables or {} if oid not in row[7]]
         if missing and tables is not None:
             await _check_identities(connection, missing)
@@ -117,6 +119,30 @@ async def ensure(
                 q.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(q.Identifier(name), _join(names))
             )
     return Publication(name, parts, True)
+
+
+async def _widen(connection: AsyncConnection, name: str, filter: Filter, row: Any) -> None:
+    """Publish the operations that are wanted, beside those that are."""
+    published = {op for op, sent in zip(_ALL, row[1:5], strict=True) if sent}
+    wanted = published | set(operations(filter) or _ALL)
+    if wanted != published:
+        await connection.execute(
+            q.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
+                q.Identifier(name), q.Literal(", ".join(op for op in _ALL if op in wanted))
+            )
+        )
+
+
+def _digest(filter: Filter) -> str:
+    what = (filter.tables, tuple(map(str, filter.operations)), filter.columns, filter.where)
+    return hashlib.blake2b(repr(what).encode(), digest_size=3).hexdigest()
+
+
+def _other(name: str) -> SourceError:
+    return SourceError(
+        f"the publication {name} was made for another filter",
+        fix=f"use another slot=NAME, or drop it: forge slot drop {name} --publication",
+    )
 
 
 async def _create(
@@ -149,7 +175,7 @@ async def _create(
     try:
         async with connection.transaction():
             await connection.execute(create)
-            note = MARK + " ".join(parts)
+            note = f"{MARK}{' '.join(parts)} {_digest(filter)}"
             await connection.execute(
                 q.SQL("COMMENT ON PUBLICATION {} IS {}").format(q.Identifier(name), q.Literal(note))
             )

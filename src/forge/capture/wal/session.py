@@ -6,7 +6,7 @@ committed, and prepared ones, wait in files (`forge.capture.wal.spool`).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from forge.capture.filters import Filter
@@ -17,6 +17,7 @@ from forge.capture.wal.connection import ReplicationConnection
 from forge.capture.wal.decode import Decoder
 from forge.capture.wal.position import More, Place, Timelines, more_text, remembered
 from forge.capture.wal.relations import Relation
+from forge.capture.wal.resnapshot import Resnapshots
 from forge.capture.wal.spool import Spool
 from forge.capture.wal.toast import Filler
 from forge.changelog.connection import AsyncConnection
@@ -25,6 +26,9 @@ from forge.errors import SourceError
 MOST: Final = 2_000
 """Changes of one batch, and bytes of their messages."""
 MOST_BYTES: Final = 4 * 1024 * 1024
+
+CHUNKS: Final = 0.01
+"""Seconds between looks at what is read anew."""
 
 _ROWS: Final = frozenset(b"IUD")
 _KEEP_ALIVE: Final = ord("k")
@@ -46,6 +50,8 @@ class Session:
         wants: "Wants",
         filler: Filler | None,
         heartbeat: float,
+        again: Resnapshots,
+        shown: Callable[[Resnapshots, str], Batch],
     ) -> None:
         self._connection = connection
         self._control = control
@@ -55,6 +61,9 @@ class Session:
         self._wants = wants
         self._filler = filler
         self._heartbeat = heartbeat
+        self._again = again
+        self._shown = shown
+        decoder.recent = again.recent
         more = place.extra()
         self._known = dict(more.known)
         self._more = place.more
@@ -83,7 +92,8 @@ class Session:
         decoder, receive = self._decoder, self._connection.receive
         told, beat = self.place, loop.time() + self._heartbeat
         while True:
-            messages = await receive(max(0.0, beat - loop.time()))
+            wait = beat - loop.time() if self._again.idle else CHUNKS
+            messages = await receive(max(0.0, wait))
             if messages:
                 async for batch in self._apply(messages):
                     told, beat = self.place, loop.time() + self._heartbeat
@@ -93,6 +103,12 @@ class Session:
                     told, beat = self.place, loop.time() + self._heartbeat
                     yield batch
                     await asyncio.sleep(0)
+            if self._again.ready is not None and decoder.transaction is None and not decoder.changes:
+                if self.place.lsn >= self._again.ready.until:
+                    self.place = self.resume = self._moved(self.place.lsn)
+                    yield self._shown(self._again, str(self.place))
+                else:
+                    self._connection.ask()
             if loop.time() >= beat:
                 beat = loop.time() + self._heartbeat
                 if decoder.transaction is None and not decoder.changes and self.place != told:
@@ -107,7 +123,7 @@ class Session:
         self._bytes += sum(map(len, messages))
         while at < count:
             if self._block is not None or self._preparing is not None:
-                at = self._spooled(messages, at)
+                at = await self._spooled(messages, at)
                 if at == count:
                     return
             at = decoder.rows(messages, at, MOST if self._bytes < MOST_BYTES else 1)
@@ -132,7 +148,7 @@ class Session:
                     spool.close()
                 self._committed()
 
-    def _spooled(self, messages: Sequence[bytes], at: int) -> int:
+    async def _spooled(self, messages: Sequence[bytes], at: int) -> int:
         """Put messages of a block, or of a prepared transaction, aside; return the place of the one that ends it."""
         block, preparing = self._block, self._preparing
         while at < len(messages):
@@ -147,6 +163,8 @@ class Session:
                 if data[25:26] == b"P":
                     return at
                 preparing.keep(data)
+                if data[25:26] == b"R":  # it is not sent again for what follows outside
+                    self._decoder.relations[data[26:30]] = await self._relation(protocol.relation(data))
             at += 1
         return at
 
@@ -242,10 +260,7 @@ class Session:
 
     async def _learn(self, data: bytes) -> None:
         message = protocol.relation(data)
-        relation: Relation | None = None
-        if self._wants(message.schema, message.table):
-            relation = await self._catalog.relation(self._control, message)
-        self._decoder.relations[data[26:30]] = relation
+        relation = self._decoder.relations[data[26:30]] = await self._relation(message)
         if relation is None:
             return
         before = self._known.pop(message.oid, None)
@@ -254,6 +269,11 @@ class Session:
             self._encoded = (-1, False)
             if before is not None:
                 self._decoder.schema(data)
+
+    async def _relation(self, message: protocol.RelationMessage) -> Relation | None:
+        if not self._wants(message.schema, message.table):
+            return None
+        return await self._catalog.relation(self._control, message)
 
     def _moved_to(self, lsn: int) -> None:
         """Everything before the LSN was handled, or is in what was decoded and not yet taken."""
@@ -291,6 +311,8 @@ class Session:
         if self._filler is not None and decoder.unfilled:
             await self._filler.fill(self._control, decoder.changes, decoder.columns, decoder.unfilled)
         changes, columns = decoder.take()
+        if not self._again.idle:
+            self._again.note(changes)
         self._bytes = 0
         if inside:
             assert transaction is not None

@@ -7,7 +7,7 @@ else does. So a cursor is good as long as nothing after it was acknowledged; an 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Self
@@ -26,7 +26,9 @@ from forge.capture.wal.connection import ReplicationConnection
 from forge.capture.wal.decode import KIND, Decoder
 from forge.capture.wal.position import Epoch, More, Place, Rest, Timelines, lsn_text, more_text
 from forge.capture.wal.publication import Publication
+from forge.capture.wal.regions import ordered
 from forge.capture.wal.relations import Relation, Row
+from forge.capture.wal.resnapshot import Resnapshots
 from forge.capture.wal.session import Session, Wants
 from forge.capture.wal.slot import Limits, Server, Slot, explain, open_control, sql
 from forge.capture.wal.snapshot import Page, Rows, flushed, take
@@ -41,6 +43,7 @@ from forge.errors import (
     ServerError,
     SlotInUse,
     SlotLost,
+    SourceError,
 )
 
 ALIVE: Final = 5.0
@@ -70,6 +73,7 @@ class WalSource:
         publication: str | None = None,
         limits: Limits = LIMITS,
         heartbeat: float = 10.0,
+        interval: float = ALIVE,
         streaming: bool = True,
         two_phase: bool = False,
         failover: bool = True,
@@ -85,6 +89,8 @@ class WalSource:
         self._publication_name = publication or published
         self._limits = limits
         self._heartbeat = heartbeat
+        self._interval = interval
+        self._again = Resnapshots()
         self._streaming = streaming
         self._two_phase = two_phase
         self._failover = failover
@@ -95,7 +101,6 @@ class WalSource:
         self._acked = 0
         self._replication: ReplicationConnection | None = None
         self._last_pid: int | None = None
-        self._lag: Slot | None = None
         self._alerted = False
 
     @property
@@ -198,6 +203,27 @@ class WalSource:
             slot = await slots.find(control, place.slot)
             if slot is not None and slot.lost is None and not slot.active and slot.confirmed_lsn < self._acked:
                 await slots.advance(control, place.slot, self._acked)
+
+    async def resnapshot(self, tables: Collection[str]) -> None:
+        """Have tables read anew while the stream goes on: their rows come in its batches, as `read`.
+
+        Of what changes meanwhile the stream has the newer state, so nothing goes back in time. It is begun again by
+        calling this again: a cursor does not remember it.
+        """
+        async with self._control() as control:
+            _, _, publication = await self._ready(control)
+            published = await self._catalog.published(control, publication.name)
+        for name in tables:
+            wanted = Filter(tables=(name,))
+            found = [t for t in published.values() if wanted.wants_table(t.relation.schema, t.relation.table)]
+            if not found:
+                raise SourceError(f"{name} is not published", fix="name a table that the filter has")
+            if unordered := [table.relation.table for table in found if not ordered(table.relation)]:
+                raise SourceError(
+                    f"{unordered[0]} has no key by which it can be read in parts",
+                    fix="give it a primary key, or take a new snapshot",
+                )
+            self._again.add(found)
 
     async def status(self) -> Status:
         """How the slot stands, and what is wrong with it."""
@@ -347,6 +373,8 @@ class WalSource:
                 wants=Wants(self._filter),
                 filler=Filler() if server.logged else None,
                 heartbeat=self._heartbeat,
+                again=self._again,
+                shown=self._read_again,
             )
             stack.callback(session.close)
             connection.flushed = self._acked
@@ -354,8 +382,9 @@ class WalSource:
                 await connection.start(self._command(server, slot.name, publication.name, place))
             self._replication, self._last_pid = connection, connection.pid
             stack.callback(self._hung_up)
-            feedback = asyncio.create_task(self._feedback(connection, control, slot.name))
-            stack.push_async_callback(_cancel, feedback)
+            reader = await stack.enter_async_context(self._control())
+            for work in (self._feedback(connection, control, slot.name), self._again.run(reader)):
+                stack.push_async_callback(_cancel, asyncio.create_task(self._beside(connection, work)))
             yield session
 
     def _hung_up(self) -> None:
@@ -389,17 +418,57 @@ class WalSource:
         return f"START_REPLICATION SLOT {slot} LOGICAL {lsn_text(place.start)} ({', '.join(options)})"
 
     async def _feedback(self, connection: ReplicationConnection, control: AsyncConnection, name: str) -> None:
-        """While the stream is open: tell the server that we live, and watch how much WAL it keeps for us."""
+        """While the stream is open, also when its consumer is slow: tell the server that we live, watch the slot."""
         while True:
-            await asyncio.sleep(ALIVE)
+            await asyncio.sleep(self._interval)
             connection.send_status()
-            self._lag = await slots.find(control, name)
+            slot = await slots.find(control, name)
+            if slot is None:
+                continue
+            warnings = slot.warnings(self._limits)
+            if warnings and not self._alerted:
+                _log.warning("%s", "; ".join(warnings))
+            self._alerted = bool(warnings)
+            if self._limits.act == "drop" and self._limits.exceeded(slot.retained):
+                await self._give_up(connection, control, slot)
+
+    async def _give_up(self, connection: ReplicationConnection, control: AsyncConnection, slot: Slot) -> None:
+        """Rather than fill the server's disk, drop the slot. Whoever reads learns that, when it comes back."""
+        lost = SlotLost(
+            f"the slot {slot.name} was dropped: it kept {slots.size(slot.retained)} of WAL, and its limit is"
+            f" {slots.size(self._limits.most)}",
+            fix=_AGAIN,
+        )
+        _log.error("%s", lost)
+        connection.end(lost)
+        await connection.close()
+        async with asyncio.timeout(PATIENCE):
+            while (found := await slots.find(control, slot.name)) is not None and found.active:
+                await control.execute("SELECT pg_terminate_backend(%s)", (found.active_pid,))
+                await asyncio.sleep(0.05)
+        await slots.drop(control, slot.name)
+
+    async def _beside(self, connection: ReplicationConnection, work: Coroutine[Any, Any, None]) -> None:
+        """Work beside the stream; when it fails, so does the connection."""
+        try:
+            await work
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            connection.end(psycopg.OperationalError(str(error)))
 
     async def _pause(self, tries: int, why: str) -> int:
         delay = min(5.0, 0.05 * 2 ** min(tries + 1, 7)) * random.uniform(0.5, 1.0)
         _log.warning("lost the WAL, trying again in %.2f s: %s", delay, why)
         await asyncio.sleep(delay)
         return tries + 1
+
+    def _read_again(self, again: Resnapshots, cursor: str) -> Batch:
+        chunk = again.ready
+        assert chunk is not None
+        place = Place.parse(cursor)
+        shown = _Shown(self.name, f"{place.system}-{place.timeline}", chunk.until, chunk.at)
+        page = Page(chunk.relation, 0, again.rows(), None, False)
+        columns = [chunk.relation.columns] * len(page.rows)
+        return self._filter.without("tables").batch(Batch(shown.changes(page), cursor, columns))
 
     # -- the snapshot ----------------------------------------------------------------------------------
 

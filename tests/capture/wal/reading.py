@@ -1,0 +1,51 @@
+"""Reading a source to an end that the test marks by a write."""
+
+import asyncio
+from contextlib import aclosing
+
+from forge.capture.source import Batch
+from forge.capture.wal import WalSource
+from forge.change import Change, Op
+from forge.changelog.connection import Connection
+
+END = "the_end"
+
+
+def mark(connection: Connection) -> None:
+    """Write what `to_end` reads up to."""
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {END} (id int PRIMARY KEY GENERATED ALWAYS AS IDENTITY)")
+    connection.execute(f"INSERT INTO {END} DEFAULT VALUES")
+
+
+async def to_end(source: WalSource, after: str | None, *, ack: bool = False, timeout: float = 20) -> list[Batch]:
+    """Every batch after the cursor up to that of the next mark."""
+    found: list[Batch] = []
+    async with asyncio.timeout(timeout), aclosing(source.stream(after)) as batches:
+        async for batch in batches:
+            found.append(batch)
+            if ack:
+                await source.ack(batch.cursor)
+            if any(change.table == END and change.op is Op.INSERT for change in batch.changes):
+                return found
+    raise AssertionError("the stream ended")
+
+
+def changes(batches: list[Batch]) -> list[Change]:
+    """What the batches hold, less the mark."""
+    return [change for batch in batches for change in batch.changes if change.table != END]
+
+
+async def rows(source: WalSource, after: str | None = None) -> tuple[list[Change], str]:
+    """A whole snapshot, and the cursor behind it."""
+    found: list[Change] = []
+    cursor = ""
+    async with asyncio.timeout(20), aclosing(source.snapshot(after)) as batches:
+        async for batch in batches:
+            found += batch.changes
+            cursor = batch.cursor
+    return found, cursor
+
+
+def said(change: Change) -> tuple[str, object, object]:
+    """A change as tests compare it: what happened, to which key, and the row after."""
+    return change.op.value, change.row_id, change.after
