@@ -2,7 +2,7 @@
 
 from forge.capture.sqlite.context import transaction
 from forge.capture.sqlite.hook import Hook
-from forge.capture.sqlite.install import disable, enable
+from forge.capture.sqlite.install import disable, enable, refresh
 from forge.capture.sqlite.source import SqliteSource
 
-__all__ = ["Hook", "SqliteSource", "disable", "enable", "transaction"]
+__all__ = ["Hook", "SqliteSource", "disable", "enable", "refresh", "transaction"]

@@ -109,6 +109,7 @@ class Hook:
         self.name: Final = str(self._path) if connection is None else connection.filename or ":memory:"
         self._identity = uuid.uuid4().hex
         self._recorder: _Recorder | None = None
+        self._filename = ""
         self._tables: dict[str, Table | None] = {}
         self._arrived: list[Committed] = []
         self._kept: list[Change] = []
@@ -176,10 +177,12 @@ class Hook:
     def _read_tables(self) -> None:
         """The columns of every table. What another thread may be writing with is left alone after the beginning."""
         connection: Any = self.connection
-        if self._recorder is None or not connection.filename:
+        if self._recorder is None:
+            self._filename = connection.filename
+        if self._recorder is None or not self._filename:
             self._tables = {name: _described(connection, name) for name in names(connection)}
             return
-        beside = _apsw().Connection(connection.filename)
+        beside = _apsw().Connection(self._filename)
         try:
             self._tables = {name: _described(beside, name) for name in names(beside)}
         finally:
@@ -306,7 +309,6 @@ class Hook:
             kind=self.kind,
             name=self.name,
             capabilities=self.capabilities,
-            position=self._cursor(self._dropped + len(self._kept)),
             lag_changes=len(self._kept),
             in_feed=in_feed,
             in_forge=tuple(part for part in self._filter.parts if part not in in_feed),

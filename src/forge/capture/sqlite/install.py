@@ -6,7 +6,8 @@ Everything is done in one transaction. Each definition of a table has a number, 
 into every row of the queue; so a row is always read with the columns that it was written with. When SQLite's own count
 of schema changes (PRAGMA schema_version) moves, `refresh` looks at every tracked table: one that is defined otherwise,
 or has lost triggers, gets new ones, and a `schema` change says that its rows must be read anew. `refresh` is run by
-whoever reads the queue. Until then:
+whoever reads the queue, within milliseconds of the commit, or by the application in the transaction that alters the
+table. Until then:
 
 - a column that was added is not in the images, and one that was renamed has its old name there;
 - a table that was dropped and made anew (the way SQLite's own documentation changes tables) is not tracked;
@@ -253,14 +254,19 @@ def _seen(connection: sqlite3.Connection) -> None:
 
 
 def refresh(connection: sqlite3.Connection) -> list[str]:
-    """Make the triggers true to the schema, in a transaction of its own; the tables whose tracking changed."""
+    """Make the triggers true to the schema, in the open transaction or one of its own; the tables that got new ones.
+
+    An application that calls it at the end of the transaction in which it alters tables leaves nothing untracked.
+    """
+    if connection.in_transaction:
+        return refresh_in(connection, state(connection)) if installed(connection) else []
     connection.execute("BEGIN IMMEDIATE")
     try:
         changed = refresh_in(connection, state(connection))
         connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+    except BaseException:
+        connection.rollback()
+        raise
     return changed
 
 
