@@ -200,13 +200,13 @@ async def check_slow_consumer(adapter: Adapter) -> None:
 async def check_clean_end(adapter: Adapter) -> None:
     """Who stops reading leaves nothing behind: no task, no connection."""
     before = asyncio.all_tasks()
-    stranded = adapter.proxy.connections if adapter.proxy is not None else 0
+    stranded = adapter.proxy.clients if adapter.proxy is not None else 0
     for id in range(3):
         await _reads_a_little(adapter, id)
     deadline = asyncio.get_running_loop().time() + min(adapter.patience, 2.0)
     while True:
         left = [task.get_name() for task in asyncio.all_tasks() - before]
-        held = adapter.proxy.connections - stranded if adapter.proxy is not None else 0
+        held = adapter.proxy.clients - stranded if adapter.proxy is not None else 0
         if not left and held <= 0:
             return
         gc.collect()  # a connection that was given up while it was made is closed when it is forgotten

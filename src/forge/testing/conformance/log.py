@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import psycopg
 
@@ -21,6 +21,7 @@ from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES, Fill, Ope
 from forge.testing.conformance.proxy import CountingProxy
 from forge.testing.conformance.sql import Statement, statement, tables
 from forge.testing.postgres import fresh_database, temporary_postgres
+from forge.track.context import transaction
 
 TEMPLATE: Final = "conformance"
 SAMPLES: Sequence[Sample] = (
@@ -56,6 +57,7 @@ class PostgresWriter(Writer):
 
     def __init__(self, connection: psycopg.AsyncConnection) -> None:
         self.connection = connection
+        self._context: AbstractAsyncContextManager[Any] | None = None
 
     async def run(self, operation: Operation) -> None:
         text, values = statement(operation, series=_series)
@@ -65,6 +67,9 @@ class PostgresWriter(Writer):
         await self.connection.execute("BEGIN")
 
     async def commit(self) -> None:
+        if self._context is not None:
+            await self._context.__aexit__(None, None, None)
+            self._context = None
         await self.connection.execute("COMMIT")
 
     async def rollback(self) -> None:
@@ -77,7 +82,8 @@ class PostgresWriter(Writer):
         await self.connection.execute("ROLLBACK TO SAVEPOINT here")
 
     async def context(self, user_id: str) -> None:
-        await self.connection.execute("SELECT forge_context(%s)", (user_id,))
+        self._context = transaction(self.connection, user_id=user_id)
+        await self._context.__aenter__()
 
 
 def _series(fill: Fill) -> Statement:

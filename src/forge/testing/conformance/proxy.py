@@ -14,6 +14,11 @@ class CountingProxy(FaultProxy):
         """Bytes that servers sent since it was last set to 0."""
         self._clients: set[asyncio.StreamReader] = set()
 
+    @property
+    def clients(self) -> int:
+        """How many connections their clients hold, whatever the servers think."""
+        return len(self._clients)
+
     def strand(self) -> None:
         """Forward nothing more on the connections of now, for ever, but keep them open; new ones are served.
 
@@ -42,5 +47,6 @@ class CountingProxy(FaultProxy):
                 self.received += len(data)
             writer.write(data)
             await writer.drain()
+        self._clients.discard(reader)
         await flowing.wait()
         writer.write_eof()
