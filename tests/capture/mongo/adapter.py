@@ -17,8 +17,9 @@ from forge.capture.mongo import MongoSource
 from forge.testing.conformance import Adapter, CountingProxy, Sample, Unsupported, Writer
 from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES, Delete, Fill, Insert, Operation, Truncate, Update
 
-IMAGES = {"changeStreamPreAndPostImages": {"enabled": True}}
+IMAGES: dict[str, Any] = {"changeStreamPreAndPostImages": {"enabled": True}}
 IDENTITY = uuid.UUID("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11")
+NESTED = {"a": [Decimal("2.5"), None], "b": {"c": 7}}
 SAMPLES: Sequence[Sample] = (
     Sample("bool", True, True),
     Sample("int", -(2**31), -(2**31)),
@@ -36,7 +37,7 @@ SAMPLES: Sequence[Sample] = (
     Sample("binData", b"\x00\xff", b"\x00\xff"),
     Sample("binData 5", Binary(b"\x01\x02", 5), b"\x01\x02"),
     Sample("uuid", Binary.from_uuid(IDENTITY), str(IDENTITY)),
-    Sample("object", {"a": [1, Decimal128("2.50"), None], "b": {"c": Int64(7)}}, {"a": [1, Decimal("2.50"), None], "b": {"c": 7}}),
+    Sample("object", {"a": [Decimal128("2.5"), None], "b": {"c": Int64(7)}}, NESTED),
     Sample("array", [1, [ObjectId("65f0c0ffee65f0c0ffee65f0")]], [1, ["65f0c0ffee65f0c0ffee65f0"]]),
     Sample("empty", {}, {}),
     Sample("regex", Regex("^a", "i"), '{"$regularExpression":{"pattern":"^a","options":"i"}}'),
@@ -132,7 +133,7 @@ class MongoAdapter(Adapter):
 
     @asynccontextmanager
     async def writer(self) -> AsyncIterator[Writer]:
-        async with AsyncMongoClient(self.url) as client:
+        async with AsyncMongoClient[dict[str, Any]](self.url) as client:
             yield MongoWriter(client, self.database)
 
     async def foreign_cursor(self) -> str:

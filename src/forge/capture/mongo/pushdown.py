@@ -2,7 +2,7 @@
 
 The stages let through at least what the filter keeps; Forge applies the filter itself to what arrives. So a part that
 cannot be said here is let through, and only costs its way. A condition on rows is said with `$expr`, by the type that
-a field has, because that is how Forge decides it: a number is compared with numbers, what is missing or of another
+a field has, because that is how Forge decides it: a number is compared with numbers, what is missing, NaN or of another
 type is undecided and passes, null does not.
 
 An update passes when the document looked up may satisfy the condition, when its pre-image may, or when it touched a
@@ -17,7 +17,7 @@ field of the condition.
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlglot
 from bson.decimal128 import Decimal128
@@ -126,7 +126,15 @@ def condition(sql: str, prefix: str) -> tuple[Expression, list[str]]:
     """An expression that holds for every document under `prefix` that may satisfy the condition, and its fields."""
     parsed = sqlglot.parse_one(f"SELECT 1 WHERE {sql}", dialect="postgres").args["where"].this
     fields = sorted({column.name for column in parsed.find_all(e.Column)})
-    return _may(parsed, f"${prefix}." if prefix else "$", negated=False), fields
+    joined = parsed.find(e.And, e.Or) is not None
+    return _may(parsed, _Where(f"${prefix}." if prefix else "$", joined), negated=False), fields
+
+
+class _Where(NamedTuple):
+    """Where the fields are; and whether a null may pass: beside what is undecided Forge does not decide it either."""
+
+    prefix: str
+    nulls: bool
 
 
 def _rows(sql: str) -> Expression:
@@ -164,33 +172,33 @@ def _touches(fields: Sequence[str]) -> Mapping[str, Any]:
     return {"$anyElementTrue": [{"$map": {"input": paths, "in": {"$in": [first, list(fields)]}}}]}
 
 
-def _may(node: e.Expression, prefix: str, *, negated: bool) -> Expression:
+def _may(node: e.Expression, where: _Where, *, negated: bool) -> Expression:
     """Whether a part of a condition (or its negation) may be true."""
     if isinstance(node, e.Paren):
-        return _may(node.this, prefix, negated=negated)
+        return _may(node.this, where, negated=negated)
     if isinstance(node, e.Not):
-        return _may(node.this, prefix, negated=not negated)
+        return _may(node.this, where, negated=not negated)
     if isinstance(node, (e.And, e.Or)):
-        parts = [_may(side, prefix, negated=negated) for side in (node.this, node.expression)]
+        parts = [_may(side, where, negated=negated) for side in (node.this, node.expression)]
         return _all(parts) if isinstance(node, e.And) is not negated else _any(parts)
     if isinstance(node, e.Between):
         low = e.GTE(this=node.this, expression=node.args["low"])
         high = e.LTE(this=node.this, expression=node.args["high"])
-        return _may(e.And(this=low, expression=high), prefix, negated=negated)
+        return _may(e.And(this=low, expression=high), where, negated=negated)
     if isinstance(node, e.In) and node.expressions:
-        each = [_may(e.EQ(this=node.this, expression=one), prefix, negated=negated) for one in node.expressions]
+        each = [_may(e.EQ(this=node.this, expression=one), where, negated=negated) for one in node.expressions]
         return _all(each) if negated else _any(each)
     if isinstance(node, e.Is) and isinstance(node.expression, e.Null):
-        return _is_null(_field(node.this, prefix), negated=negated)
+        return _is_null(_field(node.this, where), negated=negated)
     if isinstance(node, e.Column):
-        return _compared(_field(node, prefix), "$ne" if negated else "$eq", True)
+        return _compared(_field(node, where), "$ne" if negated else "$eq", True, where.nulls)
     if type(node) in _COMPARED:
         operator = _COMPARED[type(node)]
         left, right = node.this, node.expression
         if not isinstance(left, e.Column):
             left, right, operator = right, left, _MIRRORED[operator]
         constant = _constant(right)
-        return _compared(_field(left, prefix), _NEGATED[operator] if negated else operator, constant)
+        return _compared(_field(left, where), _NEGATED[operator] if negated else operator, constant, where.nulls)
     return True
 
 
@@ -203,10 +211,10 @@ def _all(parts: Sequence[Expression]) -> Expression:
     return {"$and": said} if said else True
 
 
-def _field(node: e.Expression, prefix: str) -> str | None:
+def _field(node: e.Expression, where: _Where) -> str | None:
     """The path of a column, where it is a name that a path can have."""
     if isinstance(node, e.Column) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", node.name):
-        return prefix + node.name
+        return where.prefix + node.name
     return None
 
 
@@ -217,13 +225,13 @@ def _is_null(field: str | None, *, negated: bool) -> Expression:
     return {"$ne": [kind, "null"]} if negated else {"$in": [kind, ["null", "undefined", "missing"]]}
 
 
-def _compared(field: str | None, operator: str, constant: Any) -> Expression:
+def _compared(field: str | None, operator: str, constant: Any, nulls: bool) -> Expression:
     """A field against a constant: as the field's type wants it, undecided for a type that the constant has not."""
     if field is None or constant is None:
         return True
     kind = {"$type": field}
     if isinstance(constant, bool):
-        return _by_type(kind, {"bool": {operator: [field, constant]}})
+        return _by_type(kind, {"bool": {operator: [field, constant]}}, nulls)
     if isinstance(constant, str):
         if operator not in ("$eq", "$ne"):
             return True
@@ -231,14 +239,16 @@ def _compared(field: str | None, operator: str, constant: Any) -> Expression:
         return _by_type(
             kind,
             {"string": {operator: [field, literal]}, "objectId": {operator: [{"$toString": field}, literal]}},
+            nulls,
         )
-    test = {"$or": [{operator: [field, each]} for each in _numbers(constant)]}
-    return _by_type(kind, dict.fromkeys(_NUMBERS, test))
+    unordered = {"$eq": [field, float("nan")]}
+    test = {"$or": [unordered, *({operator: [field, each]} for each in _numbers(constant))]}
+    return _by_type(kind, dict.fromkeys(_NUMBERS, test), nulls)
 
 
-def _by_type(kind: Mapping[str, Any], tests: Mapping[str, Any]) -> Expression:
+def _by_type(kind: Mapping[str, Any], tests: Mapping[str, Any], nulls: bool) -> Expression:
     branches = [{"case": {"$eq": [kind, name]}, "then": test} for name, test in tests.items()]
-    return {"$switch": {"branches": [{"case": {"$eq": [kind, "null"]}, "then": False}, *branches], "default": True}}
+    return {"$switch": {"branches": [{"case": {"$eq": [kind, "null"]}, "then": nulls}, *branches], "default": True}}
 
 
 def _constant(node: e.Expression) -> Any:

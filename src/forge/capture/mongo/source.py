@@ -49,6 +49,8 @@ CAPABILITIES: Final = Capabilities(
     schema_changes=False,
     filters=("tables", "operations", "rows"),
 )
+MOST_TRIES: Final = 5
+"""How often in a row a snapshot moves to a newer time without reading anything."""
 DOCUMENTS: Final = ("updateLookup", "whenAvailable", "required", "default")
 
 _LOG = logging.getLogger("forge.capture.mongo")
@@ -120,6 +122,7 @@ class MongoSource:
         if cursor.progress is not None:
             raise CursorInvalid("the cursor stands inside a snapshot", fix="finish it first: snapshot(after=cursor)")
         stages = pushdown.stages(self._address.database, self._filter)
+        await self._await_time(server, cursor.place)
         stands = cursor.place
         async with aclosing(self._follow(server, cursor.place, stages)) as replies:
             async for events, place in replies:
@@ -144,6 +147,7 @@ class MongoSource:
             self._own(cursor, server)
             if cursor.progress is None:
                 raise CursorInvalid("the cursor stands behind its snapshot", fix="go on with stream(after=cursor)")
+            await self._await_time(server, cursor.place)
         reading = _Snapshot(self, server, cursor)
         async with aclosing(reading.batches()) as batches:
             async for batch in batches:
@@ -210,6 +214,20 @@ class MongoSource:
                 f"the cursor is of another server, database or collection than {self.name}",
                 fix="take a new snapshot here, or use the URL that the cursor was made with",
             )
+
+    async def _await_time(self, server: Server, place: Place) -> None:
+        """A server never falls behind a cursor that it gave for long: one that stays behind has lost its past."""
+        wanted = place.reached
+        deadline = asyncio.get_running_loop().time() + self._patience
+        with _typed(server):
+            while wanted is not None and wanted > (reached := await server.now()):
+                if asyncio.get_running_loop().time() > deadline:
+                    ahead, behind = wanted.as_datetime(), reached.as_datetime()
+                    raise CursorForeign(
+                        f"the cursor stands at {ahead}, and {self.name} is only at {behind}",
+                        fix="take a new snapshot: the server was restored, or the cursor is of another one",
+                    )
+                await asyncio.sleep(0.2)
 
     def _wants(self, collection: str) -> bool:
         own = self._address.collection
@@ -321,6 +339,7 @@ class _Snapshot:
         self._place = cursor.place
         self._progress = cursor.progress
         self._backoff = Backoff()
+        self._vain = 0
 
     async def batches(self) -> AsyncGenerator[Batch]:
         if self._place.time is None:
@@ -332,6 +351,7 @@ class _Snapshot:
                 async with aclosing(self._rest()) as rest:
                     async for batch in rest:
                         self._backoff.reset()
+                        self._vain = 0
                         yield batch
                 break
             except LOST as error:
@@ -343,6 +363,10 @@ class _Snapshot:
                         raise refusal from error
                     await self._wait_for_server(error)
                     continue
+                self._vain += 1
+                if self._vain > MOST_TRIES:
+                    fix = "try again, or raise minSnapshotHistoryWindowInSeconds on the server"
+                    raise SourceError(f"{self._source.name} cannot be read as of one time: {error}", fix=fix) from error
                 async with aclosing(self._catch_up()) as behind:
                     async for batch in behind:
                         yield batch
@@ -354,9 +378,16 @@ class _Snapshot:
 
     async def _rest(self) -> AsyncGenerator[Batch]:
         """What is not read yet, as of the snapshot's time."""
-        for listed in await self._server.collections():
+        listing = [each for each in await self._server.collections() if self._source._wants(each["name"])]
+        for listed in listing:
+            if listed.get("options", {}).get("capped"):
+                raise SourceError(
+                    f"{listed['name']} is capped, and a capped collection cannot be read as of one time",
+                    fix="name the other collections in the filter's tables; the stream takes capped ones too",
+                )
+        for listed in listing:
             name = listed["name"]
-            if name < self._progress.collection or not self._source._wants(name):
+            if name < self._progress.collection:
                 continue
             if name != self._progress.collection:
                 self._progress = Progress(name, NOTHING)
@@ -411,7 +442,15 @@ class _Snapshot:
         """The changes of what was read already, from the snapshot's time up to a newer one, which is its time then."""
         with _typed(self._server):
             target = await self._server.now()
+            listing = await self._server.collections()
         name, last = self._progress
+        if last is not NOTHING and any(
+            each["name"] == name and each.get("options", {}).get("collation") for each in listing
+        ):
+            raise SourceError(
+                f"{name} has a collation of its own, so what was read of it cannot be told from what was not",
+                fix="take the snapshot again within minSnapshotHistoryWindowInSeconds, or raise that on the server",
+            )
         stages = [*pushdown.stages(self._source._address.database, self._source._filter), _read_already(name, last)]
         async with aclosing(self._source._follow(self._server, self._place, stages)) as replies:
             async for events, place in replies:

@@ -1,0 +1,36 @@
+"""How tests read a source: so much of it, and no longer than a deadline."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from forge.capture import Batch
+from forge.change import Change
+
+DEADLINE = 20.0
+
+
+async def take(batches: AsyncGenerator[Batch], count: int) -> list[Change]:
+    """The first changes of a stream, at least so many."""
+    return [change for batch in await batches_with(batches, count) for change in batch.changes]
+
+
+async def batches_with(batches: AsyncGenerator[Batch], count: int) -> list[Batch]:
+    """The first batches of a stream, until they have at least so many changes."""
+    taken: list[Batch] = []
+    async with asyncio.timeout(DEADLINE), aclosing(batches):
+        async for batch in batches:
+            taken.append(batch)
+            if sum(len(each.changes) for each in taken) >= count:
+                break
+    return taken
+
+
+async def whole(batches: AsyncGenerator[Batch]) -> list[Batch]:
+    """A snapshot."""
+    async with asyncio.timeout(DEADLINE), aclosing(batches):
+        return [batch async for batch in batches]
+
+
+def told(changes: list[Change]) -> list[tuple[str, str, str]]:
+    return [(change.op.value, change.table, change.row_id) for change in changes]

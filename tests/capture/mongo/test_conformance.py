@@ -1,0 +1,23 @@
+"""The suite that every source must pass, on a real replica set. Killed consumers are left to the suite's own tests."""
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from forge.testing.conformance import Check, CountingProxy, checks, conform, name
+from tests.capture.mongo.adapter import opened
+
+
+@pytest.fixture(scope="module")
+def proxy(server_url: str) -> Iterator[CountingProxy]:
+    parts = urlsplit(server_url)
+    with CountingProxy(parts.hostname or "localhost", parts.port or 27017) as proxy:
+        yield proxy
+
+
+@pytest.mark.contract("W2", "W9", "W12")
+@pytest.mark.parametrize("check", [check for check in checks() if name(check) != "killed consumer"], ids=name)
+async def test_it_conforms(check: Check, server_url: str, proxy: CountingProxy) -> None:
+    async with opened(server_url, proxy) as adapter:
+        await conform(check, adapter)
