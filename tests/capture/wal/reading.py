@@ -1,7 +1,9 @@
 """Reading a source to an end that the test marks by a write."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
+from typing import Any
 
 from forge.capture.source import Batch
 from forge.capture.wal import WalSource
@@ -44,6 +46,16 @@ async def rows(source: WalSource, after: str | None = None) -> tuple[list[Change
             found += batch.changes
             cursor = batch.cursor
     return found, cursor
+
+
+async def until(look: Callable[[], Any], fine: Callable[[Any], bool], timeout: float = 10) -> Any:
+    """Look again and again; what was seen when it was fine."""
+    async with asyncio.timeout(timeout):
+        while True:
+            found = look()
+            if fine(found):
+                return found
+            await asyncio.sleep(0.02)
 
 
 def said(change: Change) -> tuple[str, object, object]:

@@ -90,7 +90,7 @@ class Rows:
         waiting = [self._add(unit) for unit in rest.units if unit.table in tables]
         later = [oid for oid in tables if oid > rest.done]
         workers = max(1, min(self._workers, len(waiting) + sum(_pieces(tables[oid]) for oid in later)))
-        pages: asyncio.Queue[Page | BaseException | None] = asyncio.Queue(self._workers * 2)
+        pages: asyncio.Queue[Page | Exception | None] = asyncio.Queue(self._workers * 2)
 
         async def work(connection: AsyncConnection) -> None:
             try:
@@ -108,9 +108,8 @@ class Rows:
                     unit = self._units[number]
                     await self._read(connection, number, unit, tables[unit.table], pages)
                 await pages.put(None)
-            except BaseException as error:
+            except Exception as error:
                 await pages.put(error)
-                raise
 
         async with AsyncExitStack() as stack:
             tasks = []
@@ -127,7 +126,7 @@ class Rows:
                     page = await pages.get()
                     if page is None:
                         ended += 1
-                    elif isinstance(page, BaseException):
+                    elif isinstance(page, Exception):
                         raise page
                     else:
                         if page.ended:
@@ -165,7 +164,7 @@ class Rows:
         number: int,
         unit: Unit,
         table: Published,
-        pages: "asyncio.Queue[Page | BaseException | None]",
+        pages: "asyncio.Queue[Page | Exception | None]",
     ) -> None:
         relation = table.relation
         statement = selection(table, unit, await self._condition(connection, relation))

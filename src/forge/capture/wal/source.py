@@ -225,6 +225,11 @@ class WalSource:
                 )
             self._again.add(found)
 
+    @property
+    def resnapshots_done(self) -> bool:
+        """Whether all that was asked of `resnapshot` was handed over."""
+        return self._again.idle
+
     async def status(self) -> Status:
         """How the slot stands, and what is wrong with it."""
         async with self._control() as control:
@@ -510,7 +515,7 @@ class WalSource:
                     if page.rows or page.ended:
                         columns = [page.relation.columns] * len(page.rows)
                         yield left.batch(Batch(shown.changes(page), str(cursor), columns))
-            epochs = tuple(each for each in more.epochs if each.until > place.lsn)
+            epochs = more.epochs if more.epochs[-1].until > place.lsn else ()
             yield Batch((), str(place.moved(place.lsn, more=More(more.known, epochs))))
 
 
