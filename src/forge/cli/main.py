@@ -13,7 +13,7 @@ import psycopg
 import typer
 
 from forge.changelog.connection import translate
-from forge.cli import config, demo, disable, doctor, enable, init, maintain, pipeline, serve, status, tail, trim
+from forge.cli import config, demo, disable, doctor, enable, init, maintain, pipeline, serve, slot, status, tail, trim
 from forge.cli.arguments import Command, hoist
 from forge.cli.session import Session, forget_output
 from forge.errors import ForgeError
@@ -32,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, enable, disable, status, tail, serve, pipeline, trim, maintain, doctor, config, demo):
+for command in (init, enable, disable, status, tail, serve, pipeline, slot, trim, maintain, doctor, config, demo):
     command.register(app)
 for registered in app.registered_commands:
     registered.cls = Command

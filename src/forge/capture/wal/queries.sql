@@ -7,7 +7,9 @@ SELECT current_setting('server_version_num')::int AS version, current_setting('w
        pg_is_in_recovery() AS standby, d.oid::bigint AS database, d.datname::text AS name,
        r.rolname::text AS role, (SELECT c.system_identifier::text FROM pg_control_system() c) AS system,
        CASE WHEN pg_is_in_recovery() THEN 0 ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer END AS timeline,
-       to_regclass('forge.forge_event_log') IS NOT NULL AS logged
+       EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+               WHERE n.nspname = 'forge' AND c.relname = 'forge_event_log'
+                 AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')) AS logged
 FROM pg_database d, pg_roles r WHERE d.datname = current_database() AND r.rolname = current_user;
 
 -- types: How each type is written (see forge.capture.wal.texts), and its name.

@@ -16,6 +16,7 @@ from psycopg.rows import dict_row
 from forge.capture.wal.position import lsn_text
 from forge.changelog.connection import AsyncConnection, connect_async, translate
 from forge.changelog.queries import queries
+from forge.config import shown_size
 from forge.cursor import wal_position
 from forge.errors import ConfigError, CursorExpired, ForgeError, ServerError, SlotInUse, SlotLost, SourceError
 
@@ -38,9 +39,6 @@ class Limits(msgspec.Struct, frozen=True):
     warn: int = GIGABYTE
     most: int | None = None
     act: OnLimit = "alert"
-
-    def exceeded(self, kept: int | None) -> bool:
-        return self.most is not None and kept is not None and kept > self.most
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -80,23 +78,15 @@ class Slot(msgspec.Struct, frozen=True):
         kept = self.retained
         if self.lost is not None:
             found.append(f"slot {self.name} is lost: {self.lost}")
-        elif limits.exceeded(kept):
-            found.append(f"slot {self.name} keeps {size(kept)} of WAL, beyond its limit of {size(limits.most)}")
+        elif kept is not None and limits.most is not None and kept > limits.most:
+            found.append(
+                f"slot {self.name} keeps {shown_size(kept)} of WAL, beyond its limit of {shown_size(limits.most)}"
+            )
         elif kept is not None and kept > limits.warn:
-            found.append(f"slot {self.name} keeps {size(kept)} of WAL: its consumer is slow or away")
+            found.append(f"slot {self.name} keeps {shown_size(kept)} of WAL: its consumer is slow or away")
         if self.wal_status == "unreserved":
             found.append(f"slot {self.name} is about to be lost: max_slot_wal_keep_size is reached")
         return tuple(found)
-
-
-def size(count: int | None) -> str:
-    """
-    >>> size(3 * 1024**3), size(5_000_000), size(12)
-    ('3.0 GB', '4.8 MB', '0.0 MB')
-    """
-    if count is None:
-        return "an unknown amount"
-    return f"{count / GIGABYTE:.1f} GB" if count >= GIGABYTE else f"{count / 1024**2:.1f} MB"
 
 
 def checked_name(name: str) -> str:

@@ -35,7 +35,7 @@ from forge.capture.wal.snapshot import Page, Rows, flushed, take
 from forge.capture.wal.toast import Filler
 from forge.change import Change, Op, Source
 from forge.changelog.connection import AsyncConnection, translate
-from forge.config import hide
+from forge.config import hide, shown_size
 from forge.cursor import Snapshot, wal_position
 from forge.errors import (
     CursorForeign,
@@ -434,24 +434,26 @@ class WalSource:
             if warnings and not self._alerted:
                 _log.warning("%s", "; ".join(warnings))
             self._alerted = bool(warnings)
-            if self._limits.act == "drop" and self._limits.exceeded(slot.retained):
-                await self._give_up(connection, control, slot)
+            most, kept = self._limits.most, slot.retained
+            if self._limits.act == "drop" and most is not None and kept is not None and kept > most:
+                await self._give_up(connection, control, slot.name, kept, most)
 
-    async def _give_up(self, connection: ReplicationConnection, control: AsyncConnection, slot: Slot) -> None:
+    async def _give_up(
+        self, connection: ReplicationConnection, control: AsyncConnection, name: str, kept: int, most: int
+    ) -> None:
         """Rather than fill the server's disk, drop the slot. Whoever reads learns that, when it comes back."""
         lost = SlotLost(
-            f"the slot {slot.name} was dropped: it kept {slots.size(slot.retained)} of WAL, and its limit is"
-            f" {slots.size(self._limits.most)}",
+            f"the slot {name} was dropped: it kept {shown_size(kept)} of WAL, and its limit is {shown_size(most)}",
             fix=_AGAIN,
         )
         _log.error("%s", lost)
         connection.end(lost)
         await connection.close()
         async with asyncio.timeout(PATIENCE):
-            while (found := await slots.find(control, slot.name)) is not None and found.active:
+            while (found := await slots.find(control, name)) is not None and found.active:
                 await control.execute("SELECT pg_terminate_backend(%s)", (found.active_pid,))
                 await asyncio.sleep(0.05)
-        await slots.drop(control, slot.name)
+        await slots.drop(control, name)
 
     async def _beside(self, connection: ReplicationConnection, work: Coroutine[Any, Any, None]) -> None:
         """Work beside the stream; when it fails, so does the connection."""
