@@ -54,7 +54,9 @@ class File:
                 f"SQLite {sqlite3.sqlite_version} is too old", fix="use a Python with SQLite 3.37 or newer"
             )
         self.identity()
-        if not os.access(self.path, os.R_OK):  # opening it by other means than SQLite's would end SQLite's locks
+        # To open it by other means than SQLite's, and close it, would end the locks of other connections.
+        effective = os.access in os.supports_effective_ids
+        if not os.access(self.path, os.R_OK, effective_ids=effective):
             raise self.unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         with self.errors():
             connection = sqlite3.connect(
@@ -92,27 +94,20 @@ class File:
     def unreadable(self, error: OSError) -> SourceError:
         if isinstance(error, FileNotFoundError):
             return SourceError(
-                f"there is no file {self.name}", fix="check the URL: sqlite:///relative or sqlite:////absolute"
+                f"there is no file {self.name}", fix="check the URL: sqlite:///relative, sqlite:////absolute"
             )
         if isinstance(error, PermissionError):
-            return SourceError(
-                f"{self.name} may not be read", fix="give this user the right to read and write the file and its folder"
-            )
+            return SourceError(f"{self.name} may not be read", fix=_RIGHTS)
         return SourceError(f"{self.name} cannot be opened: {error.strerror}", fix="name a database file")
 
 
+_RIGHTS: Final = "give this user the right to read and write the file and its folder, where SQLite keeps its journal"
 _MEANINGS: Final = {
     "SQLITE_NOTADB": ("is not a SQLite database", "check the URL; an encrypted file cannot be read"),
     "SQLITE_CORRUPT": ("is damaged", "PRAGMA integrity_check, then restore a backup"),
-    "SQLITE_READONLY": (
-        "cannot be written",
-        "give this user the right to write the file and its folder, where SQLite keeps its journal",
-    ),
-    "SQLITE_CANTOPEN": (
-        "cannot be opened",
-        "give this user the right to write the folder, where SQLite keeps its journal",
-    ),
-    "SQLITE_PERM": ("may not be opened", "give this user the right to read and write the file and its folder"),
+    "SQLITE_READONLY": ("cannot be written", _RIGHTS),
+    "SQLITE_CANTOPEN": ("cannot be opened", _RIGHTS),
+    "SQLITE_PERM": ("may not be opened", _RIGHTS),
     "SQLITE_BUSY": (
         "was locked by another connection for {seconds:g} s",
         "end the transaction that holds it; PRAGMA journal_mode=WAL lets readers and writers go on side by side",

@@ -66,12 +66,12 @@ def enable(
     """
     file = File(url)
     with _writing(file) as connection:
+        wanted = [table(connection, name) for name in (names(connection) if every else tables)]
         if not installed(connection):
-            _install(connection)
+            _install(connection, max((found.width for found in wanted), default=0))
         else:
             refresh_in(connection, state(connection))
         known = {found.table.name: found for found in tracked(connection, gone=True)}
-        wanted = [table(connection, name) for name in ([*names(connection)] if every else tables)]
         done = []
         for plain in dict.fromkeys(wanted):
             old = known.get(plain.name)
@@ -169,7 +169,8 @@ def versions(connection: sqlite3.Connection, newer_than: int) -> list[Tracked]:
     return [Tracked(number, msgspec.json.decode(definition, type=Table)) for number, definition in rows]
 
 
-def _install(connection: sqlite3.Connection) -> None:
+def _install(connection: sqlite3.Connection, width: int) -> None:
+    """Make Forge's tables, wide enough from the beginning: a column that is added later costs SQLite a new schema."""
     script = (files("forge.capture.sqlite") / "schema.sql").read_text("utf-8")
     statement = ""
     for line in script.splitlines():
@@ -177,10 +178,14 @@ def _install(connection: sqlite3.Connection) -> None:
             continue
         statement += line + "\n"
         if line.rstrip().endswith(";"):
+            for name, slots in (("forge_queue", 2 * width), ("forge_replaced", width)):
+                if statement.startswith(f"CREATE TABLE {name} "):
+                    values = "".join(f", v{slot}" for slot in range(slots))
+                    statement = statement.rstrip().removesuffix(");") + f"{values})"
             connection.execute(statement)
             statement = ""
     connection.execute("INSERT INTO forge_state VALUES (?, ?, 0, 0, 0.0)", (uuid.uuid4().hex, FORMAT))
-    connection.execute(gone_trigger(0))
+    connection.execute(gone_trigger(width))
 
 
 def track(connection: sqlite3.Connection, new: Table, old: Tracked | None) -> int:
