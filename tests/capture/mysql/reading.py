@@ -1,6 +1,7 @@
 """What tests of the MySQL source do over and over: collect changes until there are enough, wait for a condition."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -90,3 +91,11 @@ async def following(reader: MysqlSource, after: str | None = None) -> AsyncItera
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline, "it never came so"
+        await asyncio.sleep(0.02)

@@ -71,14 +71,20 @@ class Feed:
                 connection,
                 f"SET @source_binlog_checksum = @@global.binlog_checksum, @source_heartbeat_period = {period}",
             )
-        connection._execute_command(
-            _REGISTER, struct.pack("<I", server_id) + b"\x05forge\x00\x00" + struct.pack("<HII", 0, 0, 0)
-        )
-        connection._read_packet()
+        name = struct.pack("<I", server_id) + b"\x05forge\x00\x00" + struct.pack("<HII", 0, 0, 0)
+        try:
+            connection._execute_command(_REGISTER, name)
+            connection._read_packet()
+        except OSError:
+            raise
+        except Exception as error:
+            if error.args and error.args[0] in (1045, 1227):  # who is logged in already lacks a right, not a password
+                raise SourceError(f"{address.name} does not send its log: {error.args[1]}", fix=_fix(1227)) from None
+            raise
         flags = _ANNOTATED if annotated and told.mariadb else 0
-        name = b"" if gtid is not None else file.encode()
+        log = b"" if gtid is not None else file.encode()
         place = 4 if gtid is not None else offset
-        connection._execute_command(_DUMP, struct.pack("<IHI", place, flags, server_id) + name)
+        connection._execute_command(_DUMP, struct.pack("<IHI", place, flags, server_id) + log)
         return cls(connection, address, heartbeat)
 
     def read(self) -> list[bytes]:

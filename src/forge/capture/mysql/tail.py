@@ -193,7 +193,8 @@ class Tail:
                     self._emit(changes)
                     moved = time.monotonic()
                 if self._until is not None and changes.found and place_order(*changes.reached) >= self._until:
-                    self._emit(changes)
+                    if changes.changes or changes.cursor() != self._after:
+                        self._emit(changes)
                     return
                 if self._stopped.is_set():
                     return

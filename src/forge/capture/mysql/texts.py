@@ -89,7 +89,7 @@ class Texts:
 
         >>> columns = (KnownColumn("a", "int", None), KnownColumn("b", "date", None))
         >>> Texts(Known(columns, ("a", "b"))).behind(("1", "2026-01-31"))
-        "`a` >= 1 AND ((`a` > 1) OR (`a` = 1 AND `b` > '2026-01-31'))"
+        "`a` >= 1 AND ((`a` > 1) OR (`a` = 1 AND `b` > CAST('2026-01-31' AS DATE)))"
         """
         pairs = list(zip(map(quoted, self.key), self.literals(marks), strict=True))
         parts = []
@@ -124,7 +124,8 @@ def _literal(column: KnownColumn, mark: str) -> str:
     if kind in _TIMES:
         if not _TIME.fullmatch(mark):
             raise _no_key()
-        return f"'{mark}'"
+        whole = {"timestamp": "DATETIME(6)", "datetime": "DATETIME(6)", "time": "TIME(6)", "date": "DATE"}[kind]
+        return f"CAST('{mark}' AS {whole})"
     if kind in _BINARY:
         if not re.fullmatch(r"([0-9a-f]{2})*", mark):
             raise _no_key()
