@@ -134,7 +134,7 @@ class MongoServer:
         self.folder = folder
         self.port = _free_port()
         self.set_name = set_name
-        self._options = tuple(options)
+        self.options = tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -161,7 +161,7 @@ class MongoServer:
             *("--nounixsocket", "--wiredTigerCacheSizeGB", "1"),
             *("--setParameter", "diagnosticDataCollectionEnabled=false"),
             *(("--replSet", self.set_name) if self.set_name else ()),
-            *self._options,
+            *self.options,
         ]
         with open(self.folder / "mongod.log", "ab") as log:
             self._process = subprocess.Popen(
@@ -229,10 +229,17 @@ class MongoServer:
 
 @contextmanager
 def temporary_mongo(
-    *, replica_set: bool = True, members: int = 1, parameters: Mapping[str, object] | None = None
+    *,
+    replica_set: bool = True,
+    members: int = 1,
+    oplog_mb: int = 1024,
+    parameters: Mapping[str, object] | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[MongoServer]:
     """A running server, gone with its data afterwards: the primary of a replica set, or a standalone one."""
-    options = [word for name, value in (parameters or {}).items() for word in ("--setParameter", f"{name}={value}")]
+    options = [*options, *(("--oplogSize", str(oplog_mb)) if replica_set else ())]
+    for parameter, value in (parameters or {}).items():
+        options += ["--setParameter", f"{parameter}={value}"]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forge-mongo-")))
         name = "rs0" if replica_set else None

@@ -10,6 +10,7 @@ long oplog is silent for long, so each time in a row that this happens the patie
 import asyncio
 import hashlib
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -83,19 +84,7 @@ class Server:
         self._address = address
         self._patience = self._limit = patience
         self._node: tuple[str, int | None] | None = None
-        try:
-            self._client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(
-                address.url,
-                appname="forge",
-                driver=DriverInfo("forge"),
-                server_selector=self._same_node,
-                serverSelectionTimeoutMS=int(patience * 1000),
-                connectTimeoutMS=int(patience * 1000),
-                heartbeatFrequencyMS=max(500, int(patience * 500)),
-                document_class=dict,
-            )
-        except (ConfigurationError, InvalidURI, ValueError) as error:
-            raise ConfigError(f"the URL of the MongoDB server cannot be used: {_line(error)}", fix=_FIX_URL) from None
+        self._client = _client(address, patience, self._same_node)
         self._database = self._client.get_database(address.database, codec_options=CODEC)
         self._preference = self._client.read_preference
         self.name = address.name
@@ -143,9 +132,9 @@ class Server:
     async def now(self) -> Timestamp:
         """The cluster time of the newest write that the primary has made."""
         async with asyncio.timeout(self._limit):
-            reply = await self._client.admin.command("ping", read_preference=ReadPreference.PRIMARY)
-        time: Timestamp = reply["operationTime"]
-        return time
+            reply = await self._client.admin.command("hello", read_preference=ReadPreference.PRIMARY)
+        time: Timestamp | None = reply.get("operationTime")  # not told to users without any role
+        return reply["lastWrite"]["opTime"]["ts"] if time is None else time
 
     async def collections(self) -> list[Mapping[str, Any]]:
         """The collections that a change stream sees, by name, with their options."""
@@ -251,6 +240,25 @@ class Server:
 
 
 _FIX_REACH: Final = "check host, port, replicaSet and TLS of the URL, and that the server runs"
+
+
+def _client(address: Address, patience: float, selector: Any) -> AsyncMongoClient[dict[str, Any]]:
+    """A client; an option that PyMongo would only warn of and leave out is an error."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            return AsyncMongoClient(
+                address.url,
+                appname="forge",
+                driver=DriverInfo("forge"),
+                server_selector=selector,
+                serverSelectionTimeoutMS=int(patience * 1000),
+                connectTimeoutMS=int(patience * 1000),
+                heartbeatFrequencyMS=max(500, int(patience * 500)),
+                document_class=dict,
+            )
+    except (ConfigurationError, InvalidURI, ValueError, UserWarning) as error:
+        raise ConfigError(f"the URL of the MongoDB server cannot be used: {_line(error)}", fix=_FIX_URL) from None
 
 
 def foreign(cursor: str, own: str) -> bool:

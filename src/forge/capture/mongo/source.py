@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final, Self
 
-import bson
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure, PyMongoError
 
@@ -27,7 +26,6 @@ from forge.capture.filters import Filter
 from forge.capture.mongo import pushdown
 from forge.capture.mongo.cursor import KIND, NOTHING, Cursor, Place, Progress, following
 from forge.capture.mongo.events import Events, Fragments
-from forge.capture.mongo.forms import CODEC
 from forge.capture.mongo.retry import Backoff
 from forge.capture.mongo.server import LOST, TOO_OLD, Address, Server, foreign
 from forge.capture.source import Batch, Status
@@ -413,20 +411,19 @@ class _Snapshot:
             "batchSize": self._source._batch_size,
             "readConcern": {"level": "snapshot", "atClusterTime": self._place.time},
         }
+        wanted: list[pushdown.Expression] = []
         if last is not NOTHING:
-            find["min"] = {"_id": last}
+            wanted.append({"$gt": ["$_id", {"$literal": last}]})
         where = self._source._filter.where
-        if where is not None and (wanted := pushdown.condition(where, "")[0]) is not True:
-            find["filter"] = {"$expr": wanted}
+        if where is not None and (said := pushdown.condition(where, "")[0]) is not True:
+            wanted.append(said)
+        if wanted:
+            find["filter"] = {"$and": [{"$expr": each} for each in wanted]}
         async with self._server.new_session() as session:
             cursor = (await self._server.command(find, session))["cursor"]
             page = cursor["firstBatch"]
             try:
                 while True:
-                    if page and last is not NOTHING:
-                        if _identity(page[0]["_id"]) == _identity(last):
-                            page = page[1:]
-                        last = NOTHING
                     if page:
                         yield page
                     if not cursor["id"]:
@@ -487,10 +484,6 @@ def _read_already(collection: str, last: Any) -> dict[str, Any]:
         here = {"$eq": ["$ns.coll", {"$literal": collection}]}
         done.append({"$and": [here, {"$lte": ["$documentKey._id", {"$literal": last}]}]})
     return {"$match": {"$or": [{"operationType": {"$in": list(pushdown.ALWAYS)}}, {"$expr": {"$or": done}}]}}
-
-
-def _identity(value: Any) -> bytes:
-    return bson.encode({"": value}, codec_options=CODEC)
 
 
 def _splits(server: Server) -> bool:
