@@ -75,11 +75,15 @@ class Replica:
     def __init__(self, changes: Iterable[Change] = ()) -> None:
         self.keyed: dict[str, dict[Exact, Exact]] = {}
         self.loose: dict[str, Counter[Exact]] = {}
+        self.invalid: set[str] = set()
+        """Tables that would have to be read anew."""
         for change in changes:
             self.apply(change)
 
     def apply(self, change: Change) -> None:
-        if change.op is Op.SCHEMA:
+        if change.op is Op.INVALIDATE:
+            self.invalid.add(change.table)
+        if change.op is Op.SCHEMA or change.table in self.invalid:
             return
         if change.key is None:
             rows = self.loose.setdefault(change.table, Counter())

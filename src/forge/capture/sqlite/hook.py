@@ -10,7 +10,8 @@ statement that committed it returns. What it does not do:
 - It sees one connection. What other connections write, in this process or another, it never sees.
 - It keeps changes in memory, until they are acknowledged, at most `most`. Beyond that they are dropped, and an
   `invalidate` for each table says so. When the process ends they are gone.
-- It has no snapshot and no context, and does not see changes of the schema.
+- It has no snapshot and no context, and does not see changes of the schema, nor what is written into a blob in place
+  (sqlite3_blob_write).
 
 It uses SQLite's preupdate hook where the build has it, as that of APSW's wheels does: images before and after, tables
 WITHOUT ROWID, rows that REPLACE deletes, and DELETE without WHERE. With the plain update hook only, a change has the
@@ -73,7 +74,6 @@ class Written(NamedTuple):
     new_rowid: int
     old: tuple[Any, ...] | None
     new: tuple[Any, ...] | None
-    blob: int = -1
 
 
 class Committed(NamedTuple):
@@ -114,6 +114,7 @@ class Hook:
         self._arrived: list[Committed] = []
         self._kept: list[Change] = []
         self._dropped = 0
+        self._floor = 0
         self._wake = asyncio.Event()
 
     @property
@@ -195,8 +196,9 @@ class Hook:
         while True:
             self._wake.clear()
             self._take()
-            if place < self._dropped:
+            if place < self._floor:
                 raise self._expired()
+            place = max(place, self._dropped)
             start = place - self._dropped
             found = self._kept[start : start + PAGE]
             if not found:
@@ -274,9 +276,9 @@ class Hook:
         place = int(match[2])
         if place > self._dropped + len(self._kept):
             raise CursorInvalid(f"{cursor[:60]!r} lies ahead", fix="use a cursor that this hook gave out")
-        if place < self._dropped:
+        if place < self._floor:
             raise self._expired()
-        return place
+        return max(place, self._dropped)
 
     def _expired(self) -> CursorExpired:
         return CursorExpired("what follows the cursor is no longer in memory", fix="read the tables anew")
@@ -296,10 +298,11 @@ class Hook:
         self._take()
         match = _CURSOR.fullmatch(cursor)
         if match is not None and match[1] == self._identity and int(match[2]) < self._dropped:
+            self._floor = max(self._floor, int(match[2]))
             return
         place = self._place(cursor)
         del self._kept[: place - self._dropped]
-        self._dropped = place
+        self._dropped = self._floor = place
 
     async def status(self) -> Status:
         """How much is kept."""
@@ -335,8 +338,6 @@ def meaning(row: Written, definition: Table) -> list[Meaning] | None:
     [('insert', {'id': 7}, None, {'id': 7, 'n': 'x'})]
     """
     op = _OPS[row.op]
-    if row.blob >= 0:
-        op = Op.UPDATE
     columns = [column.name for column in definition.columns]
     if row.old is None and row.new is None:
         if not definition.aliased:
@@ -348,8 +349,6 @@ def meaning(row: Written, definition: Table) -> list[Meaning] | None:
     else:
         before = dict(zip(columns, row.old, strict=True)) if row.old is not None else {}
         after = dict(zip(columns, row.new, strict=True)) if row.new is not None else {}
-    if row.blob >= 0:
-        after = {**before, columns[row.blob]: UNAVAILABLE}
 
     def key(image: dict[str, Any]) -> dict[str, Any] | None:
         return {name: image[name] for name in definition.key} or None
@@ -407,7 +406,7 @@ class _Recorder:
         connection.trace_v2(0, None, id=self)
 
     def _on_row(self, update: "apsw.PreUpdate") -> None:
-        if update.database_name != SCHEMA:
+        if update.database_name != SCHEMA or update.blob_write >= 0:
             return
         table = update.table_name
         if self._wanted is not None and table not in self._wanted:
@@ -416,7 +415,7 @@ class _Recorder:
             old, new = update.old, update.new
         except self._refused:  # a table with virtual generated columns
             old = new = None
-        self._add(Written(update.opcode, table, update.rowid, update.rowid_new, old, new, update.blob_write))
+        self._add(Written(update.opcode, table, update.rowid, update.rowid_new, old, new))
 
     def _on_number(self, op: int, database: str, table: str, rowid: int) -> None:
         if database == SCHEMA and (self._wanted is None or table in self._wanted):
