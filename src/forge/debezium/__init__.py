@@ -1,5 +1,8 @@
 """Debezium's change-event envelope: a Change in, one JSON object (the value's payload, no schema part) out.
 
+The `source` block is that of the connector of the change's database (`forge.debezium.connectors`), and so are the forms
+of values: PostgreSQL's below, the others' at the end.
+
 The envelope is that of Debezium's PostgreSQL connector on a table with REPLICA IDENTITY FULL, with
 `skipped.operations=none`, `decimal.handling.mode=string` and otherwise its defaults:
 `time.precision.mode=adaptive`, `interval.handling.mode=numeric`, `binary.handling.mode=bytes`,
@@ -27,6 +30,11 @@ placeholder, a JSON null null, and the rest stays.
 What a log of Forge does not know is null: `lsn`, `xmin`, and in `sequence` the commit's place; `db` is empty.
 `ts_ms` and its kin are the change's own time, so an event is the same whenever it is encoded. What the
 envelope has no place for goes to a field `forge`, which consumers ignore and `decode` reads.
+
+Of MySQL and MariaDB, with `time.precision.mode=adaptive_time_microseconds`: date, decimal, floats, binary and json as
+above; datetime milliseconds, or microseconds beyond precision 3; timestamp ISO 8601 with Z; time microseconds, signed;
+bit(1) a boolean, longer bits base64 with the lowest byte first; geometry base64, where the connector has a struct.
+Of MongoDB `before` and `after` are texts of extended JSON (`forge.debezium.documents`), with an `updateDescription`.
 
 `decode` inverts `encode` when it is given the same columns, but an interval comes back as hours, minutes and
 seconds, and a text that equals the placeholder as UNAVAILABLE.

@@ -1,7 +1,5 @@
 """The envelope around the values: a Change in, the event out, and back."""
 
-import json
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
@@ -12,7 +10,7 @@ import msgspec
 
 from forge import wire
 from forge.change import Change, Context, Op, Source
-from forge.debezium import forms
+from forge.debezium import connectors, documents, forms
 from forge.values import Column
 
 _OPS: Final = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d", Op.READ: "r", Op.TRUNCATE: "t"}
@@ -48,23 +46,10 @@ def _envelope(change: Change, op: str, columns: Sequence[Column] | None, order: 
     times = {"ts_ms": micros // 1000, "ts_us": micros, "ts_ns": micros * 1000}
     source = change.source
     transaction = source.transaction
+    connector = connectors.connector(change)
     return {
-        "before": forms.encode_row(change.before, columns),
-        "after": forms.encode_row(change.after, columns),
-        "source": {
-            "version": _VERSION,
-            "connector": "postgresql",
-            "name": source.name,
-            **times,
-            "snapshot": "true" if change.op is Op.READ else "false",
-            "db": "",
-            "sequence": json.dumps([None, source.position], ensure_ascii=False, separators=(",", ":")),
-            "schema": change.schema,
-            "table": change.table,
-            "txId": int(transaction) if transaction and re.fullmatch("[0-9]{1,20}", transaction) else None,
-            "lsn": None,
-            "xmin": None,
-        },
+        **_rows(change, connector, columns),
+        "source": connectors.block(change, connector, _VERSION, times),
         "op": op,
         **times,
         "transaction": None
@@ -83,6 +68,19 @@ def _envelope(change: Change, op: str, columns: Sequence[Column] | None, order: 
     }
 
 
+def _rows(change: Change, connector: str, columns: Sequence[Column] | None) -> dict[str, Any]:
+    if connector == "mongodb":
+        return {
+            "before": documents.encode(change.before),
+            "after": documents.encode(change.after),
+            "updateDescription": documents.description(change),
+        }
+    return {
+        "before": forms.encode_row(change.before, columns, connector),
+        "after": forms.encode_row(change.after, columns, connector),
+    }
+
+
 def decode(raw: bytes | str, columns: Sequence[Column] | None = None) -> Change:
     """The change as far as the envelope carries it; raise DecodeError for what is no envelope.
 
@@ -95,18 +93,24 @@ def decode(raw: bytes | str, columns: Sequence[Column] | None = None) -> Change:
         return Change(
             id=forge.change_id,
             op=_BACK[envelope.op],
-            schema=source.schema,
-            table=source.table,
+            schema=source.db if source.schema is None else source.schema,
+            table=source.collection if source.table is None else source.table,
             source=Source(forge.source.kind, source.name, forge.source.position, forge.source.transaction),
             at=_EPOCH + timedelta(microseconds=micros),
             key=wire.decode_row(forge.key),
-            before=forms.decode_row(envelope.before, columns),
-            after=forms.decode_row(envelope.after, columns),
+            before=_row(envelope.before, source.connector, columns),
+            after=_row(envelope.after, source.connector, columns),
             context=msgspec.structs.replace(forge.context, more=wire.decode_row(forge.context.more) or {}),
             hidden=forge.hidden,
         )
     except (msgspec.DecodeError, ValueError, ArithmeticError, TypeError, RecursionError) as error:
         raise wire.malformed(error) from None
+
+
+def _row(row: dict[str, Any] | str | None, connector: str, columns: Sequence[Column] | None) -> dict[str, Any] | None:
+    if isinstance(row, str):
+        return documents.decode(row)
+    return forms.decode_row(row, columns, connector)
 
 
 _CONTEXT: Final = tuple(name for name in Context.__struct_fields__ if name != "more")
@@ -128,13 +132,20 @@ class _Forge(msgspec.Struct, frozen=True):
 
 class _Source(msgspec.Struct, frozen=True):
     name: str
-    schema: str
-    table: str
     ts_ms: int
+    connector: str = "postgresql"
+    db: str = ""
+    schema: str | None = None
+    table: str | None = None
+    collection: str = ""
     ts_us: int | None = None
     sequence: str | None = None
     txId: int | None = None
     lsn: int | None = None
+    gtid: str | None = None
+    file: str | None = None
+    pos: int = 0
+    row: int = 0
 
 
 class _Transaction(msgspec.Struct, frozen=True):
@@ -144,8 +155,8 @@ class _Transaction(msgspec.Struct, frozen=True):
 class _Envelope(msgspec.Struct, frozen=True):
     source: _Source
     op: Literal["c", "u", "d", "r", "t"]
-    before: dict[str, Any] | None = None
-    after: dict[str, Any] | None = None
+    before: dict[str, Any] | str | None = None
+    after: dict[str, Any] | str | None = None
     transaction: _Transaction | None = None
     forge: _Forge | None = None
 
@@ -160,6 +171,11 @@ def _foreign(envelope: _Envelope) -> _Forge:
     if source.txId is not None:
         name: str | None = str(source.txId)
     else:
-        name = transaction.id if transaction else None
+        name = source.gtid or (transaction.id if transaction else None)
+    if source.file is not None:
+        return _Forge(
+            blake2b(content, digest_size=16).hexdigest(),
+            _Origin("debezium", f"{source.file}:{source.pos}.{source.row}", name),
+        )
     position = source.sequence or ("" if source.lsn is None else str(source.lsn))
     return _Forge(blake2b(content, digest_size=16).hexdigest(), _Origin("debezium", position, name))

@@ -27,10 +27,12 @@ class _Form(NamedTuple):
     unavailable: Any = PLACEHOLDER
 
 
-def encode_row(row: Mapping[str, Any] | None, columns: Iterable[Column] | None) -> dict[str, Any] | None:
+def encode_row(
+    row: Mapping[str, Any] | None, columns: Iterable[Column] | None, connector: str = "postgresql"
+) -> dict[str, Any] | None:
     if row is None:
         return None
-    forms = {column.name: _form(column.type, column.kind) for column in columns or ()}
+    forms = {column.name: _form(column.type, column.kind, connector) for column in columns or ()}
     coded = {}
     for name, value in row.items():
         form = forms.get(name, _PLAIN)
@@ -41,10 +43,12 @@ def encode_row(row: Mapping[str, Any] | None, columns: Iterable[Column] | None) 
     return coded
 
 
-def decode_row(row: Mapping[str, Any] | None, columns: Iterable[Column] | None) -> dict[str, Any] | None:
+def decode_row(
+    row: Mapping[str, Any] | None, columns: Iterable[Column] | None, connector: str = "postgresql"
+) -> dict[str, Any] | None:
     if row is None:
         return None
-    forms = {column.name: _form(column.type, column.kind) for column in columns or ()}
+    forms = {column.name: _form(column.type, column.kind, connector) for column in columns or ()}
     values: dict[str, Any] = {}
     for name, value in row.items():
         form = forms.get(name, _PLAIN)
@@ -56,8 +60,12 @@ def decode_row(row: Mapping[str, Any] | None, columns: Iterable[Column] | None) 
 
 
 @lru_cache(maxsize=4096)
-def _form(type_name: str, kind: str) -> _Form:
+def _form(type_name: str, kind: str, connector: str) -> _Form:
     """The form of a column; `kind` knows what a domain's name does not tell."""
+    if connector in ("mysql", "mariadb"):
+        return _mysql_form(type_name, kind)
+    if connector != "postgresql":
+        return _BY_KIND.get(kind, _PLAIN)
     match = re.fullmatch(r"(.*?)(?:\(([0-9]+)[^)]*\))?((?: with(?:out)? time zone)?)((?:\[\])?)", type_name)
     if match is None or kind in ("masked", "hidden"):
         return _PLAIN
@@ -79,6 +87,45 @@ def _form(type_name: str, kind: str) -> _Form:
         lambda value: _each(form.read, value),
         _UNAVAILABLE_ARRAYS.get(base, PLACEHOLDER),
     )
+
+
+def _mysql_form(type_name: str, kind: str) -> _Form:
+    """The form of a column of MySQL: its times have other names than PostgreSQL's, and bits are bytes."""
+    match = re.fullmatch(r"([a-z ]+?)(?:\(([0-9]+)\))?(?: unsigned| zerofill| null)*", type_name.lower())
+    if match is None or kind in ("masked", "hidden"):
+        return _PLAIN
+    base, digits = match[1], int(match[2] or 0)
+    if kind in _BY_KIND and base != "bit":
+        return _BY_KIND[kind]
+    if base == "timestamp":
+        return _Form(lambda value: times.zoned(value, digits), times.read_zoned)
+    if base == "datetime":
+        return _TEMPORAL["timestamp without time zone", 1000 if digits <= 3 else 1]
+    if base == "time":
+        return _Form(times.span, times.read_span)
+    if base == "date":
+        return _BY_TYPE["date"]
+    if base == "bit":
+        return _BIT if digits <= 1 else _bits(digits)
+    return _PLAIN
+
+
+def _bits(digits: int) -> _Form:
+    """Bits as the connector has them: bytes, the least significant first.
+
+    >>> form = _bits(10)
+    >>> form.write("1000000101"), form.read(form.write("1000000101"))
+    ('BQI=', '1000000101')
+    """
+    size = (digits + 7) // 8
+
+    def write(value: Any) -> Any:
+        return b64encode(int(value, 2).to_bytes(size, "little")).decode()
+
+    def read(value: Any) -> str:
+        return format(int.from_bytes(b64decode(value, validate=True), "little"), f"0{digits}b")
+
+    return _Form(write, read)
 
 
 def _each(function: Callable[[Any], Any], value: Any) -> Any:
@@ -175,6 +222,7 @@ def _counted(
 
 
 _PLAIN: Final = _Form(_plain, _same)
+_BIT: Final = _Form(lambda value: value == "1", lambda value: "1" if value else "0")
 _BY_KIND: Final = {
     "numeric": _Form(_numeric, _read_numeric),
     "float": _Form(_float, float),

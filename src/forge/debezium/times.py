@@ -17,6 +17,7 @@ _MOMENT: Final = re.compile(
 )
 _ZONED: Final = re.compile(r"(?P<date>[+-]?[0-9]{4,7}-[0-9]{2}-[0-9]{2})T(?P<time>[0-9:.]+)Z")
 _CLOCK: Final = re.compile(r"([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?")
+_SPAN: Final = re.compile(r"(-?)([0-9]{2,3}):([0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?)")
 _DURATION: Final = re.compile(
     r"P(?=.)(?:(-?[0-9]+)Y)?(?:(-?[0-9]+)M)?(?:(-?[0-9]+)D)?"
     r"(?:T(?:(-?[0-9]+)H)?(?:(-?[0-9]+)M)?(?:(-?)([0-9]+)(?:\.([0-9]{1,6}))?S)?)?"
@@ -57,6 +58,26 @@ def read_clock(micros: int) -> str:
     seconds, fraction = divmod(micros, 1_000_000)
     text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{text}.{fraction:06}".rstrip("0") if fraction else text
+
+
+def span(value: Any) -> Any:
+    """Microseconds of MySQL's TIME, which has a sign and up to 838 hours.
+
+    >>> span("-838:59:59.5"), read_span(span("-838:59:59.5")), read_span(span("12:00:00"))
+    (-3020399500000, '-838:59:59.5', '12:00:00')
+    """
+    match = _SPAN.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    sign, hours, rest = match.groups()
+    micros = int(hours) * 3_600_000_000 + clock(f"00:{rest}")
+    return -micros if sign else micros
+
+
+def read_span(micros: Any) -> Any:
+    if not isinstance(micros, int):
+        return micros
+    return ("-" if micros < 0 else "") + read_clock(abs(micros))
 
 
 def moment(value: Any) -> Any:

@@ -76,7 +76,7 @@ class Adapter(ABC):
     """Seconds within which a connection that fell silent must be noticed."""
     memory: ClassVar[int] = 32 * 1024 * 1024
     """Bytes that a source may take to read a backlog of any size."""
-    backlog: ClassVar[tuple[int, int]] = (24_000, 4_000)
+    backlog: ClassVar[tuple[int, int]] = (16_000, 4_000)
     """Rows, and bytes of each, of a backlog that is larger than that."""
     secret: str | None = None
     """What must not be shown: the password in the URL."""

@@ -15,7 +15,7 @@ from forge.testing.conformance.operations import ITEMS, Fill, Insert
 from forge.testing.conformance.reading import Listener, State, expect, listening
 from forge.testing.conformance.traffic import MARKS, Traffic, row
 
-KILLS = 3
+KILLS = 2
 
 
 async def check_cut_connections(adapter: Adapter) -> None:

@@ -46,9 +46,9 @@ async def check_snapshot_then_stream(adapter: Adapter) -> None:
 async def _snapshot_under(adapter: Adapter, traffic: Traffic) -> None:
     state = State(adapter)
     async with listening(adapter, snapshot=True) as listener:
-        await traffic.run(8, until=lambda: any(not in_snapshot(batch.cursor) for batch in listener.batches))
-        mark = await traffic.mark()
-        await listener.until(lambda: _ends(adapter, listener.batches, mark), "the last row")
+        await traffic.run(8, until=lambda: _over(listener.batches))
+        await listener.until(lambda: _over(listener.batches), "the end of the snapshot")
+        await listener.until_row(await traffic.mark())
         for change in listener.changes:
             state.apply(change)
         state.equals(traffic.tables)
@@ -69,22 +69,22 @@ async def check_snapshot_resume(adapter: Adapter) -> None:
     async with adapter.source() as source:
         batches = [batch async for batch in source.snapshot()]
     await traffic.run(4)
-    mark = await traffic.mark()
     places = [place for place, batch in enumerate(batches) if in_snapshot(batch.cursor)]
     for place in places[:: max(1, len(places) // 6)]:
-        await _rest(adapter, batches, place, traffic, mark)
+        await _rest(adapter, batches, place, traffic)
     if places:
         async with adapter.source() as source:
             found = await refusal(adapter, source.stream(batches[places[0]].cursor))
             refused(found, CursorInvalid, what="a stream from a cursor inside a snapshot")
 
 
-async def _rest(adapter: Adapter, batches: list[Batch], place: int, traffic: Traffic, mark: int) -> None:
+async def _rest(adapter: Adapter, batches: list[Batch], place: int, traffic: Traffic) -> None:
     read = [change for batch in batches[: place + 1] for change in batch.changes]
     rows = {change.id: change.after for batch in batches for change in batch.changes}
     state = State(adapter)
     async with listening(adapter, after=batches[place].cursor) as listener:
-        await listener.until(lambda: _ends(adapter, listener.batches, mark), "the last row")
+        await listener.until(lambda: _over(listener.batches), "the end of the snapshot")
+        await listener.until_row(await traffic.mark())
         for change in (*read, *listener.changes):
             state.apply(change)
             if change.id in rows:
@@ -92,10 +92,8 @@ async def _rest(adapter: Adapter, batches: list[Batch], place: int, traffic: Tra
         state.equals(traffic.tables)
 
 
-def _ends(adapter: Adapter, batches: list[Batch], mark: int) -> bool:
-    """Whether the mark is there, and the snapshot over."""
-    there = any(change.key == {adapter.key: mark} for batch in batches[-99:] for change in batch.changes)
-    return there and not in_snapshot(batches[-1].cursor)
+def _over(batches: list[Batch]) -> bool:
+    return bool(batches) and not in_snapshot(batches[-1].cursor)
 
 
 def _need_snapshots(adapter: Adapter) -> None:
