@@ -21,8 +21,8 @@ them over.
 
 SQLite tells nobody when it undoes a statement or goes back to a savepoint. So each statement is looked at when it ends:
 what it wrote is struck off if it was undone, and a transaction is delivered when SQLite no longer is in one after
-its commit. Where that cannot be told (a statement on a view whose INSTEAD OF trigger failed midway, or not) the
-tables it touched get an `invalidate`.
+its commit. Where that cannot be told (a statement on a view, or with OR REPLACE and the like, that failed midway or
+changed nothing itself) the tables it touched get an `invalidate`.
 """
 
 import asyncio
@@ -58,6 +58,7 @@ _CURSOR: Final = re.compile(r"hook1_([0-9a-f]{32})_([0-9]{1,19})")
 _OTHER: Final = re.compile(r"[a-z]+[0-9]+_\S+")
 _NAME: Final = r"(\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\]|'[^']*'|\w+)"
 _SPACE: Final = r"(?:\s|--[^\n]*\n|/\*.*?\*/|;)*"
+_CLAUSE: Final = re.compile(r"\bor\s+(?:rollback|fail|ignore|replace)\b|\breplace\s+into\b", re.IGNORECASE)
 _BORDER: Final = re.compile(
     rf"{_SPACE}(?:(savepoint)\s+{_NAME}|(release)(?:\s+savepoint)?\s+{_NAME}"
     rf"|(rollback)(?:\s+transaction)?\s+to(?:\s+savepoint)?\s+{_NAME})",
@@ -444,7 +445,7 @@ class _Recorder:
     def _on_end(self, event: dict[str, Any]) -> None:
         """A statement has ended, well or not."""
         if len(self._rows) > self._settled:
-            self._settle()
+            self._settle(event["sql"])
         self._total = self._connection.total_changes()
         if self._committing:
             self._committing = False
@@ -454,10 +455,10 @@ class _Recorder:
         if match := _BORDER.match(event["sql"]):
             self._border(*filter(None, match.groups()))
 
-    def _settle(self) -> None:
-        """Strike off what a statement wrote if SQLite undid it."""
+    def _settle(self, sql: str) -> None:
+        """Strike off what a statement wrote if SQLite undid it, which it may not have done whole with an OR clause."""
         if self._connection.changes() == 0:
-            if self._connection.total_changes() != self._total:
+            if self._connection.total_changes() != self._total or _CLAUSE.search(sql):
                 self._lost |= {row.table for row in self._rows[self._settled :]}
             del self._rows[self._settled :]
         self._settled = len(self._rows)
