@@ -116,7 +116,7 @@ class MongoAdapter(Adapter):
     samples: ClassVar[Sequence[Sample]] = SAMPLES
     keys_change: ClassVar[bool] = False
     silence: ClassVar[float] = 15.0
-    backlog: ClassVar[tuple[int, int]] = (12_000, 4_000)
+    backlog: ClassVar[tuple[int, int]] = (9_000, 4_000)
 
     def __init__(self, url: str, proxy: CountingProxy | None) -> None:
         self.url = url

@@ -17,10 +17,10 @@ What the images of an update and a delete hold:
 A change's id is made of the event's cluster time and its resume token, so it is the same each time it is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import bson
 from bson.timestamp import Timestamp
@@ -89,14 +89,14 @@ class Events:
     def changes(self, event: Event) -> list[Change]:
         """What an event says; nothing, for one that is not about rows."""
         kind = event["operationType"]
-        make = _ROWS.get(kind)
-        if make is not None:
-            before, after = make(event)
-            op = Op.UPDATE if kind == "replace" else Op(kind)
-            key = event["documentKey"]["_id"]
+        found = _ROWS.get(kind)
+        if found is not None:
+            op, images = found
+            before, after = images(event)
             ns = event["ns"]
             at, mark, source = self._where(event)
-            return [Change(mark, op, ns["db"], ns["coll"], source, at, {"_id": form(key)}, before, after)]
+            key = {"_id": form(event["documentKey"]["_id"])}
+            return [Change(mark, op, ns["db"], ns["coll"], source, at, key, before, after)]
         if kind == "drop":
             return [self._whole(event, Op.TRUNCATE, event["ns"])]
         if kind == "rename":
@@ -132,20 +132,20 @@ class Events:
         return Change(mark + end, op, place["db"], place["coll"], source, at)
 
     def _where(self, event: Event) -> tuple[datetime, str, Source]:
-        """When, under which id, and at which position: the token, which sorts as events do, from its time on."""
-        time = event["clusterTime"]
-        digits = hexed(time)
-        token = event["_id"]
-        data = token.get("_data")
-        if not isinstance(data, str):
-            data = bson.encode(token, codec_options=CODEC).hex()
+        """When, under which id, and at which position: the token, which sorts as events do and begins with its time."""
+        data = event["_id"].get("_data")
+        if type(data) is str and data[:2] == "82":
+            digits, position = data[2:18], data[2:]
+        else:
+            digits = hexed(event["clusterTime"])
+            data = bson.encode(event["_id"], codec_options=CODEC).hex()
+            position = f"{digits}.{data}"
         mark = blake2b(data.encode(), digest_size=8).hexdigest()
-        position = data[2:] if data.startswith("82" + digits) else f"{digits}.{data}"
         number = event.get("txnNumber")
         transaction = digits if number is None else f"{event['lsid']['id']}:{number}"
         at = event.get("wallTime")
         if type(at) is not datetime:
-            at = datetime.fromtimestamp(time.time, UTC)
+            at = datetime.fromtimestamp(event["clusterTime"].time, UTC)
         return at, f"{digits}-{mark}", Source(KIND, self._name, position, transaction)
 
 
@@ -189,4 +189,9 @@ def _set_whole(description: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-_ROWS = {"insert": _inserted, "update": _updated, "replace": _replaced, "delete": _deleted}
+_ROWS: Final[dict[str, tuple[Op, Callable[[Event], _Images]]]] = {
+    "insert": (Op.INSERT, _inserted),
+    "update": (Op.UPDATE, _updated),
+    "replace": (Op.UPDATE, _replaced),
+    "delete": (Op.DELETE, _deleted),
+}

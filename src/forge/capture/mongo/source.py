@@ -264,18 +264,19 @@ class MongoSource:
     async def _replies(
         self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]
     ) -> AsyncGenerator[tuple[list[Mapping[str, Any]], Place]]:
-        """The replies of one cursor of the server, until it ends."""
+        """The replies of one cursor of the server, until it ends; the next one is asked for while one is handled."""
         fragments = Fragments()
         async with server.new_session() as session:
             cursor = (await server.command(self._opening(server, place, stages), session))["cursor"]
-            more = {
-                "collection": cursor["ns"].partition(".")[2],
-                "batchSize": self._batch_size,
-                "maxTimeMS": int(self._wait * 1000),
-            }
+            collection = cursor["ns"].partition(".")[2]
+            wait = {"batchSize": self._batch_size, "maxTimeMS": int(self._wait * 1000)}
+            asked: asyncio.Task[dict[str, Any]] | None = None
             batch = cursor["firstBatch"]
             try:
                 while True:
+                    if cursor["id"]:
+                        more = {"getMore": cursor["id"], "collection": collection, **wait}
+                        asked = asyncio.create_task(server.command(more, session))
                     events = []
                     for part in batch:
                         event = fragments.whole(part)
@@ -284,14 +285,21 @@ class MongoSource:
                             place = Place(token=part["_id"])
                     if not fragments.waiting and "postBatchResumeToken" in cursor:
                         place = Place(token=cursor["postBatchResumeToken"])
+                    del batch
                     yield events, place
-                    if not cursor["id"]:
+                    if asked is None:
                         return
-                    cursor = (await server.command({"getMore": cursor["id"], **more}, session))["cursor"]
+                    cursor = (await asked)["cursor"]
+                    asked = None
                     batch = cursor["nextBatch"]
             finally:
+                if asked is not None:
+                    asked.cancel()
+                    await asyncio.wait([asked])
+                    if not asked.cancelled():
+                        asked.exception()
                 if cursor["id"]:
-                    await _forget(server, session, more["collection"], cursor["id"])
+                    await _forget(server, session, collection, cursor["id"])
 
     def _opening(self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         options: dict[str, Any] = {}
