@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from forge.pipeline import horizon
 from forge.pipeline.changes import seq
 from forge.pipeline.gold import Gold, audit, refresh
+from forge.pipeline.gold.daily import days_of
 from forge.pipeline.lake import Lake
 from forge.pipeline.tables import load
 from tests.pipeline.by_hand import Row, append, change, frame
@@ -98,15 +99,19 @@ def test_gold_is_what_bronze_says_whatever_comes_when(spark: SparkSession, lake:
 
     append(spark, lake, batches[1])
     refresh(spark, lake, append(spark, lake, batches[2]), 2, "forge-test")
-    clock = iter(map(float, (0, 0, 0, 2, 39)))
+    clock = iter(map(float, (0, 0, 0, 2, 39, 39)))
     gold = Gold(spark, lake, clock=lambda: next(clock))
-    assert gold.take(append(spark, lake, batches[0])), "late, and it took from 0 to 2: the next time is not before 40"
+    assert gold.take(days_of(append(spark, lake, batches[0]))), (
+        "late, and it took from 0 to 2: the next time is not before 40"
+    )
     assert found(spark, lake) == expected(rows)
 
     more = [change(seq(2, n), "delete", START + n * 3 * DAY, row_id="3", batch=3) for n in range(2)]
-    assert not gold.take(append(spark, lake, more))
+    assert not gold.take(days_of(append(spark, lake, more)))
+    gold.catch_up()
+    assert found(spark, lake) == expected(rows), "it is not due"
     again = Gold(spark, lake)
-    assert again.take(frame(spark, batches[1])), "another process, to which a batch comes that it had"
+    assert again.take(days_of(frame(spark, batches[1]))), "another process, to which a batch comes that it had"
     assert found(spark, lake) == expected(rows + more)
 
     horizon.note(spark, lake, horizon.CHANGES, START.replace(hour=0, minute=0) + DAY)

@@ -1,4 +1,4 @@
-"""What becomes of a batch: bronze first, then each table's silver, then gold, then its line in the ledger.
+"""What becomes of a batch: bronze first, then each table's silver, then gold if it is due, then its line in the ledger.
 
 Tables are independent of each other, so several are merged at a time. A table's failure fails the batch, which is then
 tried again as a whole: nothing that was done for it is done twice.
@@ -6,7 +6,7 @@ tried again as a whole: nothing that was done for it is done twice.
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ from forge.changelog.connection import Connection
 from forge.pipeline import bronze, instants, ledger
 from forge.pipeline.about import About
 from forge.pipeline.definitions import Definition
-from forge.pipeline.gold import refresh
+from forge.pipeline.gold import Gold, daily
 from forge.pipeline.gold.building import Models
 from forge.pipeline.gold.models import load
 from forge.pipeline.lake import Lake
@@ -64,6 +64,7 @@ class Batches:
         self._models = Models(spark, lake, load(models)) if models is not None else None
         self._types = types
         self._definitions: dict[int, Definition] = {}
+        self._gold = Gold(spark, lake)
 
     def take(self, changes: DataFrame, batch: int, began: float) -> Entry:
         """Bring a batch into the lake; its line in the ledger when that is done."""
@@ -71,7 +72,7 @@ class Batches:
         offset = self._offset(batch)
         bronze.append(changes, lake, about.application, about.run, batch)
         kept = bronze.batch_of(spark, lake, about.run, batch)
-        found, newest = found_in(kept)
+        found, newest, days = found_in(kept)
         versions = [version for each in found for version in each.versions]
         self._definitions = bronze.learn(
             spark, lake, self._connection, self._definitions or bronze.definitions(spark, lake), versions
@@ -81,7 +82,7 @@ class Batches:
         cursor = offset.cursor
         whole = cursor.last is None and not offset.waiting and not offset.stale
         self._copy_instants(offset)
-        refresh(spark, lake, kept, bronze.number(about.run, batch), about.application)
+        self._gold.take(days)
         if self._models is not None:
             self._models.build(kept, bronze.number(about.run, batch))
         entry = Entry(
@@ -99,6 +100,14 @@ class Batches:
         )
         ledger.record(spark, lake, about.application, entry, offset)
         return entry
+
+    def rest(self) -> None:
+        """Nothing is to be taken in now: time for what was put off, if it is due."""
+        self._gold.catch_up()
+
+    def finish(self) -> None:
+        """Do all that was put off."""
+        self._gold.flush()
 
     def _offset(self, batch: int) -> Offset:
         """Where the stream stands after a batch, as Spark wrote it down before the batch began."""
@@ -120,6 +129,7 @@ class Batches:
             batch=batch,
             versions=frozenset(found.versions),
             whole=found.whole,
+            most=found.changes,
             types=self._types,
         )
 
@@ -136,8 +146,9 @@ class Batches:
             since = rows[-1][0]
 
 
-def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None]:
-    """What a batch has of each table, the largest first, and when its newest change was written."""
+def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None, set[date]]:
+    """What a batch has of each table, the largest first, when its newest change was written, and the days of changes
+    that gold counts."""
     rows = (
         changes.groupBy("schema", "table")
         .agg(
@@ -145,6 +156,7 @@ def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None]:
             F.count_if(F.col("op").isin(*ROWS)).alias("rows"),
             F.count("*").alias("all"),
             F.max(F.unix_micros("at")).alias("newest"),
+            F.collect_set(F.when(F.col("op").isin(*daily.OPS), F.col("day"))).alias("days"),
         )
         .collect()
     )
@@ -153,4 +165,5 @@ def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None]:
         for row in rows
     ]
     newest = of_micros(max((row["newest"] for row in rows), default=None))
-    return sorted(found, key=lambda each: -each.changes), newest
+    days = {day for row in rows for day in row["days"]}
+    return sorted(found, key=lambda each: -each.changes), newest, days

@@ -60,7 +60,7 @@ def bring(
     bronze.append(changes, lake, f"forge-import-{archive.id}", 0, number, version=0)
     known = bronze.definitions(spark, lake)
     kept = bronze.batch_of(spark, lake, 0, number)
-    found, _ = found_in(kept)
+    found, _, _ = found_in(kept)
     quarantined = 0
     for each in found:
         mine = {version: one for version, one in known.items() if one.name == each.name}
@@ -72,6 +72,7 @@ def bring(
             application=f"forge-import-{archive.id}-{each.name}",
             batch=0,
             versions=frozenset(each.versions),
+            most=each.changes,
         )
     if found:
         refresh(spark, lake, kept, bronze.number(0, number), f"forge-import-{archive.id}")

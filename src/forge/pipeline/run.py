@@ -121,8 +121,11 @@ class Pipeline:
         query = self._started(trigger)
         try:
             while not query.awaitTermination(1):
-                if self._stopping.is_set() and not query.status["isTriggerActive"]:
+                idle = not query.status["isTriggerActive"]
+                if self._stopping.is_set() and idle:
                     break
+                if idle:
+                    self._batches.rest()
                 if not held(self._connection):
                     raise LakeError("the database is gone, and the lease of the lake with it", fix="start again")
         except StreamingQueryException:
@@ -131,6 +134,7 @@ class Pipeline:
             raise
         finally:
             query.stop()
+        self._batches.finish()
 
     def _started(self, trigger: dict[str, Any]) -> StreamingQuery:
         register(self._spark)

@@ -88,6 +88,8 @@ def settings(master: str, *, app: str = "forge") -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.adaptive.enabled": "true",
         "spark.scheduler.mode": "FAIR",
+        # What is merged is checkpointed already: Delta need not copy it once more.
+        "spark.databricks.delta.merge.materializeSource": "none",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": QUIETLY,
     }

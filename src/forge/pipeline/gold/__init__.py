@@ -4,6 +4,7 @@
 often than is worth it. `forge.pipeline.gold.building` does the same for users' models; `audit` answers from bronze.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import date
@@ -41,18 +42,31 @@ class Gold:
         self._clock = clock
         self._due = clock()
         self._touched: set[date] | None = None
+        self._one = threading.Lock()
 
-    def take(self, batch: DataFrame) -> bool:
-        """Remember what a batch that is in bronze touches; whether gold is up to date with it now."""
-        touched = daily.missed(self._spark, self._lake) if self._touched is None else self._touched
-        self._touched = touched | daily.days_of(batch)
-        return self.flush() if self._clock() >= self._due else not self._touched
+    def take(self, days: set[date]) -> bool:
+        """Remember the days that a batch which is in bronze touches; whether gold is up to date with it now."""
+        with self._one:
+            self._touched = self._missed() | days
+            return self._refresh() if self._clock() >= self._due else not self._touched
 
     def flush(self) -> bool:
-        """Bring gold up to date now."""
+        """Bring gold up to date now; at no cost if it is."""
+        with self._one:
+            return self._refresh()
+
+    def catch_up(self) -> None:
+        """Bring gold up to date if something is left and enough time has passed."""
+        with self._one:
+            if self._touched and self._clock() >= self._due:
+                self._refresh()
+
+    def _missed(self) -> set[date]:
+        return daily.missed(self._spark, self._lake) if self._touched is None else self._touched
+
+    def _refresh(self) -> bool:
         began = self._clock()
-        touched = daily.missed(self._spark, self._lake) if self._touched is None else self._touched
-        daily.refresh(self._spark, self._lake, touched)
+        daily.refresh(self._spark, self._lake, self._missed())
         self._touched = set()
         ended = self._clock()
         self._due = ended + (ended - began) * (1 / self._share - 1)

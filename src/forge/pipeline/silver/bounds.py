@@ -47,17 +47,21 @@ class Bounds(msgspec.Struct, frozen=True):
         return " AND ".join(filter(None, parts)) or "true"
 
 
-def look(rows: DataFrame, columns: Sequence[str], *more: Column) -> tuple[Row, list[Bounds]]:
-    """Aggregates of rows, and bounds of what they have in these columns, in one pass over them."""
+def look(rows: DataFrame, columns: Sequence[str], *more: Column, most: int | None = None) -> tuple[Row, list[Bounds]]:
+    """Aggregates of rows, and bounds of what they have in these columns, in one pass over them.
+
+    `most` is how many rows there may be: of too many, no values are collected at all.
+    """
     types = {name: rows.schema[name].dataType for name in columns}
     types = {name: type for name, type in types.items() if _has_literals(type)}
     # Of few rows all are among the first of their partition, and of many no more than these are collected.
     among_the_first = F.monotonically_increasing_id().bitwiseAND(2**33 - 1) < MOST_VALUES
-    measures = [
-        measure(F.col(quoted(name)))
-        for name in types
-        for measure in (F.min, F.max, lambda value: F.collect_set(F.when(F.col("_:first"), value)))
-    ]
+    too_many = most is not None and most > MOST_VALUES
+
+    def collected(value: Column) -> Column:
+        return F.lit(None) if too_many else F.collect_set(F.when(F.col("_:first"), value))
+
+    measures = [measure(F.col(quoted(name))) for name in types for measure in (F.min, F.max, collected)]
     row = rows.withColumn("_:first", among_the_first).agg(F.count("*"), *measures, *more).first()
     assert row is not None, "an aggregate has one row"
     found: list[Bounds] = []
@@ -65,7 +69,7 @@ def look(rows: DataFrame, columns: Sequence[str], *more: Column) -> tuple[Row, l
         low, high, values = row[1 + 3 * place : 4 + 3 * place]
         if low is None:
             continue
-        if row[0] <= MOST_VALUES:
+        if row[0] <= MOST_VALUES and not too_many:
             values = sorted(values, key=_sorted_as)
             found.append(_bounds(name, type, _joined([(value, value) for value in values]), values))
         elif type.__class__ in _SUFFIX and high - low >= _BUCKETS:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType, ShortType
 
 from forge.pipeline.definitions import Definition
 from forge.pipeline.silver.layout import Era, Layout, Part
-from forge.pipeline.silver.rows import rows
+from forge.pipeline.silver.rows import ROW_OPS, rows
 from forge.pipeline.silver.types import Types
 
 
@@ -38,6 +39,20 @@ def placed(
         return None
     read, misfits = zip(*found, strict=True)
     return Placed(_marked(union(read), era), union(misfits))
+
+
+def keys_of(changes: DataFrame, versions: frozenset[int], era: Era, layout: Layout) -> DataFrame | None:
+    """The keys of an era's rows with their `_seq`, read from `row_id` alone, where that is the text of a whole number.
+
+    A change of which that cannot be told has a null key.
+    """
+    type = layout.columns.get(era.key[0])
+    if len(era.key) > 1 or not isinstance(type, (ShortType, IntegerType, LongType)):
+        return None
+    mine = frozenset[int]().union(*(part.versions for part in era.parts)) & versions
+    mine_only = F.col("op").isin(*ROW_OPS) & F.col("version").isin(*sorted(mine))
+    key = F.col("row_id").try_cast(type).alias(era.key[0])
+    return changes.where(mine_only).select(key, F.col("seq").alias("_seq"))
 
 
 def complete(frame: DataFrame, layout: Layout) -> DataFrame:

@@ -7,7 +7,8 @@ What always holds:
 - Work grows with what arrives. Stored versions are looked up by literal bounds of the keys that arrive, which Delta
   compares to the statistics of its files, and by the keys themselves. Only ends of the whole table touch all of it.
 
-History comes first. Current is made of the same rows, computed once: the last version of each key that arrived. A key
+Both are made of the same rows, computed once, and written at the same time: what one of them has alone after a crash
+stays as it is when the rows are merged again. Current gets the last version of each key that arrived. A key
 whose last version is one that was stored before needs nothing: when that arrived, current got it. There are two sorts
 of table where that is not so, because a late row can change what comes after it; there stored versions are written to
 current again. Without a key it may take a delete from a row, which lives again; and where rows miss values, which they
@@ -16,12 +17,13 @@ get from the version before, it may be that version.
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 from delta.tables import DeltaTable
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
@@ -51,28 +53,48 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 def merge(
-    spark: SparkSession, lake: Lake, layout: Layout, era: Era, fitting: DataFrame, ends: Sequence[End] = ()
+    spark: SparkSession,
+    lake: Lake,
+    layout: Layout,
+    era: Era,
+    fitting: DataFrame,
+    ends: Sequence[End] = (),
+    *,
+    keys: DataFrame | None = None,
+    most: int | None = None,
 ) -> Merged:
     """Merge rows of one era, with the history's names, and ends of the whole table; the tables are prepared.
 
-    The ends are those of all eras.
+    The ends are those of all eras. `keys` has the keys of all the rows, and their `_seq`, where these are known without
+    reading the rows, which are then read once; it may have more. `most` is how many rows there may be.
     """
-    merged = _Merge(spark, lake, layout, era, fitting, ends).run()
+    merged = _Merge(spark, lake, layout, era, fitting, ends, keys, most).run()
     for other in layout.eras:
         if ends and other != era:
-            _Merge(spark, lake, layout, other, _nothing(spark, layout), ends).run()
+            _Merge(spark, lake, layout, other, _nothing(spark, layout), ends, None, 0).run()
     return merged
 
 
 class _Merge:
     def __init__(
-        self, spark: SparkSession, lake: Lake, layout: Layout, era: Era, fitting: DataFrame, ends: Sequence[End]
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        layout: Layout,
+        era: Era,
+        fitting: DataFrame,
+        ends: Sequence[End],
+        keys: DataFrame | None,
+        most: int | None,
     ) -> None:
         self._spark = spark
         self._lake = lake
         self._layout = layout
         self._era = era
-        self._fitting = complete(fitting, layout).persist()
+        self._fitting = complete(fitting, layout)
+        self._given = keys
+        """The keys that arrive: as given, or of the rows, which are persisted then."""
+        self._most = most
         self._ends = ends
         self._history = lake.history(layout.table)
         self._current = lake.current(layout.table)
@@ -82,31 +104,45 @@ class _Merge:
     def run(self) -> Merged:
         try:
             with self._timed("read"):
-                missing = [F.min("_seq").alias("first"), F.count("_missing").alias("missing")]
-                arrived, keys = look(self._fitting, self._era.key, *missing)
-            if not arrived[0] and not self._ends:
+                arrived, keys = self._look()
+            if not arrived["count"] and not self._ends:
                 return Merged(seconds=self._seconds)
             since = min(filter(None, [arrived["first"], *(end.seq for end in self._ends)]))
             with self._timed("ends"):
                 later = [end for end in self._known_ends() if end.seq >= since]
             if arrived["missing"] and self._era.keyed:
                 add_missing(self._spark, self._history)
-            self._carries = self._era.keyed and "_missing" in load(self._spark, self._history).columns
-            self._wide = self._carries or not self._era.keyed or not self._ends
             keys = [] if self._ends else keys
             with self._timed("versions"):
-                made, found = self._versions(since, later, keys, arrived[0])
+                made, found = self._versions(since, later, keys, arrived["count"])
             try:
-                with self._timed("history"):
-                    self._into_history(made, found, since, keys)
-                if self._era == self._layout.era:
-                    with self._timed("current"):
-                        self._into_current(made, found, keys)
+                # Rows that are all new are appended to current, which must not be done twice: history knows, once it
+                # has them.
+                with ThreadPoolExecutor(2 if found["stored"] else 1) as pool:
+                    steps = [pool.submit(self._into_history, made, found, since, keys)]
+                    if not found["stored"]:
+                        steps[0].result()
+                    if self._era == self._layout.era:
+                        steps.append(pool.submit(self._into_current, made, found, keys))
+                for step in steps:
+                    step.result()
             finally:
                 _free(made)
-            return Merged(arrived[0], found["new"] + found["ended"], self._seconds)
+            return Merged(arrived["count"], found["new"] + found["ended"], self._seconds)
         finally:
             self._fitting.unpersist()
+
+    def _look(self) -> tuple[Row, list[Bounds]]:
+        """What is known of all that arrives."""
+        measures = [F.count("*").alias("count"), F.min("_seq").alias("first")]
+        if self._given is not None:
+            no_key = F.count_if(F.col(quoted(self._era.key[0])).isNull()).alias("no_key")
+            found = look(self._given, self._era.key, *measures, no_key, F.lit(0).alias("missing"), most=self._most)
+            if not found[0]["no_key"]:
+                return found
+        self._fitting = self._fitting.persist()
+        self._given = self._fitting
+        return look(self._fitting, self._era.key, *measures, F.count("_missing").alias("missing"), most=self._most)
 
     def _known_ends(self) -> list[End]:
         known = {end.seq: end for end in whole.known(self._spark, self._lake, self._layout.table)}
@@ -122,6 +158,8 @@ class _Merge:
         Not persisted but checkpointed: a MERGE makes Spark compute anew whatever is persisted and read its table.
         """
         history = load(self._spark, self._history)
+        self._carries = self._era.keyed and "_missing" in history.columns
+        self._wide = self._carries or not self._era.keyed or not self._ends
         carried = list(self._layout.columns) if self._carries else []
         columns = history.columns if self._wide else [*self._era.key, *SLIM]
         if self._layout.marked:
@@ -129,7 +167,8 @@ class _Merge:
         touched = None
         if not self._ends:
             history = history.where(" AND ".join(each.sql() for each in keys) or "true")
-            touched = self._fitting.select(*map(quoted, self._era.key))
+            assert self._given is not None, "it is there since the first look"
+            touched = self._given.select(*map(quoted, self._era.key))
             touched = F.broadcast(touched) if count <= FEW else touched
         existing = concerned(history, touched, since, self._era.key, columns)
         made = chain(existing, self._fitting, later, self._era.key, carried=carried)
@@ -140,10 +179,24 @@ class _Merge:
             F.count_if(~F.col("_:stored")).alias("new"),
             F.count_if(ended).alias("ended"),
             F.count_if(ended & F.col("_:was").isNotNull()).alias("ended_before"),
+            F.count_if(~F.col("_:stored") & F.col("_missing").isNotNull()).alias("missing"),
         )
-        return made, counts.collect()[0].asDict()
+        found = counts.collect()[0].asDict()
+        if found["missing"] and self._era.keyed and not self._carries:
+            _free(made)
+            add_missing(self._spark, self._history)
+            return self._versions(since, later, keys, count)
+        return made, found
 
     def _into_history(self, made: DataFrame, found: Mapping[str, int], since: str, keys: Sequence[Bounds]) -> None:
+        with self._timed("history"):
+            self._merge_history(made, found, since, keys)
+
+    def _into_current(self, made: DataFrame, found: Mapping[str, int], keys: Sequence[Bounds]) -> None:
+        with self._timed("current"):
+            self._merge_current(made, found, keys)
+
+    def _merge_history(self, made: DataFrame, found: Mapping[str, int], since: str, keys: Sequence[Bounds]) -> None:
         columns = {**history_columns(self._layout), **(MISSING if self._carries else {})}
         have = set(made.columns)
         changed = made.where(F.col("_:changed")).withColumns(
@@ -169,7 +222,7 @@ class _Merge:
             .execute()
         )
 
-    def _into_current(self, made: DataFrame, found: Mapping[str, int], keys: Sequence[Bounds]) -> None:
+    def _merge_current(self, made: DataFrame, found: Mapping[str, int], keys: Sequence[Bounds]) -> None:
         if self._era.keyed:
             last = F.col("_:last") if self._carries else F.col("_:last") & F.col("_:given")
             rows, same = made.where(last), list(self._era.key)

@@ -12,7 +12,7 @@ from forge.pipeline.definitions import Definition
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver import quarantine, tables
 from forge.pipeline.silver.ends import ends
-from forge.pipeline.silver.fitting import complete, placed
+from forge.pipeline.silver.fitting import complete, keys_of, placed
 from forge.pipeline.silver.layout import layout
 from forge.pipeline.silver.merge import merge
 from forge.pipeline.silver.types import Types
@@ -29,10 +29,12 @@ def take(
     versions: frozenset[int],
     whole: bool = True,
     types: Types | None = None,
+    most: int | None = None,
 ) -> int:
     """Take in changes of one table, which have these versions; how many rows did not fit.
 
-    `definitions` are all that the table ever had; `whole` is false when nothing happened to the table as a whole.
+    `definitions` are all that the table ever had; `whole` is false when nothing happened to the table as a whole;
+    `most` is how many changes of rows there are, if that is known.
     """
     plan = layout(definitions.values(), types)
     tables.prepare(spark, lake, plan)
@@ -46,7 +48,8 @@ def take(
         count = Observation()
         misfit = F.col("_misfit").isNotNull()
         read = found.read.observe(count, F.count_if(misfit).alias("misfits"))
-        merge(spark, lake, plan, era, complete(read.where(~misfit).drop("_misfit"), plan), ended)
+        fitting = complete(read.where(~misfit).drop("_misfit"), plan)
+        merge(spark, lake, plan, era, fitting, ended, keys=keys_of(changes, versions, era, plan), most=most)
         if misfits := count.get["misfits"]:
             quarantine.append(spark, lake, found.misfits, application, batch)
             quarantined += misfits

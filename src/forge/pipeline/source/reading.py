@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
+from psycopg import OperationalError, errors, pq
+from pyarrow import compute as pc
 from pyarrow import csv
 
 from forge.changelog.connection import Connection, connect, typed_errors
@@ -43,9 +45,14 @@ ARROW: Final = pa.schema(
 )
 """`forge.pipeline.changes.CHANGES` as Arrow has it; a test holds the two together."""
 
-_CONVERT: Final = csv.ConvertOptions(
-    column_types=ARROW, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+_PARSE: Final = csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False, newlines_in_values=False)
+_CONVERT: Final = csv.ConvertOptions(column_types=ARROW, null_values=["\\N"], strings_can_be_null=True)
+_STANDS_FOR: Final = (
+    ("\\\\", "\0"),
+    *(("\\" + letter, character) for letter, character in zip("bfnrtv", "\b\f\n\r\t\v", strict=True)),
+    ("\0", "\\"),
 )
+"""What COPY writes for what it must not write as it is. A text of PostgreSQL's never has a NUL."""
 
 
 class Scope:
@@ -109,26 +116,52 @@ def _copied_share(connection: Connection, scope: Scope, share: TableShare) -> It
 
 
 def _copied(connection: Connection, statement: str) -> Iterator[pa.RecordBatch]:
+    """By libpq itself: psycopg's own loop takes longer for a row than PostgreSQL does."""
     rows: list[bytes | memoryview] = []
     size = 0
-    with connection.cursor().copy(f"COPY ({statement}) TO STDOUT (FORMAT csv)".encode()) as copy:
-        for row in copy:
-            rows.append(bytes(row))
-            size += len(row)
-            if size >= BLOCK:
-                yield from _batches(b"".join(rows))
-                rows, size = [], 0
+    for row in _lines(connection.pgconn, f"COPY ({statement}) TO STDOUT".encode()):
+        rows.append(row)
+        size += len(row)
+        if size >= BLOCK:
+            yield from _batches(b"".join(rows))
+            rows, size = [], 0
     if rows:
         yield from _batches(b"".join(rows))
 
 
+def _lines(server: pq.abc.PGconn, command: bytes) -> Iterator[bytes | memoryview]:
+    result = server.exec_(command)
+    if result.status != pq.ExecStatus.COPY_OUT:
+        raise errors.error_from_result(result)
+    get = server.get_copy_data
+    while True:
+        size, line = get(0)
+        if size <= 0 or line is None:
+            break
+        yield line
+    failure = None
+    while (rest := server.get_result()) is not None:
+        if rest.status == pq.ExecStatus.FATAL_ERROR:
+            failure = errors.error_from_result(rest)
+    if size < -1 and failure is None:
+        failure = OperationalError(server.get_error_message())
+    if failure is not None:
+        raise failure
+
+
 def _batches(block: bytes) -> list[pa.RecordBatch]:
-    """CSV as PostgreSQL prints it: an empty field is NULL, a quoted one is text, and text may hold newlines."""
+    """Lines as COPY prints them: tabs between fields, `\\N` for NULL, a backslash before what is not as it is."""
     table = csv.read_csv(
         pa.BufferReader(block),
         read_options=csv.ReadOptions(column_names=ARROW.names, use_threads=False, block_size=len(block) + 1),
-        parse_options=csv.ParseOptions(newlines_in_values=True),
+        parse_options=_PARSE,
         convert_options=_CONVERT,
     )
+    for place, field in enumerate(ARROW):
+        if pa.types.is_string(field.type) and pc.any(pc.match_substring(table[place], "\\")).as_py():
+            column = table[place]
+            for written, meant in _STANDS_FOR:
+                column = pc.replace_substring(column, written, meant)
+            table = table.set_column(place, field, column)
     batches: list[pa.RecordBatch] = table.cast(ARROW).to_batches()
     return batches
