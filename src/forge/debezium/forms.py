@@ -91,7 +91,7 @@ def _form(type_name: str, kind: str, connector: str) -> _Form:
 
 def _mysql_form(type_name: str, kind: str) -> _Form:
     """The form of a column of MySQL: its times have other names than PostgreSQL's, and bits are bytes."""
-    match = re.fullmatch(r"([a-z ]+?)(?:\(([0-9]+)\))?(?: unsigned| zerofill| null)*", type_name.lower())
+    match = re.fullmatch(r"([a-z ]+?)(?:\(([0-9]+)(?:,[0-9]+)?\))?(?: unsigned| zerofill| null)*", type_name.lower())
     if match is None or kind in ("masked", "hidden"):
         return _PLAIN
     base, digits = match[1], int(match[2] or 0)

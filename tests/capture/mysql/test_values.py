@@ -1,5 +1,6 @@
 """Every type: the binary log and a snapshot give the same value, and it is the one that was written."""
 
+import json
 import math
 from decimal import Decimal
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from forge.capture.source import Batch
 from forge.change import JSON_NULL, Change, Op, same
+from forge.debezium import decode, encode
 from forge.testing.mariadb import connect_mariadb, run
 from tests.capture.mysql.reading import batches, changes, snapshot, source
 
@@ -284,3 +286,28 @@ async def test_the_same_values_as_the_library(database: str) -> None:
         if name != "id" and value != ours.after[name]
     }
     assert different == {"longblob": ("", b"")}  # an empty blob is a text there, whatever its column
+
+
+@pytest.mark.contract("W15")
+async def test_values_survive_the_debezium_envelope(database: str) -> None:
+    cases = [case for case in CASES if "0000-00-00" not in case[1] and "-00-00'" not in case[1]]
+    reader = source(database)
+    start = await reader.now()
+    write(database, [case[0] for case in cases], [case[1] for case in cases])
+    found = await batches(reader, start, lambda seen: len(seen) >= 5)
+    pairs = [pair for batch in found for pair in zip(batch.changes, batch.columns, strict=True)]
+    change, columns = pairs[1]
+    raw = encode(change, columns=columns)
+    assert raw is not None
+    envelope = json.loads(raw)
+    assert (envelope["op"], envelope["source"]["table"], envelope["before"]) == ("c", "t", None)
+    again = decode(raw, columns)
+    assert again.after is not None
+    assert change.after is not None
+    different = {
+        columns[number].type: (value, again.after[name])
+        for number, (name, value) in enumerate(change.after.items())
+        if not same(value, again.after[name])
+    }
+    assert different == {}
+    assert (again.id, again.op, again.key, again.source) == (change.id, change.op, change.key, change.source)
