@@ -136,6 +136,8 @@ class LogSource:
                 delay = min(5.0, 0.05 * 2 ** min(tries, 7)) * random.uniform(0.5, 1.0)
                 _log.warning("lost the snapshot, trying again in %.2f s: %s", delay, str(error).partition("\n")[0])
                 await asyncio.sleep(delay)
+            except psycopg.DataError as error:
+                raise CursorInvalid("the cursor names a key that its table cannot have", fix=_AGAIN) from error
             except psycopg.ProgrammingError as error:
                 raise translate(error) or error from error
 
@@ -217,7 +219,10 @@ class _Place(NamedTuple):
             last = None if match[3] is None else urlsafe_b64decode(match[3]).decode()
         except (ValueError, OverflowError) as error:
             raise CursorInvalid(f"{text[:60]!r} is not a cursor", fix="use a cursor that forge printed") from error
-        return cls(parsed, at, int(match[2] or 0), last)
+        found = cls(parsed, at, int(match[2] or 0), last)
+        if str(found) != text:
+            raise CursorInvalid(f"{text[:60]!r} is not a cursor", fix="use a cursor that forge printed")
+        return found
 
     def __str__(self) -> str:
         start = f"{self.cursor}+{(self.at - _EPOCH) // timedelta(microseconds=1)}"

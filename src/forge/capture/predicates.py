@@ -64,8 +64,8 @@ def _compiled(node: e.Expression, sql: str) -> Callable[[Row], Any]:
         return _compiled(node.this, sql)
     if isinstance(node, (e.And, e.Or)):
         return _joined(_compiled(node.this, sql), _compiled(node.expression, sql), short=isinstance(node, e.Or))
-    if isinstance(node, e.Not):
-        inner = _compiled(node.this, sql)
+    if isinstance(node, e.Not) or node.args.get("negate"):
+        inner = _compiled(node.this if isinstance(node, e.Not) else _affirmed(node), sql)
         return lambda row: found if (found := inner(row)) is None or found is _NULL else not found
     if type(node) in _COMPARED:
         return _comparison(_COMPARED[type(node)], _operand(node.this, sql), _operand(node.expression, sql))
@@ -86,6 +86,13 @@ def _compiled(node: e.Expression, sql: str) -> Callable[[Row], Any]:
     if isinstance(node, (e.Column, e.Boolean)):
         return _comparison(_COMPARED[e.EQ], _operand(node, sql), lambda row: True)
     raise ConfigError(f"{node.sql()!r} in {sql!r} cannot be decided by Forge", fix=_FIX)
+
+
+def _affirmed(node: e.Expression) -> e.Expression:
+    """The condition without the NOT that is part of it, as in IS NOT NULL."""
+    found = node.copy()
+    found.set("negate", None)
+    return found
 
 
 def _joined(left: Callable[[Row], Any], right: Callable[[Row], Any], *, short: bool) -> Callable[[Row], Any]:

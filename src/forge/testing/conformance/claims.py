@@ -21,6 +21,7 @@ FILTERS: Final = (
     Filter(columns=("name",)),
     Filter(where="amount > 10"),
     Filter(where="amount IN (5, 50) OR name IS NULL"),
+    Filter(where="name IS NOT NULL AND amount NOT BETWEEN 6 AND 40"),
     Filter(
         tables=(ITEMS,),
         operations=(Op.INSERT, Op.DELETE),
