@@ -144,10 +144,10 @@ def test_every_value_comes_back_from_either_form(before: dict[str, Any], after: 
         assert same(values(row, "after"), after)
 
 
-@pytest.mark.long
 @settings(deadline=None)
 @given(ROWS)
 @example(ODDITY)
+@example(ODDITY | {"c7": [0, Decimal("0.5")]})
 def test_without_definitions_the_wire_form_loses_no_value_either(row: dict[str, Any]) -> None:
     """Types are then inferred, and kinds with them: a value may come as another type, but it is the same value."""
     found = converted(wire.encode(change(after=row)))
@@ -157,7 +157,16 @@ def test_without_definitions_the_wire_form_loses_no_value_either(row: dict[str, 
     types = {column.name: column.type for column in found["definition"].columns}
     for name, value in row.items():
         as_text = types[name] == "json" and value is not None and value is not UNAVAILABLE
-        assert same(back[name], document(value) if as_text else value), name
+        assert equal(back[name], document(value) if as_text else value), name
+
+
+def equal(found: Any, value: Any) -> bool:
+    """Whether two values are the same, or the same number: a list of numbers has one type for all of them."""
+    if isinstance(found, list) and isinstance(value, list):
+        return len(found) == len(value) and all(map(equal, found, value))
+    if isinstance(found, Decimal) and type(value) is int:
+        return found == value
+    return same(found, value)
 
 
 @pytest.mark.parametrize(

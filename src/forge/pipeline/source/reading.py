@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
-from psycopg import OperationalError, errors, pq
+from psycopg import Error, OperationalError, errors, pq
 from pyarrow import compute as pc
 from pyarrow import csv
 
@@ -132,7 +132,7 @@ def _copied(connection: Connection, statement: str) -> Iterator[pa.RecordBatch]:
 def _lines(server: pq.abc.PGconn, command: bytes) -> Iterator[bytes | memoryview]:
     result = server.exec_(command)
     if result.status != pq.ExecStatus.COPY_OUT:
-        raise errors.error_from_result(result)
+        raise _failure(server, result)
     get = server.get_copy_data
     while True:
         size, line = get(0)
@@ -142,11 +142,17 @@ def _lines(server: pq.abc.PGconn, command: bytes) -> Iterator[bytes | memoryview
     failure = None
     while (rest := server.get_result()) is not None:
         if rest.status == pq.ExecStatus.FATAL_ERROR:
-            failure = errors.error_from_result(rest)
+            failure = _failure(server, rest)
     if size < -1 and failure is None:
         failure = OperationalError(server.get_error_message())
     if failure is not None:
         raise failure
+
+
+def _failure(server: pq.abc.PGconn, result: pq.abc.PGresult) -> Error:
+    if server.status == pq.ConnStatus.BAD:
+        return OperationalError(server.get_error_message())
+    return errors.error_from_result(result)
 
 
 def _batches(block: bytes) -> list[pa.RecordBatch]:
