@@ -1,8 +1,8 @@
 """A MongoDB database for the conformance suite: collections with pre-images, so that both images are exact."""
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -14,8 +14,9 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 
 from forge.capture import Filter, Source
 from forge.capture.mongo import MongoSource
-from forge.testing.conformance import Adapter, CountingProxy, Sample, Unsupported, Writer
+from forge.testing.conformance import Adapter, CountingProxy, Opening, Sample, Unsupported, Writer
 from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES, Delete, Fill, Insert, Operation, Truncate, Update
+from forge.testing.mongo import temporary_mongo
 
 IMAGES: dict[str, Any] = {"changeStreamPreAndPostImages": {"enabled": True}}
 IDENTITY = uuid.UUID("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11")
@@ -159,3 +160,10 @@ async def opened(url: str, proxy: CountingProxy | None) -> AsyncIterator[MongoAd
             yield MongoAdapter(url, proxy)
         finally:
             await client.drop_database(name)
+
+
+@contextmanager
+def serving() -> Iterator[Opening]:
+    """A server, and what makes databases in it."""
+    with temporary_mongo() as server, CountingProxy("127.0.0.1", server.port) as proxy:
+        yield lambda: opened(server.url(), proxy)

@@ -39,6 +39,7 @@ _FIX_RIGHTS: Final = "grant the URL's user the role read on the database (find, 
 _PASSING: Final = frozenset({6, 7, 43, 63, 89, 91, 133, 134, 136, 150, 189, 202, 217, 234, 237, 262, 290, 384, 9001})
 _PASSING_NOT_PRIMARY: Final = frozenset({10107, 11600, 11602, 13388, 13435, 13436, 50915})
 _DENIED: Final = frozenset({13, 18, 31, 33, 8000})
+_NO_SUCH_COMMAND: Final = 59
 STANDALONE, HISTORY_LOST, FATAL, TOO_LARGE = 40573, 286, 280, (10334, 17419, 17420, 16493)
 TOO_OLD: Final = frozenset({239, 246})
 """SnapshotTooOld and SnapshotUnavailable: the server cannot read as of that time any more."""
@@ -205,7 +206,7 @@ class Server:
                 reply = await self._client.admin.command("replSetGetConfig", read_preference=self._preference)
                 words.append(str(reply["config"].get("settings", {}).get("replicaSetId", "")))
         except OperationFailure as error:
-            if error.code not in _DENIED:
+            if error.code not in _DENIED | {_NO_SUCH_COMMAND}:
                 raise
         return ".".join(word for word in words if word)
 
