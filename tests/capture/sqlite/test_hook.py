@@ -103,7 +103,7 @@ async def test_replaying_the_hook_ends_with_the_tables(tmp_path: Path, seed: int
     check = writer(path)
     for table in set(FUZZED) - replica.invalid:
         assert replica.rows(table) == stored(check, table), statements
-    assert not replica.invalid or seed % 3 == 2
+    assert len(replica.invalid) < len(FUZZED)
 
 
 async def test_a_commit_that_fails_is_not_delivered_until_it_succeeds(tmp_path: Path) -> None:

@@ -243,8 +243,9 @@ class Hook:
         return found
 
     def _meanings(self, committed: Committed) -> list["Meaning"]:
+        """What a transaction says; of a table that must be read anew nothing but that."""
         lost = set(committed.lost)
-        found = []
+        found: list[Meaning] = []
         for row in committed.rows:
             definition = self._definition(row)
             meant = None if definition is None else meaning(row, definition)
@@ -252,8 +253,8 @@ class Hook:
                 lost.add(row.table)
             else:
                 found += meant
-        found += [Meaning(Op.INVALIDATE, name, None, None, None) for name in sorted(lost)]
-        return found
+        told = [meant for meant in found if meant.table not in lost] if lost else found
+        return [*told, *(Meaning(Op.INVALIDATE, name, None, None, None) for name in sorted(lost))]
 
     def _definition(self, row: Written) -> Table | None:
         found = self._tables.get(row.table)
