@@ -8,11 +8,13 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pyspark
 import pytest
 
@@ -31,6 +33,7 @@ class Cluster(msgspec.Struct, frozen=True):
     master: str
     python: Path
     """The Python of the executors: with all packages that are installed here, without this tree."""
+    folder: Path
 
     @property
     def conf(self) -> dict[str, str]:
@@ -56,7 +59,7 @@ class Cluster(msgspec.Struct, frozen=True):
             env=environ | {"PYSPARK_PYTHON": str(self.python), "PYSPARK_DRIVER_PYTHON": sys.executable},
             capture_output=True,
             text=True,
-            timeout=2 * SECONDS,
+            timeout=4 * SECONDS,
         )
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -111,7 +114,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             work = ["--cores", "1", "--memory", "700m", "--work-dir", str(folder / f"work{number}")]
             stack.enter_context(daemon(folder / f"worker{number}.log", "worker.Worker", *work, master))
         told(folder / "master.log", r"(Registering worker) ", times=2)
-        yield Cluster(master, folder / "python" / "bin" / "python")
+        yield Cluster(master, folder / "python" / "bin" / "python", folder)
 
 
 @pytest.fixture
@@ -129,46 +132,79 @@ def test_python_of_the_executors_has_no_forge(cluster: Cluster) -> None:
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'forge'"
 
 
-SOURCE = """
+DRIVER = """
 import json, os, sys
 import forge.pipeline
+from forge.pipeline.compare import compare
+from forge.pipeline.lake import Lake
+from forge.pipeline.run import Settings, pipeline
 from forge.pipeline.session import session
 
 def where(_):
     import forge
     return os.path.abspath(forge.__file__), sys.executable
 
-spark = session(conf=json.loads(sys.argv[2]), master=sys.argv[3] if sys.argv[3:] else None)
-spark.sparkContext.setLogLevel("ERROR")
+url, conf, master, lake = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] or None, sys.argv[4]
+spark = session(conf=conf, master=master)
 forge.pipeline.register(spark)
-changes = spark.read.format("forge").option("url", sys.argv[1]).option("numPartitions", "2").load()
-print(json.dumps({
-    "master": spark.sparkContext.master,
-    "ops": {row["op"]: row["n"] for row in changes.groupBy("op").agg({"*": "count"}).toDF("op", "n").collect()},
-    "where": spark.sparkContext.parallelize(range(4), 4).map(where).distinct().collect(),
-}))
+told = {"master": spark.sparkContext.master}
+told["where"] = spark.sparkContext.parallelize(range(4), 4).map(where).distinct().collect()
+if lake:
+    with pipeline(spark, url, Lake(lake), Settings(most=60)) as running:
+        running.once()
+    report = compare(spark, Lake(lake), url, None)
+    told["equal"], told["rows"] = report.equal, report.rows
+else:
+    changes = spark.read.format("forge").option("url", url).option("numPartitions", "2").load()
+    told["ops"] = {row["op"]: row["n"] for row in changes.groupBy("op").agg({"*": "count"}).toDF("op", "n").collect()}
+print(json.dumps(told))
 """
 
 
-def test_the_driver_ships_forge_to_the_executors(cluster: Cluster, shop: Connection, database: str) -> None:
-    told = cluster.run([sys.executable, "-c", SOURCE, database, json.dumps(cluster.conf), cluster.master])
+def end_an_executor(cluster: Cluster, after: Path) -> int:
+    """Kill one of the executors, once this file is there; how many were killed within the deadline."""
+    deadline = time.monotonic() + 2 * SECONDS
+    while time.monotonic() < deadline:
+        for process in psutil.process_iter(["cmdline", "cwd"]):
+            mine = str(process.info["cwd"]).startswith(str(cluster.folder / "work"))
+            if (
+                after.exists()
+                and mine
+                and any("CoarseGrainedExecutorBackend" in word for word in process.info["cmdline"])
+            ):
+                process.kill()
+                return 1
+        time.sleep(0.2)
+    return 0
+
+
+@pytest.mark.contract("X10")
+def test_a_lake_is_kept_by_executors_that_have_no_forge_and_die(
+    cluster: Cluster, shop: Connection, database: str, tmp_path: Path
+) -> None:
+    arguments = [database, json.dumps(cluster.conf), cluster.master, str(tmp_path / "lake")]
+    first = tmp_path / "lake" / "bronze" / "changes" / "_delta_log" / f"{0:020}.json"
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(end_an_executor, cluster, first)
+        told = cluster.run([sys.executable, "-c", DRIVER, *arguments])
+        assert killed.result() == 1
     assert told["master"] == cluster.master
-    assert told["ops"] == {"schema": 1, "insert": 100, "update": 10}
     assert told["where"]
     for forge, python in told["where"]:
         assert re.search(r"/work\d/app-.*/\d/forge-\w+\.zip/forge/__init__\.py$", forge)
         assert python == str(cluster.python)
+    assert (told["equal"], told["rows"]) == (True, 100)
 
 
 def test_a_submitted_application_finds_its_master_and_jars(
     cluster: Cluster, shop: Connection, database: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "application.py").write_text(SOURCE)
+    (tmp_path / "application.py").write_text(DRIVER)
     options: list[str | Path] = ["--master", cluster.master, "--jars", ",".join(map(str, delta_jars()))]
     options += ["--py-files", packed(tmp_path / "forge.zip")]
     for name, value in cluster.conf.items():
         options += ["--conf", f"{name}={value}"]
-    told = cluster.run([BIN / "spark-submit", *options, tmp_path / "application.py", database, "{}"])
+    told = cluster.run([BIN / "spark-submit", *options, tmp_path / "application.py", database, "{}", "", ""])
     assert told["master"] == cluster.master
     assert told["ops"] == {"schema": 1, "insert": 100, "update": 10}
     assert told["where"]

@@ -20,8 +20,6 @@ from forge.pipeline.tables import load
 from forge.values import Column
 from tests.pipeline.by_hand import change, frame
 
-pytestmark = pytest.mark.long
-
 SPENT = """-- key: customer_id
 -- keys: SELECT DISTINCT customer_id
 --       FROM orders_changed
@@ -102,6 +100,7 @@ def rows_of(spark: SparkSession, lake: Lake, model: str) -> list[tuple[Any, ...]
     return sorted(map(tuple, load(spark, lake.gold(model)).collect()), key=repr)
 
 
+@pytest.mark.long
 def test_models_are_built_whole_or_by_key_and_fail_alone(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     columns = (Column("id", "bigint"), Column("customer_id", "bigint"), Column("total", "bigint"))
     bronze.keep(spark, lake, [Definition(1, "public", "orders", columns, ("id",))])

@@ -8,11 +8,12 @@ once, and everything after bronze gives the same however often it is done. So a 
 again. The order in which things become true is: offset, bronze, silver, gold, the batch's line in `batches`, commit.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from pyspark.errors import StreamingQueryException
@@ -36,6 +37,12 @@ from forge.pipeline.silver.types import Types
 from forge.pipeline.source import register
 from forge.pipeline.source.options import MOST_EVENTS
 from forge.pipeline.verify import verify
+
+TRIES: Final = 4
+LOST: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
+"""Spark's word for what was checkpointed on an executor that is gone."""
+
+_log = logging.getLogger("forge.pipeline")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -155,14 +162,25 @@ class Pipeline:
 
     def _batch(self, changes: DataFrame, batch: int) -> None:
         try:
-            began = time.monotonic()
-            entry = self._batches.take(changes, batch, began)
+            entry = self._taken(changes, batch)
             if self._on_batch is not None:
                 self._on_batch(entry)
         except BaseException as failure:
             # Spark would hand back only its text
             self._failure = failure
             raise
+
+    def _taken(self, changes: DataFrame, batch: int) -> Entry:
+        """Take in a batch, and again if an executor was lost together with what it had computed for it."""
+        began = time.monotonic()
+        for tries_left in reversed(range(TRIES)):
+            try:
+                return self._batches.take(changes, batch, began)
+            except Exception as failure:
+                if not tries_left or LOST not in str(failure):
+                    raise
+                _log.warning("an executor was lost, the batch %s is done again", batch)
+        raise AssertionError("the last try returns or raises")
 
 
 def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Settings, resnapshot: bool) -> About:

@@ -150,6 +150,7 @@ def ship(spark: "SparkSession") -> Path | None:
     A Forge that itself came as a zip (`spark-submit --py-files`) is with the executors already.
     """
     if not PACKAGE.is_dir():
+        _found_by_planners(spark, PACKAGE.parent)
         return None
     folder = tempfile.TemporaryDirectory(prefix="forge-shipped-")
     atexit.register(folder.cleanup)
@@ -158,7 +159,14 @@ def ship(spark: "SparkSession") -> Path | None:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     path = path.rename(path.with_name(f"forge-{digest}.zip"))
     spark.sparkContext.addPyFile(str(path))
+    _found_by_planners(spark, path)
     return path
+
+
+def _found_by_planners(spark: "SparkSession", path: Path) -> None:
+    """A stream is planned beside the driver by a process of the executors' Python that has none of their files."""
+    environment = spark.sparkContext.environment
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), environment.get("PYTHONPATH")]))
 
 
 def packed(path: Path) -> Path:
