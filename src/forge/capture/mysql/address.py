@@ -83,8 +83,10 @@ class Address(msgspec.Struct, frozen=True):
         place = self.socket or f"{self.host}:{self.port}"
         return f"{place}/{self.database}" if self.database else place
 
-    def connect(self, timeout: float, held: list[sockets.socket] | None = None) -> Connection:
-        """A connection whose every read and write ends within `timeout`, or SourceError.
+    def connect(
+        self, timeout: float, held: list[sockets.socket] | None = None, *, patience: float | None = None
+    ) -> Connection:
+        """A connection whose every read and write ends within `patience`, or else `timeout`; or SourceError.
 
         Texts come as UTF-8, times in UTC. Its socket is put into `held` first, so that another thread can end it.
         """
@@ -102,8 +104,8 @@ class Address(msgspec.Struct, frozen=True):
             conv=dict(pymysql.converters.encoders),
             autocommit=True,
             connect_timeout=max(1, int(timeout)),
-            read_timeout=timeout,
-            write_timeout=timeout,
+            read_timeout=patience or timeout,
+            write_timeout=patience or timeout,
             ssl_disabled=True,
             init_command="SET time_zone = '+00:00', sql_mode = '', net_write_timeout = 600, wait_timeout = 28800",
             program_name="forge",
@@ -135,6 +137,9 @@ class Address(msgspec.Struct, frozen=True):
         made = sockets.create_connection((self.host, self.port), timeout)
         made.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
         made.setsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+            if hasattr(sockets, name):
+                made.setsockopt(sockets.IPPROTO_TCP, getattr(sockets, name), value)
         made.settimeout(None)
         return made
 

@@ -123,6 +123,16 @@ def tables(connection: Connection, schema: str | None) -> dict[Name, str]:
     return {(str(row[0]), str(row[1])): str(row[2] or "") for row in rows}
 
 
+def keyed(connection: Connection) -> set[Name]:
+    """The tables that have a primary key."""
+    rows = ask(
+        connection,
+        "SELECT table_schema, table_name FROM information_schema.statistics"
+        " WHERE index_name = 'PRIMARY' AND seq_in_index = 1",
+    )
+    return {(str(row[0]), str(row[1])) for row in rows}
+
+
 def known(connection: Connection, schema: str, table: str) -> Known | None:
     """A table's columns and key, or None when it is not there (or not ours to see)."""
     rows = ask(

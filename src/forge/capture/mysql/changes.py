@@ -512,7 +512,7 @@ class Changes:
 
     def _spot(self) -> str:
         """What the positions of an event's changes begin with: texts that sort as the log does."""
-        return f"{self._file}:{self._resume:012d}.{self._events:06d}."
+        return f"{self._file}:{self._resume:012d}.{self._events:08d}."
 
     def _invalidate(self, names: Iterable[Name], reason: str) -> None:
         for name in sorted(set(names)):

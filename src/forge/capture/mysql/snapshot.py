@@ -36,6 +36,7 @@ class Snapshot:
             status = {str(key).lower(): value for key, value in ask(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'")}
             self.file, self.offset = str(status["binlog_snapshot_file"]), int(status["binlog_snapshot_position"])
         else:
+            ask(connection, "SET SESSION lock_wait_timeout = 10")  # who waits for this lock makes all writers wait
             ask(connection, "FLUSH TABLES WITH READ LOCK")
             try:
                 ask(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
@@ -85,7 +86,7 @@ class Snapshot:
     def reads(self, name: Name, texts: Texts, rows: Sequence[tuple[Any, ...]], first: int = 0) -> list[Change]:
         """Rows as changes. The same row of the same snapshot has the same id."""
         head = f"{self._transaction}.r.{name[0]}.{name[1]}."
-        where = Source(KIND, self._name, f"{self.file}:{self.offset:012d}.000000.r")
+        where = Source(KIND, self._name, f"{self.file}:{self.offset:012d}.00000000.r")
         found = []
         for number, raw in enumerate(rows, first):
             image = texts.row(raw)
@@ -96,7 +97,7 @@ class Snapshot:
 
     def invalidate(self, name: Name) -> Change:
         """That a table is read anew."""
-        where = Source(KIND, self._name, f"{self.file}:{self.offset:012d}.000000.q")
+        where = Source(KIND, self._name, f"{self.file}:{self.offset:012d}.00000000.q")
         return Change(f"{self._transaction}.r.{name[0]}.{name[1]}", Op.INVALIDATE, *name, where, self.at)
 
     def read_already(self, texts: Texts, progress: Progress, changes: Sequence[Change]) -> list[bool]:

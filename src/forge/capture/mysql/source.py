@@ -183,7 +183,7 @@ class MysqlSource:
             await self._call(snapshot.close)
 
     def _begin(self, after: Cursor | None, held: list[socket.socket]) -> tuple[Snapshot, catalog.Server]:
-        connection = self._reading.connect(held)
+        connection = self._reading.connect(held, patient=True)
         try:
             told = catalog.server(connection)
             settings.check(told)
@@ -270,7 +270,7 @@ class MysqlSource:
         return str(await self._call(self._now))
 
     def _now(self) -> Cursor:
-        with contextlib.closing(_Closing(self._reading.connect())) as held:
+        with contextlib.closing(_Closing(self._reading.connect(patient=True))) as held:
             told = catalog.server(held.connection)
             settings.check(told)
             file, offset = catalog.end(held.connection, told)
@@ -301,13 +301,14 @@ class MysqlSource:
 
     def _status(self) -> Status:
         now = self._now()
-        with contextlib.closing(_Closing(self._reading.connect())) as held:
+        with contextlib.closing(_Closing(self._reading.connect(patient=True))) as held:
             connection = held.connection
             told = catalog.server(connection)
             view = View(connection, told, self._address.database, self._filter)
             followed = list(view.followed())
             engines = catalog.tables(connection, self._address.database)
-            keyless = [name for name in followed if not (known := view.known(*name)) or not known.key]
+            keyed = catalog.keyed(connection)
+            keyless = [name for name in followed if name not in keyed]
             cascades = [each for found in view.cascades().values() for each in found if view.wants(*each.child)]
             logs = catalog.logs(connection)
             lag = None

@@ -58,8 +58,9 @@ class Reading:
         """The id under which we read: the one given, or one that no other replica is likely to have."""
         return self._server_id or random.randrange(1 << 30, 1 << 32)
 
-    def connect(self, held: list[socket.socket] | None = None) -> Connection:
-        return self.address.connect(self.timeout, held)
+    def connect(self, held: list[socket.socket] | None = None, *, patient: bool = False) -> Connection:
+        """A connection; a patient one gives queries time."""
+        return self.address.connect(self.timeout, held, patience=max(60.0, self.timeout) if patient else None)
 
 
 class Tail:
@@ -135,14 +136,16 @@ class Tail:
             self._stopped.wait(pause * random.uniform(0.5, 1.0))
 
     def _fail(self, error: Exception) -> None:
-        if not self._stopped.is_set():
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, error)
+        self._give(error)
 
     def _hand(self, batch: Batch | None) -> None:
         """Give it to the consumer, when there is room for it."""
         self._room.acquire()
-        if not self._stopped.is_set():
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, batch)
+        self._give(batch)
+
+    def _give(self, found: Batch | Exception | None) -> None:
+        if not self._stopped.is_set() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, found)
 
     def _read(self) -> None:
         control = self._reading.connect(self._control)
