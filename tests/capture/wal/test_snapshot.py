@@ -177,7 +177,7 @@ async def test_tables_are_read_anew_while_the_stream_goes_on(
     monkeypatch.setattr("forge.capture.wal.resnapshot.CHUNK", 100)
     connection.execute("CREATE TABLE numbers (id int PRIMARY KEY, v int)")
     connection.execute("INSERT INTO numbers SELECT g, 0 FROM generate_series(1, 2000) g")
-    source = WalSource(database, heartbeat=1)
+    source = WalSource(database, heartbeat=0.1)
     cursor = await source.now()
     await source.resnapshot(["numbers"])
     with pytest.raises(forge.ForgeError, match="not published"):

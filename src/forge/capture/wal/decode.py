@@ -176,6 +176,7 @@ class Decoder:
         changes, columns, unfilled = self.changes, self.columns, self.unfilled
         add, add_columns = changes.append, columns.append
         last, number = self._last, self._number
+        plain = keep is None and hold is None and not after
         try:
             while place < count:
                 data = messages[place]
@@ -184,6 +185,16 @@ class Decoder:
                 kind = data[25]
                 if kind != _INSERT and kind != _UPDATE and kind != _DELETE:
                     break
+                relation = relations[data[26:30]]
+                if kind == _INSERT and plain and relation is not None:
+                    before = len(changes)
+                    place, last, number = relation.inserts(
+                        messages, place, limit - before, last, number, ids, positions, name, xid, at, context, add
+                    )
+                    columns += [relation.columns] * (len(changes) - before)
+                    if len(changes) == before:
+                        break
+                    continue
                 lsn = data[1:9]
                 if lsn == last:
                     number += 1
@@ -194,7 +205,6 @@ class Decoder:
                     last, number = lsn, 0
                     word = lsn.hex()
                 place += 1
-                relation = relations[data[26:30]]
                 if relation is None or (after and _u64(lsn)[0] <= after):
                     if kind == _UPDATE:
                         number += 1  # it may have been two changes

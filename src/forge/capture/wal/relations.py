@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from forge.capture.wal.protocol import RelationMessage
 from forge.capture.wal.texts import decoder, kind_of
-from forge.change import UNAVAILABLE, same
+from forge.change import UNAVAILABLE, Change, Op, Source, same
 from forge.values import Column
 
 Row = dict[str, Any]
@@ -55,6 +55,8 @@ class Relation:
     key: Callable[[Row], Row | None]
     unchanged: Callable[[Row], Row]
     """What is known of a row before an update that did not change its identity."""
+    inserts: Callable[..., tuple[int, bytes, int]]
+    """Decodes inserts of this table that follow each other: the loop of `Decoder.rows` for most of them."""
 
     def __init__(self, message: RelationMessage, facts: Facts) -> None:
         self.oid: Final = message.oid
@@ -118,42 +120,69 @@ def _names(sent: Sequence[str], facts: Facts) -> Sequence[str]:
 def _compile(
     relation: Relation, sent: Sequence[tuple[str, str]], names: Sequence[str], identity: Sequence[str]
 ) -> None:
-    scope: dict[str, Any] = {"unpack": struct.Struct(">I").unpack_from, "UNAVAILABLE": UNAVAILABLE}
-    variables: dict[str, str] = {}
-    steps: dict[str, list[str]] = {"new": [], "old": []}
-    copied = []
-    for n, (name, form) in enumerate(sent):
-        variables[name] = f"v{n}"
-        scope[f"f{n}"] = decoder(form)
-        value = _INLINE.get(form, f"f{n}(d[q:p])")
-        copied.append(f"None if t[{n}] is None else f{n}(t[{n}])")
-        for which, lines in steps.items():
-            known = which == "new" or name in identity
-            null = "None if d[p] == 110 else UNAVAILABLE" if known else "UNAVAILABLE"
-            lines += [
-                "    if d[p] == 116:",
-                "        q = p + 5",
-                "        p = q + unpack(d, p + 1)[0]",
-                f"        v{n} = {value}" if known else f"        v{n} = UNAVAILABLE",
-                "    else:",
-                f"        v{n} = {null}",
-                "        p += 1",
-            ]
+    """Write the functions of a table as Python and compile them."""
+    scope: dict[str, Any] = {
+        "size": struct.Struct(">I").unpack_from,
+        "head": struct.Struct(">BI").unpack_from,
+        "UNAVAILABLE": UNAVAILABLE,
+        "Change": Change,
+        "Source": Source,
+        "INSERT": Op.INSERT,
+        **{f"f{n}": decoder(form) for n, (_, form) in enumerate(sent)},
+    }
+    new = [line for n, (_, form) in enumerate(sent) for line in _column(n, form, len(sent))]
+    old = [line for n, (name, form) in enumerate(sent) for line in _column(n, form, len(sent), name in identity)]
+    variables = {name: f"v{n}" for n, (name, _) in enumerate(sent)}
+    copied = {name: f"None if t[{n}] is None else f{n}(t[{n}])" for n, (name, _) in enumerate(sent)}
     row = _row({name: variables.get(name, "UNAVAILABLE") for name in names})
-    key = _row({name: f"r[{name!r}]" for name in relation.key_names}) if relation.key_names else "None"
-    unchanged = _row({name: f"r[{name!r}]" if name in identity else "UNAVAILABLE" for name in names})
-    values = {name: copied[n] for n, (name, _) in enumerate(sent)}
+    key = {name: f"r[{name!r}]" for name in relation.key_names}
+    inserted = _row({name: variables[name] for name in relation.key_names}) if key else "None"
+    unchanged = {name: f"r[{name!r}]" if name in identity else "UNAVAILABLE" for name in names}
+    tag = b"I" + relation.oid.to_bytes(4, "big") + b"N"
     lines = [
-        *("def row(d, p):", *steps["new"], f"    return {row}"),
-        *("def sized(d, p):", *steps["new"], f"    return {row}, p"),
-        *("def old(d, p):", *steps["old"], f"    return {row}, p"),
-        *("def key(r):", f"    return {key}"),
-        *("def unchanged(r):", f"    return {unchanged}"),
-        *("def copied(t):", f"    return {_row({name: values.get(name, 'UNAVAILABLE') for name in names})}"),
+        *("def row(d, p):", *new, f"    return {row}"),
+        *("def sized(d, p):", *new, f"    return {row}, p"),
+        *("def old(d, p):", *old, f"    return {row}, p"),
+        *("def key(r):", f"    return {_row(key) if key else None}"),
+        *("def unchanged(r):", f"    return {_row(unchanged)}"),
+        *("def copied(t):", f"    return {_row({name: copied.get(name, 'UNAVAILABLE') for name in names})}"),
+        "def inserts(messages, place, room, last, number, ids, positions, name, xid, at, context, add):",
+        "    count = len(messages)",
+        "    while place < count:",
+        "        d = messages[place]",
+        f"        if d[25:31] != {tag!r}:",
+        "            break",
+        "        lsn = d[1:9]",
+        "        if lsn == last:",
+        "            number += 1",
+        "            word = f'{lsn.hex()}.{number}'",
+        "        elif room > 0:",
+        "            last, number, word = lsn, 0, lsn.hex()",
+        "        else:",
+        "            break",
+        "        p = 33",
+        *(f"    {line}" for line in new),
+        f"        add(Change(ids + word, INSERT, {relation.schema!r}, {relation.table!r},",
+        f"            Source('wal', name, positions + word, xid), at, {inserted}, None, {row}, context))",
+        "        room -= 1",
+        "        place += 1",
+        "    return place, last, number",
     ]
     exec("\n".join(lines), scope)
     relation.row, relation.sized, relation.old = scope["row"], scope["sized"], scope["old"]
     relation.key, relation.unchanged, relation._copied = scope["key"], scope["unchanged"], scope["copied"]
+    relation.inserts = scope["inserts"]
+
+
+def _column(n: int, form: str, count: int, known: bool = True) -> list[str]:
+    """What reads one column of a tuple into a variable. A column that says nothing is passed over."""
+    value = _INLINE.get(form, f"f{n}(d[q:p])") if known else "UNAVAILABLE"
+    if n + 5 <= count:  # there are four bytes after its first one, whatever it is
+        head = ["    k, s = head(d, p)", "    if k == 116:", "        q = p + 5", "        p = q + s"]
+    else:
+        head = ["    k = d[p]", "    if k == 116:", "        q = p + 5", "        p = q + size(d, p + 1)[0]"]
+    null = "None if k == 110 else UNAVAILABLE" if known else "UNAVAILABLE"
+    return [*head, f"        v{n} = {value}", "    else:", f"        v{n} = {null}", "        p += 1"]
 
 
 def _row(values: Mapping[str, str]) -> str:
