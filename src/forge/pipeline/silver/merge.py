@@ -41,14 +41,19 @@ from forge.pipeline.tables import load
 FEW: Final = 1_000_000
 """Up to so many keys are sent to where the stored versions are, rather than all of both sorted."""
 
+MISFIT: Final = "_misfit"
 ENDING: Final = ("_end_seq", "_valid_to", "_end_transaction", "_is_current")
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """What a merge has done: rows that arrived, versions that are new or end otherwise, seconds by step."""
+    """What a merge has done: rows that arrived, versions that are new or end otherwise, seconds by step.
+
+    `left_out` is 0 when all rows fitted; otherwise some may not have, or arrived twice.
+    """
 
     rows: int = 0
     versions: int = 0
+    left_out: int = 0
     seconds: Mapping[str, float] = {}
 
 
@@ -57,7 +62,7 @@ def merge(
     lake: Lake,
     layout: Layout,
     era: Era,
-    fitting: DataFrame,
+    read: DataFrame,
     ends: Sequence[End] = (),
     *,
     keys: DataFrame | None = None,
@@ -65,10 +70,11 @@ def merge(
 ) -> Merged:
     """Merge rows of one era, with the history's names, and ends of the whole table; the tables are prepared.
 
-    The ends are those of all eras. `keys` has the keys of all the rows, and their `_seq`, where these are known without
-    reading the rows, which are then read once; it may have more. `most` is how many rows there may be.
+    Those of the rows that have a `_misfit` are left out. The ends are those of all eras. `keys` has the keys of all the
+    rows, and their `_seq`, where these are known without reading the rows, which are then read once; it may have more.
+    `most` is how many rows there may be.
     """
-    merged = _Merge(spark, lake, layout, era, fitting, ends, keys, most).run()
+    merged = _Merge(spark, lake, layout, era, read, ends, keys, most).run()
     for other in layout.eras:
         if ends and other != era:
             _Merge(spark, lake, layout, other, _nothing(spark, layout), ends, None, 0).run()
@@ -82,7 +88,7 @@ class _Merge:
         lake: Lake,
         layout: Layout,
         era: Era,
-        fitting: DataFrame,
+        read: DataFrame,
         ends: Sequence[End],
         keys: DataFrame | None,
         most: int | None,
@@ -91,7 +97,9 @@ class _Merge:
         self._lake = lake
         self._layout = layout
         self._era = era
-        self._fitting = complete(fitting, layout)
+        self._read = complete(read, layout)
+        if MISFIT not in read.columns:
+            self._read = self._read.withColumn(MISFIT, F.lit(None))
         self._given = keys
         """The keys that arrive: as given, or of the rows, which are persisted then."""
         self._most = most
@@ -128,9 +136,10 @@ class _Merge:
                     step.result()
             finally:
                 _free(made)
-            return Merged(arrived["count"], found["new"] + found["ended"], self._seconds)
+            left_out = arrived["count"] - found["given"]
+            return Merged(arrived["count"], found["new"] + found["ended"], left_out, self._seconds)
         finally:
-            self._fitting.unpersist()
+            self._read.unpersist()
 
     def _look(self) -> tuple[Row, list[Bounds]]:
         """What is known of all that arrives."""
@@ -140,9 +149,9 @@ class _Merge:
             found = look(self._given, self._era.key, *measures, no_key, F.lit(0).alias("missing"), most=self._most)
             if not found[0]["no_key"]:
                 return found
-        self._fitting = self._fitting.persist()
-        self._given = self._fitting
-        return look(self._fitting, self._era.key, *measures, F.count("_missing").alias("missing"), most=self._most)
+        self._read = self._read.persist()
+        self._given = self._read
+        return look(self._read, self._era.key, *measures, F.count("_missing").alias("missing"), most=self._most)
 
     def _known_ends(self) -> list[End]:
         known = {end.seq: end for end in whole.known(self._spark, self._lake, self._layout.table)}
@@ -171,11 +180,13 @@ class _Merge:
             touched = self._given.select(*map(quoted, self._era.key))
             touched = F.broadcast(touched) if count <= FEW else touched
         existing = concerned(history, touched, since, self._era.key, columns)
-        made = chain(existing, self._fitting, later, self._era.key, carried=carried)
+        fitting = self._read.where(F.col(MISFIT).isNull()).drop(MISFIT)
+        made = chain(existing, fitting, later, self._era.key, carried=carried)
         made = made.localCheckpoint()
         ended = F.col("_:stored") & F.col("_:changed")
         counts = made.agg(
             F.count_if("_:stored").alias("stored"),
+            F.count_if("_:given").alias("given"),
             F.count_if(~F.col("_:stored")).alias("new"),
             F.count_if(ended).alias("ended"),
             F.count_if(ended & F.col("_:was").isNotNull()).alias("ended_before"),

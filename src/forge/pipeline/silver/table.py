@@ -5,8 +5,7 @@ It may be done again with the same changes, or with any of them in any order, an
 
 from collections.abc import Mapping
 
-from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
 from forge.pipeline.definitions import Definition
 from forge.pipeline.lake import Lake
@@ -45,12 +44,9 @@ def take(
         found = placed(changes, present, era, types)
         if found is None:
             continue
-        count = Observation()
-        misfit = F.col("_misfit").isNotNull()
-        read = found.read.observe(count, F.count_if(misfit).alias("misfits"))
-        fitting = complete(read.where(~misfit).drop("_misfit"), plan)
-        merge(spark, lake, plan, era, fitting, ended, keys=keys_of(changes, versions, era, plan), most=most)
-        if misfits := count.get["misfits"]:
+        read = complete(found.read, plan)
+        merged = merge(spark, lake, plan, era, read, ended, keys=keys_of(changes, versions, era, plan), most=most)
+        if merged.left_out and (misfits := found.misfits.count()):
             quarantine.append(spark, lake, found.misfits, application, batch)
             quarantined += misfits
     return quarantined
