@@ -5,13 +5,18 @@ SQLite's and MongoDB's own tests run it on theirs.
 
 import asyncio
 import importlib
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from forge.testing.conformance import Check, Opening, checks, conform, name, outcome
+from forge import debezium
+from forge.change import same
+from forge.testing.conformance import Check, Delete, Insert, Opening, Update, checks, conform, name, outcome
 from forge.testing.conformance.faults import check_half_open_connections
+from forge.testing.conformance.operations import TYPES
+from forge.testing.conformance.reading import listening
 from forge.testing.mariadb import mariadb_missing
 
 KINDS = ("log", "wal", "mysql")
@@ -52,6 +57,30 @@ def each() -> Iterator[object]:
 async def test_it_conforms(kind: str, check: Check, serve: Serve) -> None:
     async with serve(kind)() as adapter:
         await conform(check, adapter)
+
+
+@pytest.mark.contract("W15")
+@pytest.mark.parametrize(("kind", "connector"), [("log", "postgresql"), ("wal", "postgresql"), ("mysql", "mariadb")])
+async def test_every_change_has_an_envelope_and_comes_back(kind: str, connector: str, serve: Serve) -> None:
+    async with serve(kind)() as adapter, listening(adapter) as listener, adapter.writer() as writer:
+        written = {f"c{place}": sample.written for place, sample in enumerate(adapter.samples)}
+        await writer.run(Insert(TYPES, {"id": 1, **written}))
+        await writer.run(Update(TYPES, 1, dict.fromkeys(written)))
+        await writer.run(Delete(TYPES, 1))
+        await listener.until(lambda: len(listener.rows) >= 3, "three changes")
+        for batch in listener.batches:
+            for change, columns in zip(batch.changes, batch.columns, strict=True):
+                raw = debezium.encode(change, columns=columns)
+                assert raw is not None
+                source = json.loads(raw)["source"]
+                assert (source["connector"], source["table"]) == (connector, TYPES)
+                back = debezium.decode(raw, columns)
+                names = {column.name for column in columns if column.type != "interval"}  # days come back as hours
+                for image, again in ((change.before, back.before), (change.after, back.after)):
+                    assert (image is None) == (again is None)
+                    if image is not None and again is not None:
+                        assert [name for name in names if not same(image[name], again[name])] == []
+                assert (back.id, back.op, back.schema, back.key) == (change.id, change.op, change.schema, change.key)
 
 
 @pytest.mark.contract("W12")
