@@ -147,6 +147,8 @@ class Address(msgspec.Struct, frozen=True):
         """What an error of the client library means; Unreachable when it may pass by itself."""
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         words = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())[:300]
+        if "CERTIFICATE_VERIFY_FAILED" in words or code == 2026:
+            return SourceError(f"{self.name} is not as safe as asked: {words}", fix="check ssl and ssl_ca in the URL")
         if isinstance(error, OSError) or code in _UNREACHABLE or (code == 0 and not words):
             return Unreachable(f"{self.name} cannot be reached: {words or 'the connection ended'}", fix="start it")
         if code in (1045, 1698, 1044):
