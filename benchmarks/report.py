@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import lake_growth
 from benchmarks.chart import Bar, chart
 from benchmarks.figures import Figure
 
@@ -89,6 +90,10 @@ def write_docs(run: Run) -> None:
         if bars := list(_bars(group, run)):
             (DOCS / "images" / f"bench-{group}.svg").write_text(chart(title, bars))
             charts.append(f"![{title}](images/bench-{group}.svg)\n")
+    if found := [figure for figure in run.figures if figure.group == "lake_growth"]:
+        for name, picture in lake_growth.plots(found).items():
+            (DOCS / "images" / f"bench-{name}.svg").write_text(picture)
+            charts.append(f"![{name}](images/bench-{name}.svg)\n")
     (DOCS / "benchmarks.md").write_text(_page(run, charts))
 
 
