@@ -130,6 +130,8 @@ class MongoAdapter(Adapter):
         if proxied:
             assert self.proxy is not None
             url = self.proxy.url(url)
+            if "directConnection" not in url:  # else the client goes around the proxy, to the members of the set
+                url += "&directConnection=true" if "?" in url else "?directConnection=true"
         return MongoSource(url, filter, wait=0.2, patience=2.0)
 
     @asynccontextmanager

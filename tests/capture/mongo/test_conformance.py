@@ -10,14 +10,18 @@ from tests.capture.mongo.adapter import opened
 
 
 @pytest.fixture(scope="module")
-def proxy(server_url: str) -> Iterator[CountingProxy]:
+def proxy(server_url: str) -> Iterator[CountingProxy | None]:
+    """What lies before the server; nothing does before one that is named by several hosts."""
     parts = urlsplit(server_url)
+    if "," in parts.netloc or parts.scheme != "mongodb":
+        yield None
+        return
     with CountingProxy(parts.hostname or "localhost", parts.port or 27017) as proxy:
         yield proxy
 
 
 @pytest.mark.contract("W2", "W9", "W12")
 @pytest.mark.parametrize("check", [check for check in checks() if name(check) != "killed consumer"], ids=name)
-async def test_it_conforms(check: Check, server_url: str, proxy: CountingProxy) -> None:
+async def test_it_conforms(check: Check, server_url: str, proxy: CountingProxy | None) -> None:
     async with opened(server_url, proxy) as adapter:
         await conform(check, adapter)

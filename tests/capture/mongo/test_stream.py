@@ -105,6 +105,7 @@ async def test_conditions_on_rows_run_in_the_server_and_keep_what_forge_keeps(da
         "done",
         "NOT (done OR status = 'paid')",
         "status IS NULL",
+        "total NOT BETWEEN 1 AND 10 AND status NOT IN ('open')",
         "status < 'p' AND 10 <= total",
     ]
     for name in ("with_images", "without"):

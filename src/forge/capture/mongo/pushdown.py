@@ -178,6 +178,8 @@ def _may(node: e.Expression, where: _Where, *, negated: bool) -> Expression:
         return _may(node.this, where, negated=negated)
     if isinstance(node, e.Not):
         return _may(node.this, where, negated=not negated)
+    if node.args.get("negate"):  # as in IS NOT NULL
+        negated = not negated
     if isinstance(node, (e.And, e.Or)):
         parts = [_may(side, where, negated=negated) for side in (node.this, node.expression)]
         return _all(parts) if isinstance(node, e.And) is not negated else _any(parts)
