@@ -77,6 +77,20 @@ class Written(NamedTuple):
     new: tuple[Any, ...] | None
 
 
+class Shape(NamedTuple):
+    """A table as its changes need it; `numbered` when the key is the row number."""
+
+    name: str
+    columns: list[str]
+    key: tuple[str, ...]
+    numbered: bool
+
+    @classmethod
+    def of(cls, definition: Table) -> "Shape":
+        columns = [column.name for column in definition.columns]
+        return cls(definition.name, columns, definition.key, definition.aliased)
+
+
 class Committed(NamedTuple):
     """A transaction: what it wrote, and the tables of which it wrote more than could be kept."""
 
@@ -111,7 +125,7 @@ class Hook:
         self._identity = uuid.uuid4().hex
         self._recorder: _Recorder | None = None
         self._filename = ""
-        self._tables: dict[str, Table | None] = {}
+        self._tables: dict[str, Shape | None] = {}
         self._arrived: list[Committed] = []
         self._kept: list[Change] = []
         self._dropped = 0
@@ -221,6 +235,7 @@ class Hook:
 
     def _changes(self, committed: Committed) -> list[Change]:
         number = self._dropped + len(self._kept)
+        keep = self._filter.keep if self._filter.parts else None
         found: list[Change] = []
         for op, name, key, before, after in self._meanings(committed):
             number += 1
@@ -235,7 +250,7 @@ class Hook:
                 before,
                 after,
             )
-            kept = self._filter.keep(change)
+            kept = change if keep is None else keep(change)
             if kept is not None:
                 found.append(kept)
             else:
@@ -247,8 +262,8 @@ class Hook:
         lost = set(committed.lost)
         found: list[Meaning] = []
         for row in committed.rows:
-            definition = self._definition(row)
-            meant = None if definition is None else meaning(row, definition)
+            shape = self._shape(row)
+            meant = None if shape is None else meaning(row, shape)
             if meant is None:
                 lost.add(row.table)
             else:
@@ -256,7 +271,7 @@ class Hook:
         told = [meant for meant in found if meant.table not in lost] if lost else found
         return [*told, *(Meaning(Op.INVALIDATE, name, None, None, None) for name in sorted(lost))]
 
-    def _definition(self, row: Written) -> Table | None:
+    def _shape(self, row: Written) -> Shape | None:
         found = self._tables.get(row.table)
         image = row.new if row.old is None else row.old
         if found is None or (image is not None and len(image) != len(found.columns)):
@@ -331,31 +346,29 @@ class Meaning(NamedTuple):
     after: dict[str, Any] | None
 
 
-def meaning(row: Written, definition: Table) -> list[Meaning] | None:
-    """The changes of a call, none or two for some; None when the table must be read anew.
+def meaning(row: Written, shape: Shape) -> list[Meaning] | None:
+    """The changes of a call, two for an update of the key; None when the table must be read anew.
 
-    >>> from forge.values import Column
-    >>> orders = Table("orders", (Column("id", "INTEGER"), Column("n", "")), ("id",), (), "id", True)
+    >>> orders = Shape("orders", ["id", "n"], ("id",), numbered=True)
     >>> [(m.op.value, m.key, m.before, m.after) for m in meaning(Written(18, "orders", 7, 7, None, (7, "x")), orders)]
     [('insert', {'id': 7}, None, {'id': 7, 'n': 'x'})]
     """
     op = _OPS[row.op]
-    columns = [column.name for column in definition.columns]
+    name, columns, key_names, numbered = shape
     if row.old is None and row.new is None:
-        if not definition.aliased:
+        if not numbered:
             return None
         images = [
-            {**dict.fromkeys(columns, UNAVAILABLE), definition.key[0]: number} for number in (row.rowid, row.new_rowid)
+            {**dict.fromkeys(columns, UNAVAILABLE), key_names[0]: number} for number in (row.rowid, row.new_rowid)
         ]
         before, after = images
     else:
-        before = dict(zip(columns, row.old, strict=True)) if row.old is not None else {}
-        after = dict(zip(columns, row.new, strict=True)) if row.new is not None else {}
+        before = dict(zip(columns, row.old)) if row.old is not None else {}  # noqa: B905 (the lengths were compared)
+        after = dict(zip(columns, row.new)) if row.new is not None else {}  # noqa: B905
 
     def key(image: dict[str, Any]) -> dict[str, Any] | None:
-        return {name: image[name] for name in definition.key} or None
+        return {name: image[name] for name in key_names} or None
 
-    name = definition.name
     if op is Op.INSERT:
         return [Meaning(op, name, key(after), None, after)]
     if op is Op.DELETE:
@@ -491,9 +504,9 @@ def _no_snapshot() -> list[Batch]:
     raise CapabilityMissing("a hook has no snapshots", fix="read the tables by yourself, or use the queue")
 
 
-def _described(connection: Any, name: str) -> Table | None:
+def _described(connection: Any, name: str) -> Shape | None:
     try:
-        return table(connection, name)
+        return Shape.of(table(connection, name))
     except TrackingError:
         return None
 

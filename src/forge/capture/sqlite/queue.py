@@ -5,12 +5,13 @@ that is the order of commits, and the rows of one transaction are together. A ro
 but never the newest: the next row gets the number behind it.
 """
 
+import marshal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from heapq import merge
+from itertools import islice
 from operator import itemgetter
-from sys import getsizeof
 from threading import Event
 from time import monotonic
 from typing import Final, NamedTuple, TypeVar
@@ -18,11 +19,12 @@ from typing import Final, NamedTuple, TypeVar
 from forge.capture.filters import Filter
 from forge.capture.source import Batch
 from forge.capture.sqlite.cursor import Cursor
-from forge.capture.sqlite.decode import SCHEMA, Decoder, Origin, Row, context_of, instant, milliseconds, tolerant
+from forge.capture.sqlite.decode import SCHEMA, Decoder, Origin, Row, Stamp, instant, milliseconds, tolerant
 from forge.capture.sqlite.file import File, may_pass
 from forge.capture.sqlite.install import State, refresh, require, schema_version, tracked, versions
-from forge.change import NO_CONTEXT, Change, Context
+from forge.change import NO_CONTEXT, Change
 from forge.errors import CursorExpired, CursorForeign, SourceError
+from forge.values import Column
 
 Found = TypeVar("Found")
 
@@ -30,6 +32,8 @@ PAGE: Final = 2000
 """Rows of a batch at the most."""
 PAGE_BYTES: Final = 4 * 1024 * 1024
 """A batch ends behind the row with which it has so many bytes."""
+AT_ONCE: Final = 64
+"""Rows that are fetched before their bytes are counted, at the most; fewer where rows were large."""
 REMOVED_AT_ONCE: Final = 5000
 """Rows that one transaction removes, so that writers wait for short times only."""
 SHORTEST: Final = 0.001
@@ -147,32 +151,27 @@ class Queue:
         return self._batch(connection, cursors, until)
 
     def _batch(self, connection: sqlite3.Connection, cursors: list[sqlite3.Cursor], until: int) -> Batch:
-        rows: Iterator[Row] = iter(cursors[0]) if len(cursors) == 1 else merge(*cursors, key=itemgetter(0))
+        """Changes of rows up to an id, or up to where they have too many bytes."""
+        merged: Iterator[Row] = merge(*cursors, key=itemgetter(0))
         found: list[Change] = []
-        columns = []
-        size, seen_at, seen_context = 0, None, None
-        time, at = 0, instant(0)
-        context: Context = NO_CONTEXT
-        transaction: str | None = None
+        columns: list[tuple[Column, ...]] = []
         keep = None if not self._filter.without("tables").parts else self._filter.keep
-        for row in rows:
-            if row[2] != seen_at:
-                seen_at = row[2]
-                time = milliseconds(seen_at)
-                at = instant(time)
-            if row[3] != seen_context:
-                seen_context = row[3]
-                context, transaction = context_of(seen_context)
-            decoder = self._decoders[row[-1]]
-            for change in decoder.changes(row, time, at, context, transaction):
-                kept = change if keep is None else keep(change)
-                if kept is not None:
-                    found.append(kept)
-                    columns.append(decoder.columns)
-            size += sum(map(getsizeof, row))
-            if size >= PAGE_BYTES:
-                until = row[0]
-                break
+        seen_at, seen_context = None, None
+        stamp = Stamp("", instant(0), NO_CONTEXT, None)
+        fetch = cursors[0].fetchmany if len(cursors) == 1 else lambda count: [*islice(merged, count)]
+        for rows, full in by_bytes(fetch):
+            for row in rows:
+                if row[2] != seen_at or row[3] != seen_context:
+                    seen_at, seen_context = row[2], row[3]
+                    stamp = Stamp.of(seen_at, seen_context)
+                decoder = self._decoders[row[-1]]
+                for change in decoder.changes(row, stamp):
+                    kept = change if keep is None else keep(change)
+                    if kept is not None:
+                        found.append(kept)
+                        columns.append(decoder.columns)
+            if full:
+                until = rows[-1][0]
         for cursor in cursors:
             cursor.close()
         (stored,) = connection.execute("SELECT at FROM forge_queue WHERE id = ?", (until,)).fetchone()
@@ -259,6 +258,16 @@ class Queue:
                 "sqlite": sqlite3.sqlite_version,
                 "triggers_current": state.schema_version == schema_version(connection),
             }
+
+
+def by_bytes(fetch: Callable[[int], list[Row]]) -> Iterator[tuple[list[Row], bool]]:
+    """Rows, a few at a time, until they have the bytes of a page: then the last ones come with True."""
+    size, count, wanted = 0, 0, 1
+    while size < PAGE_BYTES and (rows := fetch(wanted)):
+        size += len(marshal.dumps(rows))  # the quickest way to learn how large they are
+        count += len(rows)
+        wanted = min(AT_ONCE, max(1, PAGE_BYTES // 8 * count // size))
+        yield rows, size >= PAGE_BYTES
 
 
 def any_text(connection: sqlite3.Connection, read: Callable[[], Found]) -> Found:

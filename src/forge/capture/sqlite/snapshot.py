@@ -15,7 +15,6 @@ PRIMARY KEY. A table that is tracked only since then is left out: its `schema` c
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from sys import getsizeof
 from time import time_ns
 from typing import Any, Final
 
@@ -23,10 +22,10 @@ from forge import wire
 from forge.capture.filters import Filter
 from forge.capture.source import Batch
 from forge.capture.sqlite.cursor import KIND, Cursor, Place
-from forge.capture.sqlite.decode import SCHEMA, Decoder, Origin, instant
+from forge.capture.sqlite.decode import SCHEMA, Decoder, Origin, image_function, instant
 from forge.capture.sqlite.file import File
 from forge.capture.sqlite.install import Tracked, refresh, require, schema_version, tracked
-from forge.capture.sqlite.queue import PAGE, PAGE_BYTES, any_text, check, newest
+from forge.capture.sqlite.queue import PAGE, any_text, by_bytes, check, newest
 from forge.capture.sqlite.tables import Table, quoted
 from forge.capture.sqlite.triggers import alias, image
 from forge.change import Change, Op, Source
@@ -165,14 +164,9 @@ class Snapshot:
 
     def _rows(self, version: int, table: Table, last: Sequence[Any], limit: int) -> list[tuple[Any, ...]]:
         """Rows behind the last one, in order: what places them, then their values; and never too many bytes."""
-        found, size = [], 0
         statement = _statement(table, behind=bool(last), undone=self._undone is not None)
         cursor = self._connection.execute(statement, (*last, *(last if self._undone else ()), limit))
-        for row in cursor:
-            found.append(row)
-            size += sum(map(getsizeof, row))
-            if size >= PAGE_BYTES:
-                break
+        found = [row for rows, _ in by_bytes(cursor.fetchmany) for row in rows]
         cursor.close()
         return found
 
@@ -183,9 +177,10 @@ class Snapshot:
         assert begun.place is not None
         start = f"{origin.identity}:{begun.id}.{begun.place.at:x}:{table.name}:"
         size = len(table.place)
+        image_of = image_function(table, size)
         changes = []
         for row in rows:
-            after = decoder.image(row, size)
+            after = image_of(row)
             name = start + json.dumps([*map(wire.encode_value, row[:size])], separators=(",", ":"))
             changes.append(Change(name, Op.READ, SCHEMA, table.name, source, at, decoder.key(after), None, after))
         kept = (self._filter.keep(change) for change in changes)
