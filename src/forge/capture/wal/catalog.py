@@ -34,6 +34,20 @@ class Catalog:
             known = self._known[message, (*key, "|", *generated)] = Relation(message, facts)
         return known
 
+    async def shape(self, connection: AsyncConnection, schema: str, table: str) -> RelationMessage | None:
+        """A table by its name, as it is now; None when there is none."""
+        asked = {"schema": schema, "table": table}
+        row = await (await connection.execute(sql("shape").encode(), asked)).fetchone()
+        if row is None:
+            return None
+        oid, identity, names, types, modifiers, identified = row
+        parts = zip(names, types, modifiers, strict=True)
+        columns = tuple(
+            RelationColumn(name, kind, modifier, identity == "f" or name in identified)
+            for name, kind, modifier in parts
+        )
+        return RelationMessage(oid, schema, table, identity, columns)
+
     async def published(self, connection: AsyncConnection, publication: str) -> dict[int, Published]:
         """The tables of a publication as they are now, by oid and in its order."""
         rows = await (await connection.execute(sql("published").encode(), {"publication": publication})).fetchall()

@@ -92,6 +92,12 @@ class Decoder:
         self._near = xid
         self.relations: dict[bytes, Relation | None] = {}
         """By the bytes of their oid; None for a table that is not wanted."""
+        self.fresh: set[bytes] = set()
+        """Tables whose definition was sent and is not compared yet with the one that is known."""
+        self.known: dict[int, bytes] = {}
+        """Digests of the definitions that the consumer knows of, by oid; the last learned are last."""
+        self.learned = 0
+        """How often that changed."""
         self.changes: list[Change] = []
         self.columns: list[tuple[Column, ...]] = []
         self.unfilled: list[int] = []
@@ -176,6 +182,7 @@ class Decoder:
         changes, columns, unfilled = self.changes, self.columns, self.unfilled
         add, add_columns = changes.append, columns.append
         last, number = self._last, self._number
+        fresh = self.fresh
         plain = keep is None and hold is None and not after
         try:
             while place < count:
@@ -186,6 +193,8 @@ class Decoder:
                 if kind != _INSERT and kind != _UPDATE and kind != _DELETE:
                     break
                 relation = relations[data[26:30]]
+                if fresh and data[26:30] in fresh and not (after and _u64(data[1:9])[0] <= after):
+                    self._settle(data[26:30], data[1:9])
                 if kind == _INSERT and plain and relation is not None:
                     before = len(changes)
                     place, last, number = relation.inserts(
@@ -288,16 +297,26 @@ class Decoder:
         for oid in protocol.truncate(data).relations:
             self._whole(data, oid, Op.TRUNCATE)
 
-    def schema(self, data: bytes) -> None:
-        """A table is defined otherwise from here on; `data` is its relation message, and it is known by now."""
-        transaction = self.transaction
-        relation = self.relations[data[26:30]]
-        if transaction is None or relation is None or transaction.skipped:
-            return
-        lsn = data[1:9]
-        if transaction.after and _u64(lsn)[0] <= transaction.after:
-            return
-        self._add(self._change(relation, Op.SCHEMA, f"{lsn.hex()}.s{relation.oid}"), relation)
+    def learn(self, oid: bytes, relation: Relation | None) -> None:
+        """A table is defined like this from here on; None for one that is not wanted."""
+        self.relations[oid] = relation
+        if relation is not None:
+            self.fresh.add(oid)
+
+    def _settle(self, oid: bytes, lsn: bytes) -> None:
+        """The first change of a table since its definition was sent: if that is another one, it is a change too.
+
+        Only now, because the definition is sent again by every connection, and for changes that are left out.
+        """
+        self.fresh.discard(oid)
+        relation = self.relations[oid]
+        assert relation is not None
+        before = self.known.pop(relation.oid, None)
+        self.known[relation.oid] = relation.digest
+        if before != relation.digest:
+            self.learned += 1
+            if before is not None:
+                self._add(self._change(relation, Op.SCHEMA, f"{lsn.hex()}.s{relation.oid}"), relation)
 
     def _whole(self, data: bytes, oid: bytes, op: Op) -> None:
         transaction = self.transaction
@@ -310,6 +329,8 @@ class Decoder:
         relation = self.relations.get(oid)
         if relation is None or transaction.skipped or (transaction.after and _u64(lsn)[0] <= transaction.after):
             return
+        if oid in self.fresh:
+            self._settle(oid, lsn)
         change = self._change(relation, op, f"{lsn.hex()}.{self._number}" if self._number else lsn.hex())
         if transaction.partly and self.read_before is not None:
             held = self.read_before(change)

@@ -73,6 +73,16 @@ WHERE n.nspname <> 'forge'
 GROUP BY c.oid, n.nspname, c.relname, c.relreplident, p.attnames::text[], c.relpages, c.relkind
 ORDER BY c.oid;
 
+-- shape: A table by its name: its relation message as pgoutput would send it.
+SELECT c.oid::bigint, c.relreplident::text, array_agg(a.attname::text ORDER BY a.attnum), array_agg(a.atttypid::bigint ORDER BY a.attnum),
+       array_agg(a.atttypmod ORDER BY a.attnum),
+       ARRAY(SELECT x.attname::text FROM pg_index i JOIN pg_attribute x ON x.attrelid = i.indrelid
+             WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary END
+               AND x.attnum = ANY ((i.indkey::smallint[])[0:i.indnkeyatts - 1]))
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE n.nspname = %(schema)s AND c.relname = %(table)s GROUP BY c.oid, c.relreplident;
+
 -- row_filter: The condition that a publication puts on the rows of a table.
 SELECT p.rowfilter FROM pg_publication_tables p
 WHERE p.pubname = %(publication)s AND p.schemaname = %(schema)s AND p.tablename = %(table)s;

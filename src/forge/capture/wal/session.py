@@ -11,7 +11,7 @@ from typing import Final
 
 from forge.capture.filters import Filter
 from forge.capture.source import Batch
-from forge.capture.wal import protocol
+from forge.capture.wal import protocol, wal2json
 from forge.capture.wal.catalog import Catalog
 from forge.capture.wal.connection import ReplicationConnection
 from forge.capture.wal.decode import Decoder
@@ -20,6 +20,7 @@ from forge.capture.wal.relations import Relation
 from forge.capture.wal.resnapshot import Resnapshots
 from forge.capture.wal.spool import Spool
 from forge.capture.wal.toast import Filler
+from forge.capture.wal.wal2json import Translator
 from forge.changelog.connection import AsyncConnection
 from forge.errors import SourceError
 
@@ -52,6 +53,7 @@ class Session:
         heartbeat: float,
         again: Resnapshots,
         shown: Callable[[Resnapshots, str], Batch],
+        translator: Translator | None = None,
     ) -> None:
         self._connection = connection
         self._control = control
@@ -63,11 +65,12 @@ class Session:
         self._heartbeat = heartbeat
         self._again = again
         self._shown = shown
+        self._translator = translator
         decoder.recent = again.recent
         more = place.extra()
-        self._known = dict(more.known)
+        decoder.known = dict(more.known)
         self._more = place.more
-        self._encoded = (len(more.epochs), True)
+        self._encoded = (len(more.epochs), decoder.learned)
         decoder.epochs = more.epochs
         self._first = place
         self.place = place
@@ -94,6 +97,8 @@ class Session:
         while True:
             wait = beat - loop.time() if self._again.idle else CHUNKS
             messages = await receive(max(0.0, wait))
+            if self._translator is not None:
+                messages = await self._translated(messages, self._translator)
             if messages:
                 async for batch in self._apply(messages):
                     told, beat = self.place, loop.time() + self._heartbeat
@@ -115,6 +120,20 @@ class Session:
                     told = self.place = self._moved(self.place.lsn)
                     yield Batch((), str(self.place))
                 self._connection.ask()
+
+    async def _translated(self, messages: Sequence[bytes], translator: Translator) -> list[bytes]:
+        """What another plug-in sent, as pgoutput says it."""
+        found: list[bytes] = []
+        for data in messages:
+            if data[0] == _KEEP_ALIVE:
+                found.append(data)
+                continue
+            event = wal2json.event(data)
+            if not translator.knows(event):
+                shape = await self._catalog.shape(self._control, event.schema, event.table)
+                found.append(translator.define(data, event, shape))
+            found.append(translator.message(data, event))
+        return found
 
     async def _apply(self, messages: Sequence[bytes]) -> AsyncGenerator[Batch]:
         """Handle messages; yield what is more than one batch takes."""
@@ -164,7 +183,7 @@ class Session:
                     return at
                 preparing.keep(data)
                 if data[25:26] == b"R":  # it is not sent again for what follows outside
-                    self._decoder.relations[data[26:30]] = await self._relation(protocol.relation(data))
+                    self._decoder.learn(data[26:30], await self._relation(protocol.relation(data)))
             at += 1
         return at
 
@@ -177,7 +196,7 @@ class Session:
             self._end = protocol.commit(data).end
             self._committed()
         elif kind == b"R":
-            await self._learn(data)
+            decoder.learn(data[26:30], await self._relation(protocol.relation(data)))
         elif kind == b"M":
             decoder.message(data)
         elif kind == b"T":
@@ -258,18 +277,6 @@ class Session:
         if found.wants_reply:
             self._connection.send_status()
 
-    async def _learn(self, data: bytes) -> None:
-        message = protocol.relation(data)
-        relation = self._decoder.relations[data[26:30]] = await self._relation(message)
-        if relation is None:
-            return
-        before = self._known.pop(message.oid, None)
-        self._known[message.oid] = relation.digest
-        if before != relation.digest:
-            self._encoded = (-1, False)
-            if before is not None:
-                self._decoder.schema(data)
-
     async def _relation(self, message: protocol.RelationMessage) -> Relation | None:
         if not self._wants(message.schema, message.table):
             return None
@@ -295,10 +302,10 @@ class Session:
         decoder = self._decoder
         if decoder.epochs and decoder.transaction is None and lsn >= decoder.epochs[-1].until:
             decoder.epochs = ()
-        state = (len(decoder.epochs), True)
+        state = (len(decoder.epochs), decoder.learned)
         if state != self._encoded:
             self._encoded = state
-            self._more = more_text(More(remembered(self._known), decoder.epochs))
+            self._more = more_text(More(remembered(decoder.known), decoder.epochs))
         return Place(
             self._first.system, self._timelines.of(lsn), self._first.database, self._first.slot, lsn, inside,
             self._oldest_prepared(lsn), self._more,

@@ -123,6 +123,8 @@ def explain(error: psycopg.Error, slot: str) -> ForgeError | None:
     line = (error.diag.message_primary or str(error)).strip().partition("\n")[0]
     if "wal_level" in line and state in ("55000", "22023", "0A000"):
         return wal_level_wrong(None)
+    if "could not access file" in line:
+        return SourceError(f"the output plug-in is not installed: {line}", fix="use plugin=pgoutput")
     if (state == "55000" and ("can no longer" in line or "invalidated" in line)) or state == "58P01":
         return SlotLost(f"the replication slot {slot} is lost: {line}", fix=_AGAIN.format(name=slot))
     if state == "42704" and "slot" in line:
@@ -150,10 +152,6 @@ def explain(error: psycopg.Error, slot: str) -> ForgeError | None:
         return SourceError(f"the server refuses replication connections: {line}", fix="allow them in pg_hba.conf")
     if state == "42602":
         return ConfigError(line, fix="use up to 63 lower-case letters, digits and underscores")
-    if state in ("58P02", "58000") and "could not access file" in line:
-        return SourceError(
-            f"the output plug-in is not installed: {line}", fix="use plugin=pgoutput, which every server has"
-        )
     return None
 
 

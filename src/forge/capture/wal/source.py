@@ -21,6 +21,7 @@ from forge.capture.source import Batch, Status
 from forge.capture.urls import split_option
 from forge.capture.wal import publication as publications
 from forge.capture.wal import slot as slots
+from forge.capture.wal import wal2json
 from forge.capture.wal.catalog import Catalog
 from forge.capture.wal.connection import ReplicationConnection
 from forge.capture.wal.decode import KIND, Decoder
@@ -33,11 +34,13 @@ from forge.capture.wal.session import Session, Wants
 from forge.capture.wal.slot import Limits, Server, Slot, explain, open_control, sql
 from forge.capture.wal.snapshot import Page, Rows, flushed, take
 from forge.capture.wal.toast import Filler
+from forge.capture.wal.wal2json import Translator
 from forge.change import Change, Op, Source
 from forge.changelog.connection import AsyncConnection, translate
-from forge.config import hide, shown_size
+from forge.config import hide, shown_size, size
 from forge.cursor import Snapshot, wal_position
 from forge.errors import (
+    ConfigError,
     CursorForeign,
     CursorInvalid,
     ServerError,
@@ -57,6 +60,7 @@ _log = logging.getLogger("forge.capture.wal")
 
 LIMITS: Final = Limits()
 Plugin = Literal["pgoutput", "wal2json"]
+PLUGINS: Final = ("pgoutput", "wal2json")
 
 
 class WalSource:
@@ -79,9 +83,17 @@ class WalSource:
         failover: bool = True,
         workers: int = 2,
         push: Collection[Part] = (),
+        plugin: Plugin | None = None,
     ) -> None:
         url, named = split_option(url, "slot")
         url, published = split_option(url, "publication")
+        url, chosen = split_option(url, "plugin")
+        self._plugin = plugin or chosen or "pgoutput"
+        if self._plugin not in PLUGINS:
+            raise ConfigError(f"no plug-in {self._plugin!r}", fix=f"plugin={' or plugin='.join(PLUGINS)}")
+        url, limit = split_option(url, "limit")
+        url, act = split_option(url, "on_limit")
+        limits = _limits(limits, limit, act)
         self._url = url
         self._filter = filter or Filter()
         slot = slot or named
@@ -118,7 +130,9 @@ class WalSource:
             snapshots=True,
             truncates=True,
             schema_changes=True,
-            filters=("tables", "operations", *(part for part in self._push if part in ("columns", "rows"))),
+            filters=()
+            if self._plugin == "wal2json"
+            else ("tables", "operations", *(part for part in self._push if part in ("columns", "rows"))),
         )
 
     async def __aenter__(self) -> Self:
@@ -240,8 +254,14 @@ class WalSource:
             row = await (
                 await control.execute(sql("publication").encode(), {"name": self._publication_name or name})
             ).fetchone()
-        parts = self.capabilities.filters if row is None else publications.parts_of(row[6] or "")
-        details: dict[str, object] = {"slot": name, "publication": self._publication_name or name, "plugin": "pgoutput"}
+        parts = self.capabilities.filters
+        if row is not None and parts:
+            parts = publications.parts_of(row[6] or "")
+        details: dict[str, object] = {
+            "slot": name,
+            "publication": self._publication_name or name,
+            "plugin": self._plugin,
+        }
         warnings: tuple[str, ...] = ()
         position = None
         if slot is None:
@@ -268,7 +288,7 @@ class WalSource:
             None if slot is None else slot.lag,
             None,
             tuple(part for part in asked if part in parts),
-            tuple(part for part in asked if part not in parts or part == "operations"),
+            tuple(part for part in asked if part not in parts),
             details,
             warnings,
         )
@@ -300,10 +320,10 @@ class WalSource:
             control, self._publication_name or name, self._filter, server, self._push
         )
         if slot is None:
-            await slots.create(control, name, two_phase=self._two_phase, failover=self._failover)
+            await slots.create(control, name, plugin=self._plugin, two_phase=self._two_phase, failover=self._failover)
             slot = await slots.find(control, name)
             assert slot is not None
-        slots.usable(slot, plugin="pgoutput", database=server.name)
+        slots.usable(slot, plugin=self._plugin, database=server.name)
         if place is not None and place.start < slot.confirmed_lsn:
             raise slots.expired(name, place.start, slot.confirmed_lsn)
         return server, slot, publication
@@ -380,6 +400,7 @@ class WalSource:
                 heartbeat=self._heartbeat,
                 again=self._again,
                 shown=self._read_again,
+                translator=Translator() if self._plugin == "wal2json" else None,
             )
             stack.callback(session.close)
             connection.flushed = self._acked
@@ -415,12 +436,16 @@ class WalSource:
     def _command(self, server: Server, slot: str, publication: str, place: Place) -> str:
         version = 4 if server.version >= 160000 else 3 if server.version >= 150000 else 2
         quoted = publication.replace('"', '""').replace("'", "''")
+        begin = f"START_REPLICATION SLOT {slot} LOGICAL {lsn_text(place.start)}"
+        if self._plugin == "wal2json":
+            asked = ", ".join(f"\"{option}\" '{value}'" for option, value in wal2json.OPTIONS.items())
+            return f"{begin} ({asked})"
         options = [f"proto_version '{version}'", f"publication_names '\"{quoted}\"'", "messages 'true'"]
         if self._streaming:
             options.append("streaming 'on'")
         if self._two_phase and server.version >= 150000:
             options.append("two_phase 'on'")
-        return f"START_REPLICATION SLOT {slot} LOGICAL {lsn_text(place.start)} ({', '.join(options)})"
+        return f"{begin} ({', '.join(options)})"
 
     async def _feedback(self, connection: ReplicationConnection, control: AsyncConnection, name: str) -> None:
         """While the stream is open, also when its consumer is slow: tell the server that we live, watch the slot."""
@@ -541,6 +566,20 @@ class _Shown:
             self._counts[relation.oid] = self._counts.get(relation.oid, 0) + 1
         word = self._counts[relation.oid] if key is None else change.row_id
         return msgspec.structs.replace(change, id=f"{self._prefix}{relation.oid}.{word}")
+
+
+def _limits(limits: Limits, limit: str | None, act: str | None) -> Limits:
+    """Limits as a URL says them: `limit=10GB&on_limit=drop`."""
+    if limit is not None:
+        most = size(limit)
+        if most is None:
+            raise ConfigError(f"{limit!r} is no size", fix="write limit=10GB")
+        limits = msgspec.structs.replace(limits, most=most)
+    if act is not None:
+        if act not in ("alert", "drop"):
+            raise ConfigError(f"on_limit cannot be {act!r}", fix="on_limit=alert or on_limit=drop")
+        limits = msgspec.structs.replace(limits, act=act)
+    return limits
 
 
 async def _end(connection: AsyncConnection) -> int:
