@@ -26,12 +26,12 @@ geometry                            bytes: four of the SRID, then WKB
 uuid, inet4, inet6                  str
 ==================================  ==========================================================================
 
-The modules, from the socket up: `address` connects, `feed` brings raw events, `tables` decodes rows with functions
-written for each version of a table, `changes` is the state machine over events, `tail` the thread that runs it,
-`snapshot` reads tables, `source` is the whole. `catalog` and `view` ask the server, `settings` judges what it says.
+The modules, from the socket up: `address` connects, `feed` brings raw events, `tables` reads the maps of tables and
+`rows` their rows, `changes` is the state machine over events, `tail` the thread that runs it, `snapshot` reads tables,
+`source` is the whole. `catalog` and `view` ask the server, `settings` judges what it says.
 """
 
-from forge.capture.mysql.changes import comment
+from forge.capture.mysql.comments import comment
 from forge.capture.mysql.source import MysqlSource
 
 __all__ = ["MysqlSource", "comment"]

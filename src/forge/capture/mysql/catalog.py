@@ -1,7 +1,7 @@
 """What a server says about itself and its tables, asked with plain queries on one connection.
 
-Everything here is as of now, while the binary log tells of then: it is used for what the log lacks, and `Server` says
-who answers. `Cascades` are the foreign keys whose effects on other tables InnoDB carries out without logging them.
+Everything here is as of now, while the binary log tells of then: it is used for what the log lacks. `Server` says who
+answers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from forge.capture.mysql.address import Connection
+from forge.capture.mysql.cascades import ACTING, Cascade, Name
 from forge.capture.mysql.forms import Charset
 from forge.capture.mysql.tables import Known, KnownColumn
 from forge.errors import SourceError
-
-Name = tuple[str, str]
 
 OWN = ("information_schema", "performance_schema", "mysql", "sys")
 """The server's own schemas, which are never followed."""
@@ -43,18 +42,6 @@ class Server(msgspec.Struct, frozen=True):
     def setting(self, name: str) -> str:
         """A global setting, empty where the server has none of that name."""
         return self.settings.get(name, "")
-
-
-class Cascade(NamedTuple):
-    """A foreign key that changes rows of `child` when rows of `parent` go or change their key."""
-
-    constraint: str
-    parent: Name
-    child: Name
-    columns: tuple[tuple[str, str], ...]
-    """Each column of the parent, and the column of the child that refers to it."""
-    on_delete: str
-    on_update: str
 
 
 class Log(NamedTuple):
@@ -189,8 +176,7 @@ def cascades(connection: Connection) -> dict[Name, list[Cascade]]:
         " FROM information_schema.referential_constraints r JOIN information_schema.key_column_usage k"
         " ON k.constraint_schema = r.constraint_schema AND k.constraint_name = r.constraint_name"
         " AND k.table_name = r.table_name"
-        " WHERE r.delete_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"
-        " OR r.update_rule IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"
+        f" WHERE r.delete_rule IN {ACTING} OR r.update_rule IN {ACTING}"
         " ORDER BY r.constraint_schema, r.table_name, r.constraint_name, k.ordinal_position",
     )
     found: dict[tuple[str, ...], list[tuple[str, str]]] = {}

@@ -12,8 +12,6 @@ the server left without an end, XA transactions, whose commit comes after their 
 as text.
 """
 
-import json
-import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -21,11 +19,13 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from forge.capture.mysql import tables
-from forge.capture.mysql.catalog import Cascade, Name
+from forge.capture.mysql.cascades import Cascade, Name, reached
+from forge.capture.mysql.comments import said
 from forge.capture.mysql.cursor import KIND, Cursor, Place, Progress
 from forge.capture.mysql.forms import Charset, utc
+from forge.capture.mysql.rows import Row, Version
 from forge.capture.mysql.statements import effect
-from forge.capture.mysql.tables import Mismatch, Row, Version, lenenc, parse_map, parse_names
+from forge.capture.mysql.tables import Mismatch, lenenc, parse_map, parse_names
 from forge.change import NO_CONTEXT, Change, Context, Op, Source, same
 from forge.errors import CursorForeign, DecodeError, SourceError
 from forge.values import Column
@@ -45,7 +45,6 @@ _COMPRESSED = (166, 167, 168, 169, 170, 171)
 _ARTIFICIAL = 0x20
 _NO_FOREIGN_KEYS = 2
 _STANDALONE, _PREPARED, _COMPLETED = 1, 64, 128
-_COMMENT = re.compile(r"\s*/\*\s*forge:(\{.*?\})\s*\*/", re.S)
 _FOREVER = ("2038-01-19T03:14:07.999999+00:00", "2106-02-07T06:28:15.999999+00:00", (1 << 64) - 1)
 
 
@@ -335,12 +334,10 @@ class Changes:
         at = 20 if self._kind == _QUERY_ROWS else 19
         if b"forge:" not in event[at : at + 64]:
             return
-        match = _COMMENT.match(event[at : at + 16384].decode("utf-8", "replace"))
-        if match is not None:
-            try:
-                self._context = _context(json.loads(match[1]))
-            except (ValueError, TypeError):
-                self.malformed += 1
+        try:
+            self._context = said(event[at : at + 16384].decode("utf-8", "replace")) or self._context
+        except ValueError:
+            self.malformed += 1
 
     # -- rows ------------------------------------------------------------------------------------------
 
@@ -500,10 +497,10 @@ class Changes:
 
     # -- whole tables ----------------------------------------------------------------------------------
 
-    def _whole(self, op: Op, name: Name, more: Mapping[str, Any] | None = None, mark: str = "") -> None:
+    def _whole(self, op: Op, name: Name, more: Mapping[str, Any] | None = None) -> None:
         if not self._catalog.wants(*name):
             return
-        mark = f"t{mark or '.'.join(name)}"
+        mark = f"t{'.'.join(name)}"
         where = Source(KIND, self._name, f"{self._spot()}{mark}", self._transaction or None)
         context = Context(more=dict(more)) if more else NO_CONTEXT
         identity = f"{self._transaction}.{self._events}.{mark}"
@@ -520,40 +517,12 @@ class Changes:
 
     def _cascade(self, parent: Name, op: Op, changed: set[str] | None) -> None:
         """Tell, once in a transaction, of each table whose rows went or changed with those of the parent."""
-        graph = self._catalog.cascades()
         told = self._events > self._skip
-        waiting: list[tuple[Name, Op, set[str] | None]] = [(parent, op, changed)]
-        seen: set[tuple[Name, Op]] = set()
-        while waiting:
-            name, how, columns = waiting.pop()
-            if (name, how) in seen:
-                continue
-            seen.add((name, how))
-            for each in graph.get(name, ()):
-                rule = each.on_delete if how is Op.DELETE else each.on_update
-                if rule not in ("CASCADE", "SET NULL", "SET DEFAULT"):
-                    continue
-                if how is Op.UPDATE and columns is not None and not columns & {pair[0] for pair in each.columns}:
-                    continue
-                if each.child not in self._cascaded and each.child != parent:
-                    self._cascaded.add(each.child)
-                    if told:
-                        self._whole(Op.INVALIDATE, each.child, _why(each, how), f"{each.child[0]}.{each.child[1]}")
-                elif each.child == parent and each.child not in self._cascaded:
-                    self._cascaded.add(each.child)
-                    if told:
-                        self._whole(Op.INVALIDATE, each.child, _why(each, how))
-                gone = how is Op.DELETE and rule == "CASCADE"
-                waiting.append((each.child, Op.DELETE if gone else Op.UPDATE, {pair[1] for pair in each.columns}))
-
-
-def _why(cascade: Cascade, how: Op) -> dict[str, Any]:
-    rule = f"ON DELETE {cascade.on_delete}" if how is Op.DELETE else f"ON UPDATE {cascade.on_update}"
-    return {
-        "reason": f"foreign key {cascade.constraint} {rule}, which the server does not log",
-        "cascade": cascade.constraint,
-        "parent": ".".join(cascade.parent),
-    }
+        for key, how in reached(self._catalog.cascades(), parent, op, changed):
+            if key.child not in self._cascaded:
+                self._cascaded.add(key.child)
+                if told:
+                    self._whole(Op.INVALIDATE, key.child, key.reason(how))
 
 
 def _without(names: Iterable[str], rows: Iterable[Row]) -> None:
@@ -568,27 +537,3 @@ def _unpacked(data: bytes) -> bytes:
         return zlib.decompress(data[1 + (data[0] & 7) :])
     except zlib.error as error:
         raise DecodeError(f"a compressed event cannot be decoded: {error}", fix="check the server's disk") from None
-
-
-def _context(said: Any) -> Context:
-    if not isinstance(said, dict):
-        raise ValueError("not an object")
-    known = {name: said.pop(name, None) for name in ("user_id", "function_name", "trace_id")}
-    if not all(value is None or isinstance(value, str) for value in known.values()):
-        raise ValueError("user_id, function_name and trace_id are texts")
-    return Context(**known, more=said)
-
-
-def comment(context: Context) -> str:
-    """A comment to put before a statement, so that its changes carry who and why.
-
-    >>> comment(Context(user_id="ada", trace_id="*/ t1"))
-    '/* forge:{"user_id": "ada", "trace_id": "*\\\\/ t1"} */ '
-    """
-    said = {
-        name: value
-        for name in ("user_id", "function_name", "trace_id")
-        if (value := getattr(context, name)) is not None
-    }
-    text = json.dumps({**context.more, **said}).replace("*/", "*\\/")
-    return f"/* forge:{text} */ "

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from forge.capture.mysql.catalog import Cascade, Name, Server
+from forge.capture.mysql.cascades import ACTING, Cascade, Name
+from forge.capture.mysql.catalog import Server
 from forge.errors import SourceError
 
 _FULL = ("FULL", "FULL_NODUP")
@@ -56,8 +57,8 @@ def warnings(
     if ignored:
         found.append(f"the server does not log everything ({ignored}): what is left out is never seen")
     for cascade in cascades:
-        rules = [f"ON DELETE {cascade.on_delete}"] if cascade.on_delete in _ACTS else []
-        rules += [f"ON UPDATE {cascade.on_update}"] if cascade.on_update in _ACTS else []
+        rules = [f"ON DELETE {cascade.on_delete}"] if cascade.on_delete in ACTING else []
+        rules += [f"ON UPDATE {cascade.on_update}"] if cascade.on_update in ACTING else []
         found.append(
             f"foreign key {cascade.constraint} of {'.'.join(cascade.child)} has {' '.join(rules)}, which the server"
             f" does not log: when {'.'.join(cascade.parent)} changes, the child is told as invalidate"
@@ -67,9 +68,6 @@ def warnings(
             found.append(f"{'.'.join(name)} is a {engine} table: its snapshot may overlap with the stream")
     found += [f"{'.'.join(name)} has no primary key: its changes have no key" for name in keyless]
     return found
-
-
-_ACTS = ("CASCADE", "SET NULL", "SET DEFAULT")
 
 
 def retention(told: Server) -> str:

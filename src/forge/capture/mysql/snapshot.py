@@ -16,9 +16,10 @@ from typing import Any
 
 from forge.capture.mysql import catalog
 from forge.capture.mysql.address import Connection
-from forge.capture.mysql.catalog import Name, ask
+from forge.capture.mysql.cascades import Name
+from forge.capture.mysql.catalog import ask
 from forge.capture.mysql.cursor import KIND, Progress
-from forge.capture.mysql.tables import Row
+from forge.capture.mysql.rows import Row
 from forge.capture.mysql.texts import Texts, quoted
 from forge.change import Change, Op, Source, text
 

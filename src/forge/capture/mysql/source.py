@@ -16,7 +16,7 @@ from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.mysql import catalog, settings
 from forge.capture.mysql.address import Address, Connection, Unreachable
-from forge.capture.mysql.catalog import Name
+from forge.capture.mysql.cascades import Name
 from forge.capture.mysql.cursor import KIND, Cursor, Place, Progress
 from forge.capture.mysql.feed import Feed
 from forge.capture.mysql.snapshot import Snapshot

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from forge.capture.filters import Filter
 from forge.capture.mysql import catalog
 from forge.capture.mysql.address import Connection
-from forge.capture.mysql.catalog import OWN, Cascade, Name
+from forge.capture.mysql.cascades import Cascade, Name
+from forge.capture.mysql.catalog import OWN
 from forge.capture.mysql.forms import Charset
 from forge.capture.mysql.tables import Known
 
