@@ -27,7 +27,7 @@ import msgspec
 
 from forge.capture.sqlite.file import File
 from forge.capture.sqlite.tables import OWN, Table, foreign_triggers, names, table
-from forge.capture.sqlite.triggers import HEAD, NOW, gone_trigger, triggers
+from forge.capture.sqlite.triggers import HEAD, NOW, triggers
 from forge.errors import NotInstalled, SchemaTooNew, TrackingError
 
 FORMAT: Final = 1
@@ -185,7 +185,6 @@ def _install(connection: sqlite3.Connection, width: int) -> None:
             connection.execute(statement)
             statement = ""
     connection.execute("INSERT INTO forge_state VALUES (?, ?, 0, 0, 0.0)", (uuid.uuid4().hex, FORMAT))
-    connection.execute(gone_trigger(width))
 
 
 def track(connection: sqlite3.Connection, new: Table, old: Tracked | None) -> int:
@@ -236,15 +235,13 @@ def _widen(connection: sqlite3.Connection, width: int) -> None:
     """Let the queue hold two images of so many values, and a note one."""
     has = {
         name: connection.execute("SELECT count(*) FROM pragma_table_info(?)", (name,)).fetchone()[0] - other
-        for name, other in (("forge_queue", 1 + len(HEAD)), ("forge_replaced", 4))
+        for name, other in (("forge_queue", 1 + len(HEAD)), ("forge_replaced", 3))
     }
     if has["forge_replaced"] >= width and has["forge_queue"] >= 2 * width:
         return
     for name, wanted in (("forge_queue", 2 * width), ("forge_replaced", width)):
         for slot in range(has[name], wanted):
             connection.execute(f"ALTER TABLE {name} ADD COLUMN v{slot}")
-    connection.execute("DROP TRIGGER forge_replaced_gone")
-    connection.execute(gone_trigger(width))
 
 
 def schema_version(connection: sqlite3.Connection) -> int:

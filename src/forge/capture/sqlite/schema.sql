@@ -14,7 +14,7 @@ CREATE TABLE forge_version (id INTEGER PRIMARY KEY, name TEXT, current INTEGER, 
 CREATE TABLE forge_queue (id INTEGER PRIMARY KEY, version, op, at, context);
 
 -- Rows that REPLACE may be about to delete, while the statement runs.
-CREATE TABLE forge_replaced (n INTEGER PRIMARY KEY, version, r, gone);
+CREATE TABLE forge_replaced (n INTEGER PRIMARY KEY, version, r);
 
 -- The context of the transaction that is writing; empty outside of one. Where foreign keys are enforced, a
 -- transaction that leaves its context behind cannot commit.

@@ -32,17 +32,6 @@ def triggers(table: Table, version: int) -> dict[str, str]:
     return {name: f"CREATE TRIGGER {name} {body}" for name, body in _bodies(table, version)}
 
 
-def gone_trigger(width: int) -> str:
-    """The trigger that logs a noted row once it is known to be gone."""
-    values = [f"v{slot}" for slot in range(width)]
-    return (
-        "CREATE TRIGGER forge_replaced_gone AFTER UPDATE OF gone ON forge_replaced BEGIN "
-        f"INSERT INTO forge_queue ({', '.join((*HEAD, *values))}) "
-        f"VALUES (OLD.version, 'D', {NOW}{''.join(f', OLD.{value}' for value in values)}); "
-        "DELETE FROM forge_replaced WHERE n = OLD.n; END"
-    )
-
-
 def image(table: Table, row: str) -> list[str]:
     """The values of a row, NEW, OLD or the alias of the table, as they go into the queue."""
     values = ["NULL" if column.kind in SECRET else f"{row}.{quoted(column.name)}" for column in table.columns]
@@ -197,8 +186,14 @@ def _strike(table: Table, version: int) -> str:
 
 
 def _confirm(table: Table, version: int) -> str:
+    """Log the noted rows that are gone as deleted, and strike them off."""
     row = alias(table)
+    slots = "".join(f", v{slot}" for slot in range(table.width))
+    gone = (
+        f"FROM forge_replaced WHERE version = {version} AND ({_noted(table, 'NEW')} OR NOT EXISTS"
+        f" (SELECT 1 FROM {quoted(table.name)} AS {row} WHERE {_noted(table, row)}))"
+    )
     return (
-        f"UPDATE forge_replaced SET gone = 1 WHERE version = {version} AND ({_noted(table, 'NEW')} OR NOT EXISTS"
-        f" (SELECT 1 FROM {quoted(table.name)} AS {row} WHERE {_noted(table, row)}));"
+        f"INSERT INTO forge_queue ({', '.join(HEAD)}{slots}) SELECT {version}, 'D', {NOW}{slots} {gone} ORDER BY n; "
+        f"DELETE {gone};"
     )
