@@ -205,16 +205,23 @@ async def test_a_consumer_that_stops_leaves_no_cursor_on_the_server(database: Da
         await database.orders.insert_many([{"_id": number} for number in range(5)])
         async with aclosing(source.stream(start)) as stream:
             await asyncio.wait_for(anext(stream), 20)
-            assert await _open_cursors(database) == 1
-        assert await _open_cursors(database) == 0
+            await _until_open(database, 1)
+        await _until_open(database, 0)
+
+
+async def _until_open(database: Database, count: int) -> None:
+    async with asyncio.timeout(20):
+        while await _open_cursors(database) != count:
+            await asyncio.sleep(0.02)
 
 
 async def _open_cursors(database: Database) -> int:
+    """Cursors on the database, idle ones and one that is being read."""
     try:
         found = await database.client.admin.aggregate(
             [
                 {"$currentOp": {"idleCursors": True, "allUsers": True}},
-                {"$match": {"type": "idleCursor", "ns": {"$regex": f"^{database.name}\\."}}},
+                {"$match": {"cursor.cursorId": {"$exists": True}, "ns": {"$regex": f"^{database.name}\\."}}},
             ]
         )
     except OperationFailure as denied:

@@ -1,4 +1,4 @@
-"""Events of a change stream as changes: one event in, the changes that it says out.
+"""Events of a change stream as changes: events in, the changes that they say out.
 
 insert, update, replace and delete are changes of a row. A collection that is dropped has lost its rows: `truncate`. One
 that is renamed has too, and what its new name holds now cannot be said row by row: `truncate` and `invalidate`. The
@@ -17,7 +17,7 @@ What the images of an update and a delete hold:
 A change's id is made of the event's cluster time and its resume token, so it is the same each time it is read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
@@ -37,36 +37,51 @@ class Fragments:
     """Puts events together that a server has split because they were too large.
 
     >>> fragments = Fragments()
-    >>> fragments.whole({"_id": {"_data": "8201" "2904"}, "splitEvent": {"fragment": 1, "of": 2}, "a": 1}) is None
-    True
-    >>> fragments.waiting
-    True
-    >>> fragments.whole({"_id": {"_data": "8201" "2B0204"}, "splitEvent": {"fragment": 2, "of": 2}, "b": 2})
-    {'_id': {'_data': '820104'}, 'a': 1, 'b': 2}
-    >>> fragments.waiting
-    False
+    >>> fragments.joined([{"_id": {"_data": "8201" "2904"}, "splitEvent": {"fragment": 1, "of": 2}, "a": 1}])
+    []
+    >>> fragments.waiting, fragments.behind
+    (True, None)
+    >>> fragments.joined([{"_id": {"_data": "8201" "2B0204"}, "splitEvent": {"fragment": 2, "of": 2}, "b": 2}])
+    [{'_id': {'_data': '820104'}, 'a': 1, 'b': 2}]
+    >>> fragments.waiting, fragments.behind
+    (False, {'_data': '82012B0204'})
     """
 
     def __init__(self) -> None:
-        self._joined: dict[str, Any] = {}
+        self._parts: dict[str, Any] = {}
+        self.behind: Mapping[str, Any] | None = None
+        """The token behind the last event that is whole."""
 
     @property
     def waiting(self) -> bool:
         """Whether an event has begun and has not ended."""
-        return bool(self._joined)
+        return bool(self._parts)
 
-    def whole(self, event: Event) -> Event | None:
-        """The event, or None as long as fragments of it are missing."""
+    def joined(self, batch: Sequence[Event]) -> Sequence[Event]:
+        """The events of a reply that are whole by now."""
+        if not self._parts and not any("splitEvent" in event for event in batch):
+            if batch:
+                self.behind = batch[-1]["_id"]
+            return batch
+        found = []
+        for part in batch:
+            event = self._whole(part)
+            if event is not None:
+                found.append(event)
+                self.behind = part["_id"]
+        return found
+
+    def _whole(self, event: Event) -> Event | None:
         split = event.get("splitEvent")
         if split is None:
             return event
         if split["fragment"] == 1:
-            self._joined = {**event, "_id": _unsplit(event["_id"])}
+            self._parts = {**event, "_id": _unsplit(event["_id"])}
         else:
-            self._joined |= {name: value for name, value in event.items() if name != "_id"}
+            self._parts |= {name: value for name, value in event.items() if name != "_id"}
         if split["fragment"] < split["of"]:
             return None
-        joined, self._joined = self._joined, {}
+        joined, self._parts = self._parts, {}
         del joined["splitEvent"]
         return joined
 
@@ -86,17 +101,24 @@ class Events:
         self._name = name
         self._database = database
 
-    def changes(self, event: Event) -> list[Change]:
-        """What an event says; nothing, for one that is not about rows."""
-        kind = event["operationType"]
-        found = _ROWS.get(kind)
-        if found is not None:
+    def changes(self, events: Iterable[Event]) -> list[Change]:
+        """What events say; nothing, for one that is not about rows."""
+        made: list[Change] = []
+        for event in events:
+            found = _ROWS.get(event["operationType"])
+            if found is None:
+                made += self._of_a_collection(event)
+                continue
             op, images = found
             before, after = images(event)
             ns = event["ns"]
             at, mark, source = self._where(event)
             key = {"_id": form(event["documentKey"]["_id"])}
-            return [Change(mark, op, ns["db"], ns["coll"], source, at, key, before, after)]
+            made.append(Change(mark, op, ns["db"], ns["coll"], source, at, key, before, after))
+        return made
+
+    def _of_a_collection(self, event: Event) -> list[Change]:
+        kind = event["operationType"]
         if kind == "drop":
             return [self._whole(event, Op.TRUNCATE, event["ns"])]
         if kind == "rename":

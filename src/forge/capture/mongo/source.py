@@ -232,15 +232,15 @@ class MongoSource:
         return own in (None, collection) and self._filter.wants_table(self._address.database, collection)
 
     def _changes(self, events: Sequence[Mapping[str, Any]]) -> list[Change]:
-        make, keep = self._events.changes, self._filter.keep
-        made = [change for event in events for change in make(event)]
+        keep = self._filter.keep
+        made = self._events.changes(events)
         if not self._filter.parts and self._address.collection is None:
             return made
         return [kept for change in made if (kept := keep(change)) is not None and self._wants(change.table)]
 
     async def _follow(
         self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]
-    ) -> AsyncGenerator[tuple[list[Mapping[str, Any]], Place]]:
+    ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], Place]]:
         """Events, perhaps none, and the place behind them, for ever, whatever happens to connections and nodes."""
         backoff = Backoff()
         given = place
@@ -263,7 +263,7 @@ class MongoSource:
 
     async def _replies(
         self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]
-    ) -> AsyncGenerator[tuple[list[Mapping[str, Any]], Place]]:
+    ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], Place]]:
         """The replies of one cursor of the server, until it ends; the next one is asked for while one is handled."""
         fragments = Fragments()
         async with server.new_session() as session:
@@ -277,14 +277,11 @@ class MongoSource:
                     if cursor["id"]:
                         more = {"getMore": cursor["id"], "collection": collection, **wait}
                         asked = asyncio.create_task(server.command(more, session))
-                    events = []
-                    for part in batch:
-                        event = fragments.whole(part)
-                        if event is not None:
-                            events.append(event)
-                            place = Place(token=part["_id"])
+                    events = fragments.joined(batch)
                     if not fragments.waiting and "postBatchResumeToken" in cursor:
                         place = Place(token=cursor["postBatchResumeToken"])
+                    elif fragments.behind is not None:
+                        place = Place(token=fragments.behind)
                     del batch
                     yield events, place
                     if asked is None:
