@@ -25,7 +25,7 @@ class Catalog:
     async def relation(self, connection: AsyncConnection, message: RelationMessage) -> Relation:
         """What decodes a table's rows from this message on."""
         found = await (await connection.execute(sql("relation").encode(), {"oid": message.oid})).fetchone()
-        key, columns, generated = (tuple(part or ()) for part in found) if found is not None else ((), (), ())
+        key, columns, generated = (tuple(part or ()) for part in found[:3]) if found is not None else ((), (), ())
         known = self._known.get((message, (*key, "|", *generated)))
         if known is None:
             asked = {"types": [c.type for c in message.columns], "modifiers": [c.modifier for c in message.columns]}

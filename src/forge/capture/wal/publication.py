@@ -224,9 +224,11 @@ async def _details(
         assert row is not None
         shapes[oid] = row
     able = server.version >= 150000
-    columns = able and "columns" in push and bool(filter.columns) and all(shape[0] for shape in shapes.values())
+    plain = all(shape[0] and shape[3] == "d" for shape in shapes.values())
+    columns = able and plain and "columns" in push and bool(filter.columns)
     rows = (
         able
+        and all(shape[3] in "df" for shape in shapes.values())
         and "rows" in push
         and filter.where is not None
         and all(condition_columns(filter.where) <= set(shape[0]) for shape in shapes.values())

@@ -47,7 +47,7 @@ SELECT name, CASE
     END
 FROM formed ORDER BY n;
 
--- relation: The primary key of a table in its order, and all its columns: name, and whether it is generated.
+-- relation: The primary key of a table in its order, all its columns, those that are generated, and its replica identity.
 SELECT coalesce((SELECT array_agg(a.attname::text ORDER BY k.n)
                  FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey::smallint[]) WITH ORDINALITY k (attnum, n)
                  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -55,7 +55,8 @@ SELECT coalesce((SELECT array_agg(a.attname::text ORDER BY k.n)
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
-        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> '')
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> ''),
+       c.relreplident::text
 FROM pg_class c WHERE c.oid = %(oid)s::oid;
 
 -- published: The tables of a publication as it sends them: its relation message, for those that are there now.
