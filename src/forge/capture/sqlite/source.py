@@ -85,6 +85,7 @@ class SqliteSource:
         async with _thread(Event()) as run:
             queue = await run(self._open)
             try:
+                await run(queue.refresh)
                 end = await run(queue.head)
                 await run(lambda: queue.check(cursor))
                 while cursor.id < end.id:
