@@ -65,8 +65,11 @@ class Gold:
         return daily.missed(self._spark, self._lake) if self._touched is None else self._touched
 
     def _refresh(self) -> bool:
+        touched = self._missed()
+        if not touched:
+            return True
         began = self._clock()
-        daily.refresh(self._spark, self._lake, self._missed())
+        daily.refresh(self._spark, self._lake, touched)
         self._touched = set()
         ended = self._clock()
         self._due = ended + (ended - began) * (1 / self._share - 1)
