@@ -133,21 +133,20 @@ def _drained(rows: int, rounds: int) -> list[Figure]:
             source = SqliteSource(f"sqlite:///{path}")
             start = asyncio.run(source.now())
             _fill(connection, rows)
-            begun = time.perf_counter()
-            asyncio.run(_drain(source, start, rows))
-            rates.append(rows / (time.perf_counter() - begun))
+            rates.append(rows / asyncio.run(_drain(source, start, rows)))
     return [at_least(figure("sqlite", "changes drained and acknowledged", rates, "rate"), 100_000)]
 
 
-async def _drain(source: SqliteSource, cursor: str, rows: int, *, ack: bool = True) -> None:
-    count = 0
-    async with aclosing(source.stream(cursor)) as batches:
-        async for batch in batches:
+async def _drain(source: SqliteSource, cursor: str, rows: int, *, ack: bool = True) -> float:
+    """Read so many changes; the seconds that it took."""
+    count, begun = 0, time.perf_counter()
+    async with source, aclosing(source.stream(cursor)) as batches:
+        while count < rows:
+            batch = await anext(batches)
             count += len(batch.changes)
             if ack:
                 await source.ack(batch.cursor)
-            if count >= rows:
-                return
+    return time.perf_counter() - begun
 
 
 def _hook(rows: int, rounds: int) -> list[Figure]:

@@ -71,10 +71,11 @@ class Written(NamedTuple):
 
     op: int
     table: str
-    rowid: int
-    new_rowid: int
     old: tuple[Any, ...] | None
     new: tuple[Any, ...] | None
+    rowid: int = 0
+    new_rowid: int = 0
+    """The row numbers, where there are no images."""
 
 
 class Shape(NamedTuple):
@@ -350,7 +351,7 @@ def meaning(row: Written, shape: Shape) -> list[Meaning] | None:
     """The changes of a call, two for an update of the key; None when the table must be read anew.
 
     >>> orders = Shape("orders", ["id", "n"], ("id",), numbered=True)
-    >>> [(m.op.value, m.key, m.before, m.after) for m in meaning(Written(18, "orders", 7, 7, None, (7, "x")), orders)]
+    >>> [(m.op.value, m.key, m.before, m.after) for m in meaning(Written(18, "orders", None, (7, "x")), orders)]
     [('insert', {'id': 7}, None, {'id': 7, 'n': 'x'})]
     """
     op = _OPS[row.op]
@@ -366,16 +367,20 @@ def meaning(row: Written, shape: Shape) -> list[Meaning] | None:
         before = dict(zip(columns, row.old)) if row.old is not None else {}  # noqa: B905 (the lengths were compared)
         after = dict(zip(columns, row.new)) if row.new is not None else {}  # noqa: B905
 
-    def key(image: dict[str, Any]) -> dict[str, Any] | None:
-        return {name: image[name] for name in key_names} or None
-
     if op is Op.INSERT:
-        return [Meaning(op, name, key(after), None, after)]
+        return [Meaning(op, name, _key(after, key_names), None, after)]
     if op is Op.DELETE:
-        return [Meaning(op, name, key(before), before, None)]
-    if [*map(repr, (key(before) or {}).values())] == [*map(repr, (key(after) or {}).values())]:
-        return [Meaning(op, name, key(after), before, after)]
-    return [Meaning(Op.DELETE, name, key(before), before, None), Meaning(Op.INSERT, name, key(after), None, after)]
+        return [Meaning(op, name, _key(before, key_names), before, None)]
+    old, new = _key(before, key_names), _key(after, key_names)
+    if [*map(repr, (old or {}).values())] == [*map(repr, (new or {}).values())]:
+        return [Meaning(op, name, new, before, after)]
+    return [Meaning(Op.DELETE, name, old, before, None), Meaning(Op.INSERT, name, new, None, after)]
+
+
+def _key(image: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:
+    if len(names) == 1:
+        return {names[0]: image[names[0]]}
+    return {name: image[name] for name in names} or None
 
 
 _OPS: Final = {18: Op.INSERT, 23: Op.UPDATE, 9: Op.DELETE}
@@ -427,14 +432,14 @@ class _Recorder:
         if self._wanted is not None and table not in self._wanted:
             return
         try:
-            old, new = update.old, update.new
+            row = Written(update.opcode, table, update.old, update.new)
         except self._refused:  # a table with virtual generated columns
-            old = new = None
-        self._add(Written(update.opcode, table, update.rowid, update.rowid_new, old, new))
+            row = Written(update.opcode, table, None, None, update.rowid, update.rowid_new)
+        self._add(row)
 
     def _on_number(self, op: int, database: str, table: str, rowid: int) -> None:
         if database == SCHEMA and (self._wanted is None or table in self._wanted):
-            self._add(Written(op, table, rowid, rowid, None, None))
+            self._add(Written(op, table, None, None, rowid, rowid))
 
     def _add(self, row: Written) -> None:
         if len(self._rows) < self._most:

@@ -10,7 +10,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from threading import Event
+from threading import Event, Lock
 from time import monotonic
 from typing import Final, Protocol, Self, TypeVar
 
@@ -54,12 +54,17 @@ class SqliteSource:
         self._filter = filter or Filter()
         self._filter.check()
         self.name: Final = self._file.name
+        self._entered = False
+        self._beside: Queue | None = None
+        self._using = Lock()
 
     async def __aenter__(self) -> Self:
+        self._entered = True
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        return None
+        self._entered = False
+        await asyncio.to_thread(self._close)
 
     async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
         """What is committed after the cursor, or from now on, for ever."""
@@ -148,16 +153,32 @@ class SqliteSource:
         return Queue(self._file, self._filter)
 
     async def _once(self, work: Callable[[Queue], Result]) -> Result:
-        """One piece of work on a connection of its own."""
+        """One piece of work beside the reading, on a connection that stays open as long as the source."""
 
         def run() -> Result:
-            queue = self._open()
-            try:
-                return work(queue)
-            finally:
-                queue.close()
+            with self._using:
+                if self._beside is not None and not self._beside.is_same_file():
+                    self._drop()
+                queue = self._beside = self._beside or self._open()
+                try:
+                    return work(queue)
+                except SourceError:
+                    self._drop()
+                    raise
+                finally:
+                    if not self._entered:
+                        self._drop()
 
         return await asyncio.to_thread(run)
+
+    def _close(self) -> None:
+        with self._using:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
 
 
 class _Follower:
