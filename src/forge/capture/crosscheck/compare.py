@@ -1,0 +1,143 @@
+"""What two feeds say of one row in one transaction → how they differ. Nothing here needs a server.
+
+A value that one side did not send agrees with any. A delete and an insert of one key agree with an update: a row that
+moves to another partition is the former in the WAL and the latter in the log.
+
+>>> sent = Seen(Op.UPDATE, {"id": 1, "a": UNAVAILABLE}, {"id": 1, "a": 2})
+>>> logged = Seen(Op.UPDATE, {"id": 1, "a": 1}, {"id": 1, "a": 3})
+>>> [(kind, _, (found,))] = compare([logged], [sent])
+>>> kind.value, found.column, found.log, found.wal
+('differs', 'a', 3, 2)
+>>> [kind.value for kind, _, _ in compare([], [sent])]
+['missing_in_log']
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from forge.change import UNAVAILABLE, Op, Row, same
+
+
+class Kind(StrEnum):
+    """How two feeds disagree."""
+
+    MISSING_IN_LOG = "missing_in_log"
+    """A write that no trigger saw, or whose entry is gone."""
+    MISSING_IN_WAL = "missing_in_wal"
+    DIFFERS = "differs"
+    """Both tell of it, with other values."""
+    ORDER = "order"
+    """Both tell of the same changes of a row, one after the other in another order."""
+
+
+class Seen(NamedTuple):
+    """A change as one feed tells of it; `position` is where that feed has it."""
+
+    op: Op
+    before: Row | None
+    after: Row | None
+    position: str = ""
+
+
+class Value(msgspec.Struct, frozen=True):
+    """A column that the feeds disagree on, in one of the two images."""
+
+    column: str
+    image: Literal["before", "after"]
+    log: Any
+    wal: Any
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One disagreement. `position` is that of the feed which has the change, the WAL's where both have it."""
+
+    kind: Kind
+    table: str
+    key: str
+    op: Op
+    transaction: str
+    position: str
+    values: tuple[Value, ...] = ()
+
+
+Found = tuple[Kind, Seen, tuple[Value, ...]]
+_IMAGES: Final[tuple[Literal["before", "after"], ...]] = ("before", "after")
+
+
+def values(log: Seen, wal: Seen) -> tuple[Value, ...]:
+    """The columns on which two changes disagree. A column that one side does not have is not compared."""
+    found = []
+    for image in _IMAGES:
+        left: Row = getattr(log, image) or {}
+        right: Row = getattr(wal, image) or {}
+        for name, sent in right.items():
+            logged = left.get(name, UNAVAILABLE)
+            if logged is not UNAVAILABLE and sent is not UNAVAILABLE and not same(logged, sent):
+                found.append(Value(name, image, logged, sent))
+    return tuple(found)
+
+
+def agree(log: Seen, wal: Seen) -> bool:
+    return log.op is wal.op and not values(log, wal)
+
+
+def compare(log: Sequence[Seen], wal: Sequence[Seen]) -> list[Found]:
+    """Every difference between what two feeds say of one row in one transaction, each in its order."""
+    if _alike(log, wal):
+        return []
+    joined, merged = _fused(log), _fused(wal)
+    if _alike(joined, merged):
+        return []
+    if len(joined) == len(merged):
+        log, wal = joined, merged
+    log, wal = _middle(log, wal)
+    left, right = list(wal), list[Seen]()
+    for change in log:
+        place = next((n for n, other in enumerate(left) if agree(change, other)), None)
+        if place is None:
+            right.append(change)
+        else:
+            del left[place]
+    found: list[Found] = []
+    if not left and not right:
+        return [(Kind.ORDER, wal[0], ())]
+    for change in right:
+        place = next((n for n, other in enumerate(left) if other.op is change.op), None)
+        if place is None:
+            found.append((Kind.MISSING_IN_WAL, change, ()))
+        else:
+            other = left.pop(place)
+            found.append((Kind.DIFFERS, other, values(change, other)))
+    return found + [(Kind.MISSING_IN_LOG, other, ()) for other in left]
+
+
+def _alike(log: Sequence[Seen], wal: Sequence[Seen]) -> bool:
+    return len(log) == len(wal) and all(map(agree, log, wal))
+
+
+def _middle(log: Sequence[Seen], wal: Sequence[Seen]) -> tuple[Sequence[Seen], Sequence[Seen]]:
+    """Both without what agrees at the beginning and at the end."""
+    most, start, end = min(len(log), len(wal)), 0, 0
+    while start < most and agree(log[start], wal[start]):
+        start += 1
+    while end < most - start and agree(log[-1 - end], wal[-1 - end]):
+        end += 1
+    return log[start : len(log) - end], wal[start : len(wal) - end]
+
+
+def _fused(changes: Sequence[Seen]) -> Sequence[Seen]:
+    """A delete and the insert that follows it as an update.
+
+    >>> [seen.op.value for seen in _fused([Seen(Op.DELETE, {"a": 1}, None), Seen(Op.INSERT, None, {"a": 2})])]
+    ['update']
+    """
+    found: list[Seen] = []
+    for change in changes:
+        if change.op is Op.INSERT and found and found[-1].op is Op.DELETE:
+            found[-1] = Seen(Op.UPDATE, found[-1].before, change.after, change.position)
+        else:
+            found.append(change)
+    return found

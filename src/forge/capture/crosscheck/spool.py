@@ -1,0 +1,84 @@
+"""Changes of two feeds in any order in; out come, transaction by transaction and row by row, what each said of it.
+
+They are kept in a temporary SQLite file that is gone when it is closed, or with the process. SQLite sorts it outside of
+memory, so what is held at a time is what one transaction did to one row.
+"""
+
+import hashlib
+import pickle
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from forge.capture.crosscheck.compare import Seen
+from forge.change import Change, Op, Row, text
+
+LOG, WAL = 0, 1
+WHOLE: Final = b""
+"""The key of what concerns a table as a whole; it sorts before all rows."""
+_CACHE_KILOBYTES: Final = 16 * 1024
+_SQL: Final = """
+    PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA temp_store = FILE; PRAGMA cache_size = -{};
+    CREATE TABLE seen (xid INTEGER, place INTEGER, key BLOB, side INTEGER, body BLOB);
+"""
+
+
+class Group(NamedTuple):
+    """What both feeds said of one row in one transaction; `place` is its table's."""
+
+    transaction: int
+    place: int
+    key: bytes
+    row_id: str
+    log: Sequence[Seen]
+    wal: Sequence[Seen]
+
+
+class Spool:
+    """One file; `columns` has for each table the columns that tell rows without a key apart."""
+
+    def __init__(self, columns: Sequence[Sequence[str]]) -> None:
+        self._columns = columns
+        self._file = sqlite3.connect("", isolation_level=None)
+        self._file.executescript(_SQL.format(_CACHE_KILOBYTES))
+        self._file.execute("BEGIN")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def add(self, side: int, changes: Iterable[tuple[int, int, Change]]) -> None:
+        """Keep changes, each with its transaction and its table's place."""
+        self._file.executemany(
+            "INSERT INTO seen VALUES (?, ?, ?, ?, ?)",
+            ((xid, place, self._key(place, change), side, _packed(change)) for xid, place, change in changes),
+        )
+
+    def groups(self) -> Iterator[Group]:
+        """Everything, in the order of transactions."""
+        rows = self._file.execute("SELECT * FROM seen ORDER BY xid, place, key, side, rowid")
+        for (xid, place, key), found in groupby(rows, key=lambda row: row[:3]):
+            sides: tuple[list[Seen], list[Seen]] = ([], [])
+            row_id = "*"
+            for _, _, _, side, body in found:
+                row_id, *seen = pickle.loads(body)
+                sides[side].append(Seen(*seen))
+            yield Group(xid, place, key, row_id, *sides)
+
+    def _key(self, place: int, change: Change) -> bytes:
+        if change.before is None and change.after is None:
+            return WHOLE
+        if change.key is not None:
+            return ("k" + "\x1f".join(map(text, change.key.values()))).encode("utf-8", "surrogatepass")
+        names = self._columns[place]
+        told = [_told(image, names) for image in (change.before, change.after)]
+        return b"h" + hashlib.blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _told(image: Row | None, names: Sequence[str]) -> list[object]:
+    return [] if image is None else [image[name] for name in names if name in image]
+
+
+def _packed(change: Change) -> bytes:
+    seen = change.row_id, Op(change.op), change.before, change.after, change.source.position
+    return pickle.dumps(seen, pickle.HIGHEST_PROTOCOL)

@@ -1,0 +1,371 @@
+"""One window: which transactions and tables are compared, both feeds read over exactly those, and the report.
+
+It begins with the snapshot that a temporary replication slot exports, and ends with one that the log's reader takes: of
+interest is each transaction which the first does not see and the second does. The WAL has those from the slot on, up to
+where it stood after the second snapshot; the log is asked for what lies between the two. So the window is exact while
+traffic goes on, and long transactions and prepared ones fall on the same side of it in both feeds.
+
+A named slot exports no snapshot. Then the window begins with the first transaction that is given a number after it was
+opened, and what was running by then is left out of both. The slot is read and not acknowledged: its consumer misses
+nothing.
+
+What the WAL left out is not filled in from the log here: that would compare the log with itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import psycopg
+from psycopg import sql as q
+
+from forge.capture.crosscheck.compare import Difference, Kind, compare
+from forge.capture.crosscheck.spool import LOG, WAL, WHOLE, Group, Spool
+from forge.capture.filters import Filter
+from forge.capture.source import Batch
+from forge.capture.wal import publication as publications
+from forge.capture.wal import slot as slots
+from forge.capture.wal.catalog import Catalog
+from forge.capture.wal.connection import ReplicationConnection
+from forge.capture.wal.decode import Decoder
+from forge.capture.wal.position import Place, Timelines, lsn_text
+from forge.capture.wal.resnapshot import Resnapshots
+from forge.capture.wal.session import Session, Wants
+from forge.capture.wal.slot import Server, open_control
+from forge.capture.wal.snapshot import flushed
+from forge.change import Change, Op
+from forge.changelog.connection import AsyncConnection, translate
+from forge.changelog.queries import queries
+from forge.changelog.reader import Reader
+from forge.cursor import Cursor, Position, Snapshot, wal_position
+from forge.errors import ForgeError, SlotLost, SourceError
+from forge.values import Column
+
+MOST: Final = 1_000
+"""Differences that a report lists; all are counted."""
+BEAT: Final = 0.1
+"""Seconds after which a silent server is asked how far it is."""
+_ROWS: Final = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE)
+_log = logging.getLogger("forge.capture.crosscheck")
+
+
+class Report(msgspec.Struct):
+    """What a window found."""
+
+    transactions: int = 0
+    changes: int = 0
+    """In the WAL, of the tables that are compared."""
+    logged: int = 0
+    missing_in_log: int = 0
+    missing_in_wal: int = 0
+    differing: int = 0
+    reordered: int = 0
+    invalidated: int = 0
+    """Changes that the log tells of only by saying that their table must be read anew; these are no differences."""
+    differences: list[Difference] = []
+    """The first of them."""
+    tables: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = {}
+    """Tables that were not compared, and why."""
+
+    @property
+    def differences_found(self) -> int:
+        return self.missing_in_log + self.missing_in_wal + self.differing + self.reordered
+
+    @property
+    def equal(self) -> bool:
+        return not self.differences_found
+
+    def add(self, difference: Difference) -> None:
+        name = {Kind.DIFFERS: "differing", Kind.ORDER: "reordered"}.get(difference.kind, difference.kind.value)
+        setattr(self, name, getattr(self, name) + 1)
+        if len(self.differences) < MOST:
+            self.differences.append(difference)
+
+
+class Scope(NamedTuple):
+    """The tables that are compared, by name, each with its place and the columns that both feeds have."""
+
+    places: Mapping[tuple[str, str], int]
+    columns: Sequence[Sequence[str]]
+    left_out: Mapping[str, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{schema}.{table}" for schema, table in self.places)
+
+
+class Window:
+    """Reads the WAL from the time it is opened; `close` ends it and compares. Made by `open_window`."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        since: Snapshot,
+        control: AsyncConnection,
+        reader: Reader,
+        connection: ReplicationConnection,
+        session: Session,
+        spool: Spool,
+        *,
+        frees: bool,
+    ) -> None:
+        self.scope = scope
+        self.since = since
+        self.changes = 0
+        """How many the WAL had by now."""
+        self.quiet_since = asyncio.get_running_loop().time()
+        self._control = control
+        self._reader = reader
+        self._connection = connection
+        self._session = session
+        self._spool = spool
+        self._frees = frees
+        self._reading = asyncio.create_task(self._read_wal())
+
+    async def quiet(self, seconds: float) -> None:
+        """Return when no change has come for so long."""
+        loop = asyncio.get_running_loop()
+        while (left := self.quiet_since + seconds - loop.time()) > 0:
+            await self.during(left)
+
+    async def during(self, seconds: float) -> None:
+        """Return when the time is over; raise what ends the reading before that."""
+        done, _ = await asyncio.wait([self._reading], timeout=seconds)
+        for task in done:
+            task.result()
+
+    async def close(self) -> Report:
+        """End the window, read the log over it, and compare."""
+        until = (await self._reader.now()).snapshot
+        row = await (await self._control.execute(slots.sql("insert_lsn").encode())).fetchone()
+        assert row is not None
+        await flushed(self._control, row[0])
+        while self._session.resume.lsn < wal_position(row[0]):
+            self._connection.ask()
+            await self.during(BEAT / 2)
+        await self.stop()
+        await self._connection.close()
+        await self._read_log(until)
+        return self._report(until)
+
+    async def stop(self) -> None:
+        self._reading.cancel()
+        with suppress(asyncio.CancelledError, psycopg.Error, ForgeError, OSError):  # told by `during`, or not wanted
+            await self._reading
+
+    async def _read_wal(self) -> None:
+        async with aclosing(self._session.batches()) as batches:
+            async for batch in batches:
+                found = list(self._wanted(batch.changes))
+                self._spool.add(WAL, found)
+                if found:
+                    self.changes += len(found)
+                    self.quiet_since = asyncio.get_running_loop().time()
+                if self._frees:
+                    self._connection.flushed = self._session.resume.start
+
+    async def _read_log(self, until: Snapshot) -> None:
+        visible = _Visible()
+        between = Cursor(self._reader.identity, self.since, until, Position(0, 0))
+        async with aclosing(self._reader.read(between, tables=self.scope.names)) as batches:
+            async for batch in batches:
+                changes = map(visible, batch.changes, batch.columns)
+                self._spool.add(LOG, self._wanted(changes, (*_ROWS, Op.INVALIDATE)))
+
+    def _wanted(self, changes: Any, operations: Sequence[Op] = _ROWS) -> Iterator[tuple[int, int, Change]]:
+        places, since = self.scope.places, self.since
+        for change in changes:
+            place = places.get((change.schema, change.table))
+            xid = int(change.source.transaction)
+            if place is not None and change.op in operations and not since.sees(xid):
+                yield xid, place, change
+
+    def _report(self, until: Snapshot) -> Report:
+        report = Report(tables=self.scope.names, left_out=self.scope.left_out)
+        last, whole = 0, (0, -1)
+        for group in self._spool.groups():
+            if not until.sees(group.transaction):
+                continue
+            if group.transaction != last:
+                last = group.transaction
+                report.transactions += 1
+            if group.key == WHOLE and any(seen.op is Op.INVALIDATE for seen in group.log):
+                whole = group.transaction, group.place
+                group = group._replace(log=[seen for seen in group.log if seen.op is not Op.INVALIDATE])
+            report.changes += len(group.wal)
+            report.logged += len(group.log)
+            self._judge(report, group, invalidated=whole == (group.transaction, group.place))
+        return report
+
+    def _judge(self, report: Report, group: Group, *, invalidated: bool) -> None:
+        for kind, seen, values in compare(group.log, group.wal):
+            if invalidated and kind is Kind.MISSING_IN_LOG:
+                report.invalidated += 1
+                continue
+            table = self.scope.names[group.place]
+            report.add(Difference(kind, table, group.row_id, seen.op, str(group.transaction), seen.position, values))
+
+
+class _Visible:
+    """Changes of the log without their masked columns, whose values the WAL has as they are."""
+
+    def __init__(self) -> None:
+        self._masked: dict[tuple[Column, ...], frozenset[str]] = {}
+
+    def __call__(self, change: Change, columns: tuple[Column, ...]) -> Change:
+        masked = self._masked.get(columns)
+        if masked is None:
+            masked = self._masked[columns] = frozenset(c.name for c in columns if c.kind == "masked")
+        if not masked:
+            return change
+        images = {
+            name: {column: value for column, value in image.items() if column not in masked}
+            for name in ("before", "after")
+            if (image := getattr(change, name)) is not None
+        }
+        return msgspec.structs.replace(change, **images)
+
+
+@asynccontextmanager
+async def open_window(
+    url: str, wanted: Filter | None = None, *, slot: str | None = None, publication: str | None = None
+) -> AsyncIterator[Window]:
+    """A window over the tables that are wanted, open when this is entered.
+
+    Without a slot's name one of its own is made, which ends with its connection; without a publication's, that of the
+    slot's name, or one of its own, which is dropped in the end.
+    """
+    try:
+        async with AsyncExitStack() as stack:
+            yield await _opened(stack, url, wanted or Filter(), slot, publication)
+    except psycopg.Error as error:
+        found = slots.explain(error, slot or "") or translate(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+async def _opened(stack: AsyncExitStack, url: str, wanted: Filter, slot: str | None, publication: str | None) -> Window:
+    control = await open_control(url, slot or "")
+    stack.push_async_callback(control.close)
+    server = await slots.server(control)
+    server.check()
+    reader = await stack.enter_async_context(Reader.open(url))
+    publication = publication or slot
+    if publication is not None:
+        row = await (await control.execute(slots.sql("publication").encode(), {"name": publication})).fetchone()
+        if row is None:
+            raise SourceError(
+                f"there is no publication {publication}", fix="name one that is there: --publication NAME"
+            )
+        if not all(row[1:5]):
+            raise SourceError(
+                f"the publication {publication} does not publish every operation",
+                fix="ALTER PUBLICATION … SET (publish = 'insert, update, delete, truncate'), or name another one",
+            )
+    scope = await _scope(control, wanted, publication)
+    own = f"forge_crosscheck_{control.info.backend_pid}"
+    if publication is None:
+        publication = own
+        await _publish(stack, control, own, scope, server)
+    async with slots.typed(slot or own):
+        connection = await ReplicationConnection.open(url)
+    stack.push_async_callback(connection.close)
+    since, start = await (_temporary(control, connection, own) if slot is None else _named(control, slot, server))
+    place = Place(server.system, server.timeline, server.database, slot or own, start)
+    timelines = Timelines(server.timeline)
+    session = Session(
+        connection,
+        control,
+        Catalog(),
+        Decoder("wal", server.system, timelines, None, since.xmax),
+        timelines,
+        place,
+        wants=Wants(Filter(tables=scope.names)),
+        filler=None,
+        heartbeat=BEAT,
+        again=Resnapshots(),
+        shown=_nothing_is_read_anew,
+    )
+    stack.callback(session.close)
+    quoted = publication.replace('"', '""').replace("'", "''")
+    async with slots.typed(place.slot):
+        await connection.start(
+            f"START_REPLICATION SLOT {place.slot} LOGICAL {lsn_text(start)}"
+            f" (proto_version '2', publication_names '\"{quoted}\"', streaming 'on')"
+        )
+    spool = Spool(scope.columns)
+    stack.callback(spool.close)
+    window = Window(scope, since, control, reader, connection, session, spool, frees=slot is None)
+    stack.push_async_callback(window.stop)
+    return window
+
+
+async def _scope(control: AsyncConnection, wanted: Filter, publication: str | None) -> Scope:
+    rows = await (await control.execute(_sql("tables"), {"publication": publication})).fetchall()
+    rows = [row for row in rows if wanted.wants_table(row[0], row[1])]
+    compared = [row for row in rows if row[2] is None]
+    left_out = {f"{schema}.{table}": why for schema, table, why, _ in rows if why is not None}
+    if not compared:
+        why = next(iter(f"{name}: {why}" for name, why in left_out.items()), "there is no such table")
+        raise SourceError(f"no table can be compared; {why}", fix="forge enable TABLE, or name other tables")
+    places = {(schema, table): place for place, (schema, table, _, _) in enumerate(compared)}
+    return Scope(places, [row[3] for row in compared], left_out)
+
+
+async def _publish(stack: AsyncExitStack, control: AsyncConnection, name: str, scope: Scope, server: Server) -> None:
+    """A publication of the compared tables for as long as the window is open; those that were left behind go too."""
+    for (stale,) in await (await control.execute(_sql("stale"))).fetchall():
+        await publications.drop(control, stale)
+    try:
+        await publications.ensure(control, name, Filter(tables=scope.names), server, ())
+    except SourceError as error:
+        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise
+        raise SourceError(
+            f"the role {server.role} may not publish these tables",
+            fix="connect as their owner, or name a publication that has them: --publication NAME",
+        ) from error
+
+    async def drop() -> None:
+        try:
+            await publications.drop(control, name)
+        except psycopg.Error as error:
+            _log.warning("the publication %s is left behind: %s", name, str(error).partition("\n")[0])
+
+    stack.push_async_callback(drop)
+
+
+async def _temporary(control: AsyncConnection, connection: ReplicationConnection, name: str) -> tuple[Snapshot, int]:
+    """Make a slot that ends with its connection; what it does not send, and where it begins."""
+    async with slots.typed(name):
+        [made] = await connection.command(f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT")
+    async with control.transaction():
+        await control.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await control.execute(q.SQL("SET TRANSACTION SNAPSHOT {}").format(q.Literal(str(made[2]))))
+        row = await (await control.execute(_sql("snapshot"))).fetchone()
+    assert row is not None
+    return Snapshot.parse(row[0]), wal_position(str(made[1]))
+
+
+async def _named(control: AsyncConnection, name: str, server: Server) -> tuple[Snapshot, int]:
+    slot = await slots.find(control, slots.checked_name(name))
+    if slot is None:
+        raise SlotLost(f"there is no replication slot {name}", fix="forge slot list shows those there are")
+    slots.usable(slot, plugin="pgoutput", database=server.name)
+    row = await (await control.execute(_sql("snapshot"))).fetchone()
+    assert row is not None
+    first = Snapshot.parse(row[0]).xmax
+    return Snapshot(first, first), slot.confirmed_lsn
+
+
+def _nothing_is_read_anew(again: Resnapshots, cursor: str) -> Batch:
+    raise AssertionError("nothing was asked to be read anew")
+
+
+def _sql(name: str) -> Any:
+    return queries("forge.capture.crosscheck", "queries.sql")[name]
