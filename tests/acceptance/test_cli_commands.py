@@ -164,6 +164,9 @@ def test_status_counts_what_happened(forge: Forge, connection: Connection, datab
         assert part in text
 
 
+COMMANDS = (
+    "init", "enable", "disable", "status", "tail", "crosscheck", "trim", "maintain", "doctor", "config", "demo",
+)  # fmt: skip
 STATUS_TIMES = ("at", "newest_change", "maintenance_last_ran", "first_day", "last_day")
 STATUS_WORDS = {
     "readers": {"awake", "asleep", "none"},
@@ -243,7 +246,7 @@ def test_config_says_where_each_value_came_from(forge: Forge, tmp_path: Path) ->
 
 def test_every_command_has_examples(forge: Forge) -> None:
     listed = forge("--help").out
-    for command in ("init", "enable", "disable", "status", "tail", "trim", "maintain", "doctor", "config", "demo"):
+    for command in (*COMMANDS, "slot"):
         assert command in listed
         shown = forge(command, "--help")
         assert shown.code == 0
@@ -252,8 +255,8 @@ def test_every_command_has_examples(forge: Forge) -> None:
 
 def test_every_commands_help_lists_the_flags_that_every_command_takes(forge: Forge) -> None:
     assert "before or after a command" in forge("--help").out
-    for command in ("init", "enable", "disable", "status", "tail", "trim", "maintain", "doctor", "config", "demo"):
-        before, panel, after = forge(command, "--help").out.partition("Options of every command")
+    for command in (*COMMANDS, "slot list", "slot create", "slot drop", "slot advance"):
+        before, panel, after = forge(*command.split(), "--help").out.partition("Options of every command")
         assert panel
         for flag in ("--database-url", "-d", "--config", "--data", "--json", "--no-color", "--debug"):
             assert flag in after

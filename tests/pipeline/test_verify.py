@@ -180,6 +180,7 @@ def fill_every(connection: Connection) -> int:
     return number + 2
 
 
+@pytest.mark.contract("X8")
 def test_values_of_all_types_are_equal_and_a_difference_in_any_column_is_named(kept: Kept) -> None:
     count = fill_every(kept.connection)
     kept.fill("every")
@@ -210,6 +211,7 @@ def test_values_of_all_types_are_equal_and_a_difference_in_any_column_is_named(k
         assert difference.columns == (by_row[int(difference.key)],)
 
 
+@pytest.mark.contract("X8")
 def test_rows_that_one_side_lacks_are_named_and_counted(kept: Kept) -> None:
     kept.connection.execute("CREATE TABLE line (code text, n numeric(6, 2), note text, primary key (n, code))")
     kept.connection.execute("SELECT forge_enable_reactivity('line')")

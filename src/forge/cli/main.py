@@ -13,7 +13,22 @@ import psycopg
 import typer
 
 from forge.changelog.connection import translate
-from forge.cli import config, demo, disable, doctor, enable, init, maintain, pipeline, serve, slot, status, tail, trim
+from forge.cli import (
+    config,
+    crosscheck,
+    demo,
+    disable,
+    doctor,
+    enable,
+    init,
+    maintain,
+    pipeline,
+    serve,
+    slot,
+    status,
+    tail,
+    trim,
+)
 from forge.cli.arguments import Command, hoist
 from forge.cli.session import Session, forget_output
 from forge.errors import ForgeError
@@ -32,7 +47,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, enable, disable, status, tail, serve, pipeline, slot, trim, maintain, doctor, config, demo):
+COMMANDS = (
+    init, enable, disable, status, tail, serve, pipeline, slot, crosscheck, trim, maintain, doctor, config, demo,
+)  # fmt: skip
+for command in COMMANDS:
     command.register(app)
 for registered in app.registered_commands:
     registered.cls = Command
@@ -97,11 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (ForgeError, psycopg.Error, OSError) as error:
         if "--debug" in words:
             traceback.print_exc()
-        code = _explain(error)
+        code = explain(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _explain(error: ForgeError | psycopg.Error | OSError) -> int:
+def explain(error: ForgeError | psycopg.Error | OSError) -> int:
+    """Say what is wrong and what to do; the exit code."""
     if isinstance(error, psycopg.Error):
         error = translate(error) or error
     if isinstance(error, ForgeError):
