@@ -8,7 +8,7 @@ READY = @command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not inst
 	$(PYTHON) tools/setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready ready-to-test demo test lake check bench chaos contracts docs lock clean
+.PHONY: help setup ready ready-to-test demo test long check bench chaos contracts docs lock clean
 
 help:
 	@echo "Forge: every change, captured once. What you can do:"
@@ -30,8 +30,8 @@ test: ready-to-test ## run all tests, on real servers that they start themselves
 	$(PYTEST) -m "not long" --ignore tests/pipeline $(ARGS)
 	$(BIN)/pytest -m "not long" tests/pipeline $(ARGS) || [ $$? -eq 5 ]
 
-lake: ready-to-test ## run the long tests of the pipeline, one after the other, with a Spark of two cores
-	$(BIN)/pytest -m long --timeout 1200 tests/pipeline $(ARGS)
+long: ready-to-test ## run the tests that take minutes each, one after the other: the pipeline's, slow consumers
+	$(BIN)/pytest -m long --timeout 1200 $(ARGS)
 
 check: ready ## lint, format, types, the import arrows of the architecture and the documents' links
 	$(BIN)/ruff check .

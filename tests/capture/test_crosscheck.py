@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -14,11 +14,11 @@ from forge.capture.crosscheck.compare import Seen, compare
 from forge.capture.wal import WalSource
 from forge.change import UNAVAILABLE, Op
 from forge.changelog.connection import Connection, connect
-from forge.changelog.install import install
 from forge.errors import NotInstalled, SlotInUse, SlotLost, SourceError
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 from tests.capture.wal.reading import until
+from tests.conftest import TEMPLATE, versions
 
 pytestmark = pytest.mark.contract("X8")
 
@@ -58,14 +58,15 @@ KINDS = """
 
 
 @pytest.fixture(scope="module")
-def logical() -> Iterator[PostgresServer]:
-    with temporary_postgres(settings={"wal_level": "logical", "max_prepared_transactions": "5"}) as server:
-        with connect(server.url()) as admin:
-            admin.execute("CREATE DATABASE crosschecked")
+def logical(servers: Callable[[int], PostgresServer]) -> Iterator[PostgresServer]:
+    """The shared server, with a template that has the tables."""
+    server = servers(versions()[-1])
+    with connect(server.url()) as admin:
+        admin.execute(f"CREATE DATABASE crosschecked TEMPLATE {TEMPLATE}")
         with connect(server.url("crosschecked")) as template:
-            install(template)
             template.execute(TABLES)
         yield server
+        admin.execute("DROP DATABASE crosschecked WITH (FORCE)")
 
 
 @pytest.fixture
@@ -254,7 +255,9 @@ async def test_the_window_is_exact(database: str) -> None:
         early.execute("INSERT INTO plain VALUES (1)")
         async with asyncio.timeout(30), open_window(database) as opened:
             early.execute("INSERT INTO plain VALUES (2)")
-            prepared.execute("BEGIN; INSERT INTO plain VALUES (3); PREPARE TRANSACTION 'crosscheck'")
+            prepared.execute(
+                "SET forge.wakeup = poll; BEGIN; INSERT INTO plain VALUES (3); PREPARE TRANSACTION 'crosscheck'"
+            )
             with late.transaction():
                 late.execute("INSERT INTO plain VALUES (4)")
                 prepared.execute("COMMIT PREPARED 'crosscheck'")
@@ -294,7 +297,7 @@ async def gone(connection: Connection) -> None:
 async def test_nothing_is_left_behind(database: str) -> None:
     with connect(database) as connection:
         async with open_window(database):
-            assert left_behind(connection) == 2
+            assert left_behind(connection) == 1
         await gone(connection)
         connection.execute("CREATE PUBLICATION forge_crosscheck_1 FOR ALL TABLES")
         connection.execute("COMMENT ON PUBLICATION forge_crosscheck_1 IS 'made by forge; filters: tables x'")
@@ -329,14 +332,18 @@ async def test_a_named_slot_is_read_and_not_moved(database: str) -> None:
     assert cursor
 
 
-async def test_servers_and_roles_that_cannot(database: str, logical: PostgresServer, server: PostgresServer) -> None:
-    with connect(database) as connection, fresh_database(logical) as bare, fresh_database(server) as replica:
+async def test_a_server_whose_wal_does_not_say_what_changed() -> None:
+    with temporary_postgres(settings={"wal_level": "replica", "max_wal_senders": "1"}) as server:
+        with pytest.raises(SourceError, match="wal_level") as level:
+            await window(server.url())
+        assert "ALTER SYSTEM SET wal_level = logical" in level.value.fix
+
+
+async def test_databases_and_roles_that_cannot(database: str, logical: PostgresServer) -> None:
+    with connect(database) as connection, fresh_database(logical) as bare:
         with pytest.raises(NotInstalled) as missing:
             await window(bare)
         assert missing.value.fix == "forge init"
-        with pytest.raises(SourceError, match="wal_level") as level:
-            await window(replica)
-        assert "ALTER SYSTEM SET wal_level = logical" in level.value.fix
         role = f"plain_{database[-8:]}"
         connection.execute(f"CREATE ROLE {role} LOGIN IN ROLE postgres")
         try:

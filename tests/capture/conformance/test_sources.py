@@ -50,6 +50,7 @@ def each() -> Iterator[object]:
             if check is not check_half_open_connections:
                 contract = CONTRACTS.get(name(check))
                 marks = [pytest.mark.contract(contract)] if contract else []
+                marks += [pytest.mark.long] if name(check) == "slow consumer" else []
                 yield pytest.param(kind, check, id=f"{kind}-{name(check)}", marks=marks)
 
 

@@ -20,8 +20,15 @@ def proxy(server_url: str) -> Iterator[CountingProxy | None]:
         yield proxy
 
 
+def each() -> Iterator[object]:
+    for check in checks():
+        if name(check) != "killed consumer":
+            marks = [pytest.mark.long] if name(check) == "slow consumer" else []
+            yield pytest.param(check, id=name(check), marks=marks)
+
+
 @pytest.mark.contract("W2", "W9", "W12")
-@pytest.mark.parametrize("check", [check for check in checks() if name(check) != "killed consumer"], ids=name)
+@pytest.mark.parametrize("check", list(each()))
 async def test_it_conforms(check: Check, server_url: str, proxy: CountingProxy | None) -> None:
     async with opened(server_url, proxy) as adapter:
         await conform(check, adapter)
