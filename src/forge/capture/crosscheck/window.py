@@ -349,7 +349,18 @@ async def _temporary(control: AsyncConnection, connection: ReplicationConnection
         await control.execute(q.SQL("SET TRANSACTION SNAPSHOT {}").format(q.Literal(str(made[2]))))
         row = await (await control.execute(_sql("snapshot"))).fetchone()
     assert row is not None
-    return Snapshot.parse(row[0]), wal_position(str(made[1]))
+    return exported(row[0]), wal_position(str(made[1]))
+
+
+def exported(text: str) -> Snapshot:
+    """What a slot's snapshot sees. Its upper end stands behind the last commit that the slot came by when it was made,
+    and may be below the lower one, where only aborted transactions lie between the two.
+
+    >>> str(exported("798:790:")), str(exported("5:9:6,7"))
+    ('798:798:', '5:9:6,7')
+    """
+    low, high, _ = text.split(":")
+    return Snapshot(int(low), int(low)) if int(low) > int(high) else Snapshot.parse(text)
 
 
 async def _named(control: AsyncConnection, name: str, server: Server) -> tuple[Snapshot, int]:

@@ -144,6 +144,7 @@ def explain(error: psycopg.Error, slot: str) -> ForgeError | None:
         state == "42501"
         or (state == "28000" and "replication" in line)
         or "must be superuser or replication role" in line
+        or "permission denied to start WAL sender" in line
     ):
         return SourceError(
             f"the role may not replicate: {line}", fix="ALTER ROLE <the role of the URL> REPLICATION, as a superuser"
