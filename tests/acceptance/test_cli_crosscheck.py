@@ -98,3 +98,14 @@ def test_what_cannot_be_told_ends_with_2(forge: Forge, shop: str) -> None:
         assert what in error
         assert told.startswith("fix: ")
         assert fix in told
+
+
+def test_a_window_that_is_broken_off_ends_with_2(start: Start, shop: str) -> None:
+    process = start("crosscheck", "--for", "10m", url=shop)
+    with connect(shop) as connection:
+        wait(connection, STREAMS, 1, process)
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert "the window was broken off" in err
+    assert "open another one" in err

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from forge.capture import Filter
-from forge.capture.crosscheck import Kind, Report, open_window
+from forge.capture.crosscheck import Kind, Report, open_window, spool
 from forge.capture.crosscheck.compare import Seen, compare
 from forge.capture.wal import WalSource
 from forge.change import UNAVAILABLE, Op
@@ -265,6 +265,13 @@ async def test_the_window_is_exact(database: str) -> None:
         assert (report.equal, report.transactions, report.changes, report.logged) == (True, 2, 2, 2)
 
 
+async def test_a_disk_that_is_full_is_said_so(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "_SQL", spool._SQL + "PRAGMA max_page_count = 20;")
+    with pytest.raises(SourceError, match="full") as raised:
+        await window(database, "INSERT INTO keyless SELECT n, repeat('x', 500) FROM generate_series(1, 2000) n")
+    assert "SQLITE_TMPDIR" in raised.value.fix
+
+
 async def test_tables_that_are_left_out_are_named(database: str) -> None:
     with connect(database) as connection:
         connection.execute("ALTER TABLE keyless REPLICA IDENTITY DEFAULT; CREATE TABLE other (id int)")
@@ -283,7 +290,8 @@ async def test_tables_that_are_left_out_are_named(database: str) -> None:
 
 def left_behind(connection: Connection) -> int:
     row = connection.execute(
-        "SELECT (SELECT count(*) FROM pg_publication) + (SELECT count(*) FROM pg_replication_slots)"
+        "SELECT (SELECT count(*) FROM pg_publication)"
+        " + (SELECT count(*) FROM pg_replication_slots WHERE database = current_database())"
     )
     found = row.fetchone()
     assert found is not None
@@ -297,7 +305,7 @@ async def gone(connection: Connection) -> None:
 async def test_nothing_is_left_behind(database: str) -> None:
     with connect(database) as connection:
         async with open_window(database):
-            assert left_behind(connection) == 1
+            assert left_behind(connection) == 2
         await gone(connection)
         connection.execute("CREATE PUBLICATION forge_crosscheck_1 FOR ALL TABLES")
         connection.execute("COMMENT ON PUBLICATION forge_crosscheck_1 IS 'made by forge; filters: tables x'")

@@ -8,11 +8,13 @@ import hashlib
 import pickle
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Final, NamedTuple
 
 from forge.capture.crosscheck.compare import Seen
 from forge.change import Change, Op, Row, text
+from forge.errors import SourceError
 
 LOG, WAL = 0, 1
 WHOLE: Final = b""
@@ -49,14 +51,14 @@ class Spool:
 
     def add(self, side: int, changes: Iterable[tuple[int, int, Change]]) -> None:
         """Keep changes, each with its transaction and its table's place."""
-        self._file.executemany(
-            "INSERT INTO seen VALUES (?, ?, ?, ?, ?)",
-            ((xid, place, self._key(place, change), side, _packed(change)) for xid, place, change in changes),
-        )
+        rows = ((xid, place, self._key(place, change), side, _packed(change)) for xid, place, change in changes)
+        with _typed():
+            self._file.executemany("INSERT INTO seen VALUES (?, ?, ?, ?, ?)", rows)
 
     def groups(self) -> Iterator[Group]:
         """Everything, in the order of transactions."""
-        rows = self._file.execute("SELECT * FROM seen ORDER BY xid, place, key, side, rowid")
+        with _typed():
+            rows = self._file.execute("SELECT * FROM seen ORDER BY xid, place, key, side, rowid")
         for (xid, place, key), found in groupby(rows, key=lambda row: row[:3]):
             sides: tuple[list[Seen], list[Seen]] = ([], [])
             row_id = "*"
@@ -73,6 +75,17 @@ class Spool:
         names = self._columns[place]
         told = [_told(image, names) for image in (change.before, change.after)]
         return b"h" + hashlib.blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise SourceError(
+            f"what both feeds said cannot be kept on disk: {error}",
+            fix="make room where temporary files are (SQLITE_TMPDIR), or compare fewer tables or for a shorter time",
+        ) from error
 
 
 def _told(image: Row | None, names: Sequence[str]) -> list[object]:

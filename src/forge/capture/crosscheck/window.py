@@ -126,12 +126,6 @@ class Window:
         self._frees = frees
         self._reading = asyncio.create_task(self._read_wal())
 
-    async def quiet(self, seconds: float) -> None:
-        """Return when no change has come for so long."""
-        loop = asyncio.get_running_loop()
-        while (left := self.quiet_since + seconds - loop.time()) > 0:
-            await self.during(left)
-
     async def during(self, seconds: float) -> None:
         """Return when the time is over; raise what ends the reading before that."""
         done, _ = await asyncio.wait([self._reading], timeout=seconds)
@@ -239,11 +233,19 @@ async def open_window(
     Without a slot's name one of its own is made, which ends with its connection; without a publication's, that of the
     slot's name, or one of its own, which is dropped in the end.
     """
+    opened = False
     try:
         async with AsyncExitStack() as stack:
-            yield await _opened(stack, url, wanted or Filter(), slot, publication)
+            window = await _opened(stack, url, wanted or Filter(), slot, publication)
+            opened = True
+            yield window
     except psycopg.Error as error:
-        found = slots.explain(error, slot or "") or translate(error)
+        line = str(error).strip().partition("\n")[0]
+        found = slots.explain(error, slot or "") or (
+            SourceError(f"the window was broken off: {line}", fix="open another one: what was read is not all")
+            if opened and isinstance(error, psycopg.OperationalError)
+            else translate(error)
+        )
         if found is None:
             raise
         raise found from error
