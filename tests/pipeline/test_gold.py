@@ -53,7 +53,7 @@ def expected(rows: list[Row]) -> dict[str, dict[tuple[Any, ...], tuple[Any, ...]
         "activity": {
             key: (
                 len(some),
-                len({row["transaction"] for row in some}),
+                len({row["transaction"] for row in some} - {None}),
                 len({row["user_id"] for row in some} - {None}),
             )
             for key, some in activity.items()

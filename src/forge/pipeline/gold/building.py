@@ -306,6 +306,8 @@ class _Work:
                 rows = frame.join(keys, same, "left_semi")
             gone = keys.withColumn(_GONE, F.lit(True))
             source = rows.withColumn(_GONE, F.lit(False)).unionByName(gone, allowMissingColumns=True)
+            # A model may give other rows each time it is asked, and a MERGE asks more than once.
+            source = source.localCheckpoint()
             same_key = " AND ".join(f"old.{_quoted(name)} <=> new.{_quoted(name)}" for name in keys.columns)
             values: dict[str, str | Column] = {_quoted(name): f"new.{_quoted(name)}" for name in frame.columns}
             (
