@@ -63,8 +63,8 @@ class Spool:
             sides: tuple[list[Seen], list[Seen]] = ([], [])
             row_id = "*"
             for _, _, _, side, body in found:
-                row_id, *seen = pickle.loads(body)
-                sides[side].append(Seen(*seen))
+                row_id, op, *rest = pickle.loads(body)
+                sides[side].append(Seen(Op(op), *rest))
             yield Group(xid, place, key, row_id, *sides)
 
     def _key(self, place: int, change: Change) -> bytes:
@@ -93,5 +93,5 @@ def _told(image: Row | None, names: Sequence[str]) -> list[object]:
 
 
 def _packed(change: Change) -> bytes:
-    seen = change.row_id, Op(change.op), change.before, change.after, change.source.position
+    seen = change.row_id, change.op.value, change.before, change.after, change.source.position
     return pickle.dumps(seen, pickle.HIGHEST_PROTOCOL)

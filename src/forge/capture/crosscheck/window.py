@@ -144,7 +144,7 @@ class Window:
         await self.stop()
         await self._connection.close()
         await self._read_log(until)
-        return self._report(until)
+        return await self._report(until)
 
     async def stop(self) -> None:
         self._reading.cancel()
@@ -178,10 +178,12 @@ class Window:
             if place is not None and change.op in operations and not since.sees(xid):
                 yield xid, place, change
 
-    def _report(self, until: Snapshot) -> Report:
+    async def _report(self, until: Snapshot) -> Report:
         report = Report(tables=self.scope.names, left_out=self.scope.left_out)
         last, whole = 0, (0, -1)
-        for group in self._spool.groups():
+        for number, group in enumerate(self._spool.groups()):
+            if not number % 1_000:
+                await asyncio.sleep(0)  # an interrupt is heard here
             if not until.sees(group.transaction):
                 continue
             if group.transaction != last:
