@@ -48,6 +48,7 @@ def test_the_envelope_of_an_update() -> None:
         "connector": "postgresql", "name": "shop", "ts_ms": 1769860800123, "ts_us": 1769860800123456,
         "ts_ns": 1769860800123456000, "snapshot": "false", "db": "", "sequence": '[null,"17"]',
         "schema": "public", "table": "orders", "txId": 900, "lsn": None, "xmin": None,
+        "origin": None, "origin_lsn": None,
     }  # fmt: skip
     assert event.pop("forge")["change_id"] == "17-3"
     assert event == {

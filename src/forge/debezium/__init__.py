@@ -19,8 +19,9 @@ time                           microseconds, or milliseconds, since midnight
 interval                       microseconds, a month being 365.25 / 12 days
 bytea                          base64
 json, jsonb                    string of JSON
+bit(1); bit(n)                 boolean; base64 with the lowest byte first
 arrays                         lists of such values, literals with other bounds as they are
-anything else                  as in a Change: time with time zone, bits, money, geometry, hstore and
+anything else                  as in a Change: time with time zone, money, geometry, hstore and
                                arrays of json keep PostgreSQL's text form, which the connector does not
 =============================  =====================================================================
 
@@ -32,11 +33,11 @@ What a log of Forge does not know is null: `lsn`, `xmin`, and in `sequence` the 
 envelope has no place for goes to a field `forge`, which consumers ignore and `decode` reads.
 
 Of MySQL and MariaDB, with `time.precision.mode=adaptive_time_microseconds`: date, decimal, floats, binary and json as
-above; datetime milliseconds, or microseconds beyond precision 3; timestamp ISO 8601 with Z; time microseconds, signed;
+above; datetime milliseconds, or microseconds beyond precision 3; timestamp ISO 8601 with Z; what is no day (0000-00-00) null; time microseconds, signed;
 bit(1) a boolean, longer bits base64 with the lowest byte first; geometry base64, where the connector has a struct.
 Of MongoDB `before` and `after` are texts of extended JSON (`forge.debezium.documents`), with an `updateDescription`.
 
-`decode` inverts `encode` when it is given the same columns, but an interval comes back as hours, minutes and
+`decode` inverts `encode` when it is given the same columns, but no day comes back as None, an interval comes back as hours, minutes and
 seconds, and a text that equals the placeholder as UNAVAILABLE.
 """
 

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from forge.change import Change, Op
 
 _MARIADB_GTID: Final = re.compile(r"[0-9]+-([0-9]+)-[0-9]+")
-_MYSQL_PLACE: Final = re.compile(r"(.+):0*([0-9]+)(?:\.[0-9]+\.0*([0-9]+))?")
-_WAL_PLACE: Final = re.compile(r"[0-9a-f]{16}(?:\.([0-9a-f]{16}))?")
+_MYSQL_PLACE: Final = re.compile(r"([^:]+):0*([0-9]+)(?:\.[0-9]+\.0*([0-9]+))?(?:[^0-9].*)?")
+_WAL_PLACE: Final = re.compile(r"[0-9a-f]{16}(?:\.([0-9a-f]{16}))?(?:\..*)?")
 _NUMBER: Final = re.compile("[0-9]{1,20}")
 
 
@@ -63,6 +63,8 @@ def _postgresql(change: Change) -> dict[str, Any]:
         "txId": int(transaction) if transaction and _NUMBER.fullmatch(transaction) else None,
         "lsn": lsn,
         "xmin": None,
+        "origin": None,
+        "origin_lsn": None,
     }
 
 

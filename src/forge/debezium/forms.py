@@ -76,6 +76,8 @@ def _form(type_name: str, kind: str, connector: str) -> _Form:
         form = _Form(lambda value: times.zoned(value, precision), times.read_zoned)
     elif base in ("timestamp without time zone", "time without time zone"):
         form = _TEMPORAL[base, 1000 if precision <= 3 else 1]
+    elif base == "bit":
+        form = _bit_form(int(match[2] or 1))
     elif f"{base} ".startswith("interval "):
         form = _Form(times.interval, times.read_interval)
     else:
@@ -98,16 +100,32 @@ def _mysql_form(type_name: str, kind: str) -> _Form:
     if kind in _BY_KIND and base != "bit":
         return _BY_KIND[kind]
     if base == "timestamp":
-        return _Form(lambda value: times.zoned(value, digits), times.read_zoned)
+        return _real(_Form(lambda value: times.zoned(value, digits), times.read_zoned))
     if base == "datetime":
-        return _TEMPORAL["timestamp without time zone", 1000 if digits <= 3 else 1]
+        return _real(_TEMPORAL["timestamp without time zone", 1000 if digits <= 3 else 1])
     if base == "time":
         return _Form(times.span, times.read_span)
     if base == "date":
-        return _BY_TYPE["date"]
+        return _real(_BY_TYPE["date"])
     if base == "bit":
-        return _BIT if digits <= 1 else _bits(digits)
+        return _bit_form(digits)
     return _PLAIN
+
+
+def _real(form: _Form) -> _Form:
+    """As the form, but what is no day of any calendar, such as 0000-00-00, is null, as the connector has it."""
+
+    def write(value: Any) -> Any:
+        return None if isinstance(value, str) and _NO_DAY.match(value) else form.write(value)
+
+    return _Form(write, form.read, form.unavailable)
+
+
+_NO_DAY: Final = re.compile(r"[0-9]{4}-(?:00-|[0-9]{2}-00)")
+
+
+def _bit_form(digits: int) -> _Form:
+    return _BIT if digits <= 1 else _bits(digits)
 
 
 def _bits(digits: int) -> _Form:

@@ -18,7 +18,7 @@ from forge.cursor import Cursor
 from forge.demo.summary import LakeState
 from forge.errors import ForgeError
 
-PATIENCE: Final = 120.0
+PATIENCE: Final = 300.0
 """How long the lake may take to catch up at the end."""
 
 
