@@ -33,12 +33,13 @@ What a log of Forge does not know is null: `lsn`, `xmin`, and in `sequence` the 
 envelope has no place for goes to a field `forge`, which consumers ignore and `decode` reads.
 
 Of MySQL and MariaDB, with `time.precision.mode=adaptive_time_microseconds`: date, decimal, floats, binary and json as
-above; datetime milliseconds, or microseconds beyond precision 3; timestamp ISO 8601 with Z; what is no day (0000-00-00) null; time microseconds, signed;
-bit(1) a boolean, longer bits base64 with the lowest byte first; geometry base64, where the connector has a struct.
+above; datetime milliseconds, or microseconds beyond precision 3; timestamp ISO 8601 with Z;
+what is no day, as 0000-00-00, null; time microseconds, signed; bit(1) a boolean, longer bits base64 with the lowest
+byte first; geometry base64, where the connector has a struct.
 Of MongoDB `before` and `after` are texts of extended JSON (`forge.debezium.documents`), with an `updateDescription`.
 
-`decode` inverts `encode` when it is given the same columns, but no day comes back as None, an interval comes back as hours, minutes and
-seconds, and a text that equals the placeholder as UNAVAILABLE.
+`decode` inverts `encode` when it is given the same columns, but what is no day comes back as None, an interval as
+hours, minutes and seconds, and a text that equals the placeholder as UNAVAILABLE.
 """
 
 from forge.debezium.envelope import Order, decode, encode
