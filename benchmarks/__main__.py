@@ -13,6 +13,7 @@ from benchmarks import (
     bulk,
     fanout,
     feed_grid,
+    feeds,
     lake_flow,
     lake_growth,
     lake_source,
@@ -20,12 +21,16 @@ from benchmarks import (
     live_latency,
     matching,
     memory,
+    mongo,
+    mysql,
     polling,
     pruning,
     reading,
     report,
+    sqlite,
     subscribers,
     transactions,
+    wal,
 )
 from benchmarks.bench import RESULTS, Bench, running
 from benchmarks.figures import Figure
@@ -46,6 +51,11 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     "lake_source": lake_source.run,
     "lake_flow": lake_flow.run,
     "lake_growth": lake_growth.run,
+    "wal": wal.run,
+    "mysql": mysql.run,
+    "sqlite": sqlite.run,
+    "mongo": mongo.run,
+    "feeds": feeds.run,
 }
 
 

@@ -32,6 +32,11 @@ TITLES = {
     "lake_source": "The log into Spark",
     "lake_flow": "The log into the lake",
     "lake_growth": "A small batch into tables of different sizes",
+    "wal": "The WAL of PostgreSQL",
+    "mysql": "The binary log of MariaDB",
+    "sqlite": "SQLite: the queue and the hook",
+    "mongo": "Change streams of MongoDB",
+    "feeds": "Beside the Debezium engine",
 }
 CHARTS = {
     "bulk": "Bulk writes of 100,000 rows: time over untracked (less is better)",
