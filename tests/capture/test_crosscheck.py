@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -102,10 +103,12 @@ class Traffic:
         self._random = random.Random(seed)
         self._url = url
 
-    def run(self, transactions: int) -> None:
+    def run(self, transactions: int, stop: threading.Event) -> None:
         with connect(self._url) as connection:
             connection.execute("SET lock_timeout = '100ms'; SET deadlock_timeout = '20ms'")
             for _ in range(transactions):
+                if stop.is_set():
+                    return
                 try:
                     with connection.transaction(force_rollback=self._random.random() < 0.15):
                         self._work(connection, self._random.randint(1, 6))
@@ -162,11 +165,16 @@ class Traffic:
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_both_feeds_tell_the_same_under_concurrent_traffic(database: str, seed: int) -> None:
     """The window opens and closes while writers are in the middle of it."""
-    writers = [asyncio.create_task(asyncio.to_thread(Traffic(database, seed * 10 + n).run, 60)) for n in range(3)]
-    async with asyncio.timeout(60), open_window(database) as opened:
-        await asyncio.wait(writers[:1])
-        report = await opened.close()
-    await asyncio.gather(*writers)
+    stop = threading.Event()
+    first, *others = (Traffic(database, seed * 10 + n) for n in range(3))
+    around = [asyncio.create_task(asyncio.to_thread(other.run, 100_000, stop)) for other in others]
+    try:
+        async with asyncio.timeout(60), open_window(database) as opened:
+            await asyncio.to_thread(first.run, 60, stop)
+            report = await opened.close()
+    finally:
+        stop.set()
+        await asyncio.gather(*around)
     assert [*report.differences] == []
     assert report.equal
     assert report.changes > 100
