@@ -58,6 +58,7 @@ MARIADB_ROWS = {
 }
 BINLOG = {
     "source.pos": "the place of the transaction, from which one can read on; the connector has that of the event in it",
+    "source.row": "of a truncate, which has no row: 0; the connector repeats that of the event before",
     "types.before.tsz": "the zero timestamp is null, as in the connector's snapshot; its stream says 1970",
     "types.after.tsz": "as types.before.tsz",
 }

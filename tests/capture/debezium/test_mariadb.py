@@ -144,6 +144,8 @@ def test_the_writes_as_the_binary_log_tells_them(seen: dict[str, Any]) -> None:
     assert ours == theirs
     known = {**EVERYWHERE, **of_types(MARIADB_VALUES, "before", "after"), **BINLOG}
     assert differences(seen["stream"], seen["engine"]).keys() == known.keys()
+    pairs = zip(seen["stream"], seen["engine"], strict=True)
+    assert [one["op"] for one, other in pairs if one["source"]["row"] != other["source"]["row"]] == ["t"]
 
 
 def test_the_rows_of_a_snapshot(seen: dict[str, Any]) -> None:
