@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from forge.errors import SourceError
-from forge.pipeline.jars import Jar, cache, resolve
+from forge.pipeline.jars import Jar, by_ivy, by_maven, cache, resolve
 
 Properties = dict[str, str]
 
@@ -107,7 +107,7 @@ _JARS = (
 
 def mariadb_jars() -> list[Path]:
     """The connector and its engine, fetched once and kept under `$FORGE_CACHE`."""
-    return resolve(_JARS, cache() / "jars" / "debezium")
+    return resolve(_JARS, cache() / "jars" / "debezium", (by_maven, by_ivy))
 
 
 def mariadb_properties(url: str, *tables: str, **more: str) -> Properties:
