@@ -34,7 +34,12 @@ def run(bench: Bench) -> list[Figure]:
     if missing := debezium_missing():
         bench.say(f"no comparison with Debezium: {missing}")
         return []
-    return [*_postgres(bench), *_mariadb(bench)]
+    found: list[Figure] = []
+    for measure in (_postgres, _mariadb):
+        found += (figures := measure(bench))
+        for each in figures:
+            bench.say(f"{each.name}: {each.shown}")
+    return found
 
 
 def _postgres(bench: Bench) -> list[Figure]:
