@@ -163,7 +163,11 @@ def test_two_swapped_changes_of_a_row_are_found(steps: list[tuple[int, str]], da
     left, right = sorted(data.draw(st.lists(st.sampled_from(own), min_size=2, max_size=2, unique=True)))
     changes = list(simulation.changes)
     changes[left], changes[right] = changes[right], changes[left]
-    assert judge(simulation, changes) >= {"order", "chain"}
+    found = judge(simulation, changes)
+    assert "order" in found
+    # Two lives of a row with a truncate between them are chains of their own, whichever comes first.
+    emptied = any(change.op is Op.TRUNCATE for change in changes[left:right])
+    assert emptied or "chain" in found
 
 
 @given(STEPS)

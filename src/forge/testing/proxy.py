@@ -43,7 +43,7 @@ class FaultProxy:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._reservation: socket.socket | None = None
-        self._listener: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
         self._links: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
 
@@ -140,13 +140,40 @@ class FaultProxy:
     # -- in the proxy's own loop -----------------------------------------------------------------------
 
     async def _accept(self) -> None:
-        if self._listener is None:
-            self._listener = await asyncio.start_server(self._link, sock=_bound(self.port), limit=_CHUNK)
+        """Not by asyncio's own server, which leaks a connection that it has accepted when it is closed."""
+        if self._listening is None:
+            self._listening = _bound(self.port)
+            self._listening.setblocking(False)
+            self._listening.listen(100)
+            asyncio.get_running_loop().add_reader(self._listening, self._welcome, self._listening)
+
+    def _welcome(self, listening: socket.socket) -> None:
+        try:
+            connection, _ = listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        connection.setblocking(False)
+        link = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._links.add(link)
+
+        def over(_: object) -> None:
+            self._links.discard(link)
+            connection.close()
+
+        link.add_done_callback(over)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            streams = await asyncio.open_connection(sock=connection, limit=_CHUNK)
+        except OSError:  # the client is gone already
+            return
+        await self._link(*streams)
 
     async def _refuse(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
 
     async def _stall(self) -> None:
         self._flowing.clear()
@@ -166,9 +193,6 @@ class FaultProxy:
         await asyncio.sleep(0)
 
     async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._links.add(task)
         writers = [writer]
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT):
@@ -186,7 +210,6 @@ class FaultProxy:
             for each in writers:
                 with contextlib.suppress(OSError):
                     await each.wait_closed()
-            self._links.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
