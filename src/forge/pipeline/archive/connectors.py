@@ -198,11 +198,8 @@ def _described(field: _Field) -> tuple[str, str, Step | None]:
             return "numeric", "numeric", Step(_each(_scaled))
         case "io.debezium.data.Bits":
             length = int(parameters.get("length", "0"))
-            return (
-                (f"bit({length})" if length else "bit varying"),
-                "plain",
-                Step(_each(lambda value: _bits(value, length))),
-            )
+            name = f"bit({length})" if length else "bit varying"
+            return name, "plain", Step(_each(lambda value: _bits(value, length)), last=True)
         case "io.debezium.time.ZonedTime":
             return "time with time zone", "plain", Step(_each(_zoned_time))
         case "io.debezium.time.NanoTimestamp":
