@@ -98,7 +98,7 @@ def test_gold_is_what_bronze_says_whatever_comes_when(spark: SparkSession, lake:
     batches = [[row | {"batch": number} for row in part] for number, part in enumerate(parts)]
 
     append(spark, lake, batches[1])
-    refresh(spark, lake, append(spark, lake, batches[2]), 2, "forge-test")
+    refresh(spark, lake, append(spark, lake, batches[2]))
     clock = iter(map(float, (0, 0, 0, 2, 39, 39)))
     gold = Gold(spark, lake, clock=lambda: next(clock))
     assert gold.take(days_of(append(spark, lake, batches[0]))), (
@@ -117,7 +117,7 @@ def test_gold_is_what_bronze_says_whatever_comes_when(spark: SparkSession, lake:
     horizon.note(spark, lake, horizon.CHANGES, START.replace(hour=0, minute=0) + DAY)
     spark.sql(f"DELETE FROM delta.`{lake.changes}` WHERE day = '{START.date()}'")
     late = append(spark, lake, [change(seq(3, 1), "insert", START, row_id="1")])
-    refresh(spark, lake, late, 4, "forge-test")
+    refresh(spark, lake, late)
     assert found(spark, lake) == expected(rows + more), "what was purged from bronze stays as it was counted"
 
 

@@ -75,7 +75,7 @@ def bring(
             most=each.changes,
         )
     if found:
-        refresh(spark, lake, kept, bronze.number(0, number), f"forge-import-{archive.id}")
+        refresh(spark, lake, kept)
     return Imported(
         sum(each.changes for each in found),
         {each.name: each.changes for each in found},

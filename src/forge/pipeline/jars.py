@@ -172,7 +172,7 @@ def by_maven(jars: Sequence[Jar], here: Path) -> None:
         for jar in jars
     )
     (here / "pom.xml").write_text(
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<project><modelVersion>4.0.0</modelVersion>"
         "<groupId>forge</groupId><artifactId>jars</artifactId><version>1</version><packaging>pom</packaging>"
         f"<dependencies>{wanted}</dependencies></project>"
     )

@@ -18,11 +18,8 @@ from forge.pipeline.lake import Lake
 __all__ = ["Gold", "audit", "refresh"]
 
 
-def refresh(spark: SparkSession, lake: Lake, batch: DataFrame, batch_id: int, app: str) -> None:
-    """Bring gold up to date with a batch that is in bronze; as often and in whatever order it is asked for.
-
-    `batch_id` and `app` name the batch. Nothing here needs them: what it touches is computed from all of bronze.
-    """
+def refresh(spark: SparkSession, lake: Lake, batch: DataFrame) -> None:
+    """Bring gold up to date with a batch that is in bronze; as often and in whatever order it is asked for."""
     daily.refresh(spark, lake, daily.days_of(batch))
 
 
