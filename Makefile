@@ -56,7 +56,8 @@ docs: ready ## check every link between the documents
 
 lock: ready ## pin the newest versions that pyproject.toml allows, with hashes
 	$(BIN)/uv pip compile pyproject.toml --extra embedded --extra spark --extra otel --extra serve --extra client \
-		--extra sqlalchemy --extra mysql --extra mongo --extra sqlite --group dev --universal --python-version 3.11 --upgrade --quiet \
+		--extra sqlalchemy --extra mysql --extra mongo --extra sqlite \
+		--extra redis --extra kafka --extra nats --extra webhooks --group dev --universal --python-version 3.11 --upgrade --quiet \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/dev.lock
 
 clean: ## remove caches and build results (.venv and .forge stay)

@@ -35,8 +35,12 @@ PYPROJECT = ROOT / "pyproject.toml"
 STAMP = VENV / "forge-setup.stamp"
 POSTGRES_15 = Path("/usr/lib/postgresql/15/bin/postgres")
 POSTGRES_15_TRIED = VENV / "forge-postgresql-15.tried"
-MARIADB = Path("/usr/sbin/mariadbd")
-MARIADB_TRIED = VENV / "forge-mariadb.tried"
+SERVERS = {
+    "mariadb-server": "/usr/sbin/mariadbd",
+    "redis-server": "/usr/bin/redis-server",
+    "nats-server": "/usr/sbin/nats-server",
+}
+"""Debian's packages of servers that tests start themselves, and the program by which each is known to be there."""
 MONGOD = VENV / "forge-mongod.stamp"
 POLICY = Path("/usr/sbin/policy-rc.d")
 """Debian asks this program whether a package may start its service."""
@@ -249,22 +253,34 @@ def offer_postgresql_15(screen: Screen) -> None:
         screen.note("PostgreSQL 15 is not installed: the tests that also run on it will be skipped")
 
 
-def offer_mariadb(screen: Screen) -> None:
-    """The tests of the MySQL feed start a MariaDB of their own; try once to have it, its service not started."""
-    if not MARIADB.exists() and debian_root() and not MARIADB_TRIED.exists():
-        MARIADB_TRIED.touch()
-        mine = not POLICY.exists()
+def offer_servers(screen: Screen) -> None:
+    """Tests start servers of their own; try once to have each, its service not started."""
+    for package, program in SERVERS.items():
+        tried = VENV / f"forge-{package}.tried"
+        if not Path(program).exists() and debian_root() and not tried.exists():
+            tried.touch()
+            with (
+                without_services(),
+                contextlib.suppress(SetupError),
+                screen.step(f"system package {package} (for tests)"),
+            ):
+                apt_install(package)
+        if not Path(program).exists():
+            screen.note(f"{package} is not installed: the tests that need it will be skipped")
+
+
+@contextlib.contextmanager
+def without_services() -> Iterator[None]:
+    """While it lasts a package that is installed starts no service."""
+    mine = not POLICY.exists()
+    if mine:
+        POLICY.write_text("#!/bin/sh\nexit 101\n")
+        POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
         if mine:
-            POLICY.write_text("#!/bin/sh\nexit 101\n")
-            POLICY.chmod(0o755)
-        try:
-            with contextlib.suppress(SetupError), screen.step("system package mariadb-server (for tests)"):
-                apt_install("mariadb-server")
-        finally:
-            if mine:
-                POLICY.unlink()
-    if not MARIADB.exists():
-        screen.note("MariaDB is not installed: the tests of its feed will be skipped (install mariadb-server)")
+            POLICY.unlink()
 
 
 def offer_mongod(screen: Screen) -> None:
@@ -331,7 +347,9 @@ def alone() -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up Forge's development environment in .venv.")
-    parser.add_argument("--test", action="store_true", help="also the servers of tests: PostgreSQL 15, MariaDB, mongod")
+    parser.add_argument(
+        "--test", action="store_true", help="also the servers of tests: PostgreSQL 15, MariaDB, Redis, NATS, mongod"
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing when there is nothing to do")
     options = parser.parse_args()
     screen = Screen(sys.stdout)
@@ -345,7 +363,7 @@ def main() -> int:
             offer_jars(screen)
             if options.test:
                 offer_postgresql_15(screen)
-                offer_mariadb(screen)
+                offer_servers(screen)
                 offer_mongod(screen)
     except SetupError as error:
         if error.output:
