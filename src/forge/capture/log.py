@@ -19,7 +19,6 @@ the rows of then cannot be told: CursorExpired. The rows of a snapshot have no p
 
 import asyncio
 import logging
-import random
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -33,6 +32,7 @@ from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.source import Batch, Status, in_snapshot
 from forge.change import Change, Op, Source
+from forge.changelog.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.changelog.decode import SOURCE_KIND
 from forge.changelog.follow import Ears, Wakeup, follow
@@ -117,7 +117,7 @@ class LogSource:
     async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
         """The rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
         place = None if after is None else _Place.parse(after)
-        connected, tries = False, 0
+        connected, backoff = False, Backoff()
         while True:
             try:
                 async with _Tables.open(self._url, self._filter) as tables:
@@ -126,14 +126,14 @@ class LogSource:
                     async with aclosing(tables.batches(place)) as batches:
                         async for batch in batches:
                             yield self._left.batch(batch)
-                            tries, place = 0, _Place.parse(batch.cursor)
+                            place = _Place.parse(batch.cursor)
+                            backoff.reset()
                 yield Batch((), str(place.cursor))
                 return
             except _LOST as error:
                 if not connected:
                     raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
-                tries += 1
-                delay = min(5.0, 0.05 * 2 ** min(tries, 7)) * random.uniform(0.5, 1.0)
+                delay = backoff.next()
                 _log.warning("lost the snapshot, trying again in %.2f s: %s", delay, str(error).partition("\n")[0])
                 await asyncio.sleep(delay)
             except psycopg.DataError as error:

@@ -9,7 +9,6 @@ DecodeError when a logged row is not one; and ServerError when the very first co
 import asyncio
 import logging
 import os
-import random
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
@@ -20,6 +19,7 @@ import msgspec
 import psycopg
 
 from forge.changelog import locks
+from forge.changelog.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, connect_async, translate
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
@@ -64,7 +64,7 @@ async def follow(
     """
     cursor, kept = after, after
     started: object = None
-    tries = 0
+    backoff = Backoff()
     while True:
         try:
             async with AsyncExitStack() as stack:
@@ -82,7 +82,7 @@ async def follow(
                         cursor = batch.cursor
                         if batch.flushed:
                             kept = batch.cursor
-                        tries = 0
+                        backoff.reset()
                         if batch.changes:
                             node.handing_over()
                             try:
@@ -98,8 +98,7 @@ async def follow(
         ) as error:
             if started is None:  # the very first connection: a person wants to know rather than wait
                 raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
-            tries += 1
-            delay = min(5.0, 0.05 * 2 ** min(tries, 7)) * random.uniform(0.5, 1.0)
+            delay = backoff.next()
             _log.warning("lost the log, trying again in %.2f s: %s", delay, _line(error))
             await asyncio.sleep(delay)
         except psycopg.ProgrammingError as error:  # Forge itself is gone from the database

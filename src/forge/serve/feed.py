@@ -35,6 +35,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from forge.change import Op
+from forge.changelog.backoff import Backoff
 from forge.changelog.connection import translate
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor
@@ -135,13 +136,13 @@ class Hub:
         self._wake.set()
 
     async def _run(self) -> None:
-        tries = 0
+        backoff = Backoff()
         while True:
             try:
                 if self._reader is None:
                     await self._connect()
                 await self._step()
-                tries = 0
+                backoff.reset()
             except CursorError as error:
                 _log.warning("the feed cannot go on from where it was: %s", error)
                 self._cursor, self._reader = None, None
@@ -149,9 +150,8 @@ class Hub:
                     client.fail(error)
             except (psycopg.Error, ForgeError, OSError) as error:
                 self._doubted, self._reader = True, None
-                tries += 1
                 _log.warning("the feed lost its connection, trying again: %s", error)
-                await asyncio.sleep(min(5.0, 0.05 * 2 ** min(tries, 7)) * random.uniform(0.5, 1.0))
+                await asyncio.sleep(backoff.next())
 
     async def _step(self) -> None:
         """Hand out what there is, or wait for it a while."""

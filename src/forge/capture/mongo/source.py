@@ -26,11 +26,11 @@ from forge.capture.filters import Filter
 from forge.capture.mongo import pushdown
 from forge.capture.mongo.cursor import KIND, NOTHING, Cursor, Place, Progress, following
 from forge.capture.mongo.events import Events, Fragments
-from forge.capture.mongo.retry import Backoff
 from forge.capture.mongo.server import LOST, TOO_OLD, Address, Server, foreign
 from forge.capture.source import Batch, Status
 from forge.capture.urls import split_option
 from forge.change import Change
+from forge.changelog.backoff import Backoff
 from forge.errors import ConfigError, CursorForeign, CursorInvalid, ForgeError, SourceError
 
 CAPABILITIES: Final = Capabilities(
@@ -47,6 +47,8 @@ CAPABILITIES: Final = Capabilities(
     schema_changes=False,
     filters=("tables", "operations", "rows"),
 )
+PAUSES: Final = (0.1, 10.0)
+"""The first and the longest pause before connecting again, in seconds."""
 MOST_TRIES: Final = 5
 """How often in a row a snapshot moves to a newer time without reading anything."""
 DOCUMENTS: Final = ("updateLookup", "whenAvailable", "required", "default")
@@ -242,7 +244,7 @@ class MongoSource:
         self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]
     ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], Place]]:
         """Events, perhaps none, and the place behind them, for ever, whatever happens to connections and nodes."""
-        backoff = Backoff()
+        backoff = Backoff(*PAUSES)
         given = place
         while True:
             try:
@@ -341,7 +343,7 @@ class _Snapshot:
         self._server = server
         self._place = cursor.place
         self._progress = cursor.progress
-        self._backoff = Backoff()
+        self._backoff = Backoff(*PAUSES)
         self._vain = 0
 
     async def batches(self) -> AsyncGenerator[Batch]:

@@ -24,6 +24,7 @@ from forge.capture.mysql.tail import PAUSES, Reading, Tail, place_order, resumed
 from forge.capture.mysql.view import View
 from forge.capture.source import Batch, Status
 from forge.change import Change
+from forge.changelog.backoff import Backoff
 from forge.errors import CursorInvalid
 from forge.values import Column
 
@@ -136,21 +137,21 @@ class MysqlSource:
         cursor = Cursor.parse(after) if after is not None else None
         if cursor is not None and cursor.progress is None:
             raise CursorInvalid("the cursor stands behind a snapshot", fix="go on with stream(after)")
-        pause = PAUSES[0]
+        backoff = Backoff(*PAUSES)
         begun = after is not None
         while True:
             try:
                 async with aclosing(self._snapshot(cursor)) as batches:
                     async for batch in batches:
                         cursor = Cursor.parse(batch.cursor)
-                        begun, pause = True, PAUSES[0]
+                        begun = True
+                        backoff.reset()
                         yield batch
                 return
             except (Unreachable, OSError, _Again) as error:
-                if not begun or pause >= PAUSES[1]:
+                if not begun or backoff.spent:
                     raise error.error if isinstance(error, _Again) else error from None
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, PAUSES[1])
+            await asyncio.sleep(backoff.next())
 
     async def _snapshot(self, after: Cursor | None) -> AsyncGenerator[Batch]:
         held: list[socket.socket] = []

@@ -23,6 +23,7 @@ from forge.capture.mysql.cursor import Cursor, Place
 from forge.capture.mysql.feed import Feed
 from forge.capture.mysql.view import View
 from forge.capture.source import Batch
+from forge.changelog.backoff import Backoff
 from forge.errors import CursorExpired, CursorForeign, ForgeError, SourceError
 
 AHEAD = 4
@@ -113,7 +114,7 @@ class Tail:
     # -- in the thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause = PAUSES[0]
+        backoff = Backoff(*PAUSES)
         while not self._stopped.is_set():
             started = self._after
             try:
@@ -132,8 +133,9 @@ class Tail:
                 if not isinstance(found, Unreachable):
                     self._fail(found)
                     return
-            pause = PAUSES[0] if self._after is not started else min(2 * pause, PAUSES[1])
-            self._stopped.wait(pause * random.uniform(0.5, 1.0))
+            if self._after is not started:
+                backoff.reset()
+            self._stopped.wait(backoff.next())
 
     def _fail(self, error: Exception) -> None:
         self._give(error)

@@ -6,7 +6,6 @@ microseconds, every millisecond while something happens and every 20 ms while no
 """
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from forge.capture.sqlite.cursor import KIND, Cursor
 from forge.capture.sqlite.file import PATIENCE, File, may_pass
 from forge.capture.sqlite.queue import LOOK_AROUND, Queue
 from forge.capture.sqlite.snapshot import Snapshot
+from forge.changelog.backoff import Backoff
 from forge.errors import CursorInvalid, SourceError
 
 CAPABILITIES: Final = Capabilities(
@@ -191,7 +191,7 @@ class _Follower:
         self._queue: Queue | None = None
         self._more = True
         self._failing_since: float | None = None
-        self._delay = 0.05
+        self._backoff = Backoff(0.05, 2.0)
 
     def begin(self, after: Cursor | None) -> Cursor:
         """Open the file, and say where to begin. What is wrong now is an error at once."""
@@ -221,7 +221,8 @@ class _Follower:
         except SourceError as error:
             self._failed(error)
             return None
-        self._failing_since, self._delay = None, 0.05
+        self._failing_since = None
+        self._backoff.reset()
         return found
 
     def _next(self, after: Cursor) -> Batch | None:
@@ -246,8 +247,7 @@ class _Follower:
         if now - self._failing_since >= may_pass(error.__cause__):
             raise error
         self.close()
-        self._stop.wait(self._delay * random.uniform(0.5, 1.0))
-        self._delay = min(2.0, self._delay * 2)
+        self._stop.wait(self._backoff.next())
 
 
 class _Run(Protocol):

@@ -6,7 +6,6 @@ else does. So a cursor is good as long as nothing after it was acknowledged; an 
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -36,6 +35,7 @@ from forge.capture.wal.snapshot import Page, Rows, flushed, take
 from forge.capture.wal.toast import Filler
 from forge.capture.wal.wal2json import Translator
 from forge.change import Change, Op, Source
+from forge.changelog.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, translate
 from forge.config import hide, shown_size, size
 from forge.cursor import Snapshot, wal_position
@@ -153,7 +153,7 @@ class WalSource:
         """What is committed after the cursor, or from now on, for ever."""
         self._filter.check()
         place = None if after is None else _outside(after)
-        connected, tries = False, 0
+        connected, backoff = False, Backoff()
         while True:
             try:
                 async with self._session(place) as session:
@@ -161,21 +161,21 @@ class WalSource:
                     try:
                         async with aclosing(session.batches()) as batches:
                             async for batch in batches:
-                                tries = 0
+                                backoff.reset()
                                 yield batch
                     finally:
                         place = session.resume
             except SlotInUse:
                 if not connected:
                     raise
-                tries = await self._pause(tries, "another process holds the slot")
+                await _pause(backoff, "another process holds the slot")
             except _LOST as error:
                 found = explain(error, self._slot_name or "") if isinstance(error, psycopg.Error) else None
                 if found is not None and not isinstance(found, SlotInUse):
                     raise found from error
                 if not connected:
                     raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
-                tries = await self._pause(tries, str(error).partition("\n")[0])
+                await _pause(backoff, str(error).partition("\n")[0])
             except psycopg.Error as error:
                 raise explain(error, self._slot_name or "") or translate(error) or error from error
 
@@ -187,12 +187,13 @@ class WalSource:
         """
         self._filter.check()
         place = None if after is None else _inside(after)
-        connected, tries = False, 0
+        connected, backoff = False, Backoff()
         while True:
             try:
                 async with aclosing(self._snapshot(place)) as batches:
                     async for batch in batches:
-                        connected, tries = True, 0
+                        connected = True
+                        backoff.reset()
                         place = Place.parse(batch.cursor)
                         yield batch
                 return
@@ -200,7 +201,7 @@ class WalSource:
                 if not connected:
                     found = explain(error, self._slot_name or "") if isinstance(error, psycopg.Error) else None
                     raise found or (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
-                tries = await self._pause(tries, str(error).partition("\n")[0])
+                await _pause(backoff, str(error).partition("\n")[0])
 
     async def ack(self, cursor: str) -> None:
         """The consumer has saved this cursor: the server may forget the WAL before it."""
@@ -487,12 +488,6 @@ class WalSource:
         except (psycopg.Error, OSError, TimeoutError) as error:
             connection.end(psycopg.OperationalError(str(error)))
 
-    async def _pause(self, tries: int, why: str) -> int:
-        delay = min(5.0, 0.05 * 2 ** min(tries + 1, 7)) * random.uniform(0.5, 1.0)
-        _log.warning("lost the WAL, trying again in %.2f s: %s", delay, why)
-        await asyncio.sleep(delay)
-        return tries + 1
-
     def _read_again(self, again: Resnapshots, cursor: str) -> Batch:
         chunk = again.ready
         assert chunk is not None
@@ -594,6 +589,12 @@ async def _timelines(connection: ReplicationConnection, server: Server) -> Timel
     rows = await connection.command(f"TIMELINE_HISTORY {server.timeline}")
     content: Any = rows[0][1]
     return Timelines(server.timeline, content.decode() if isinstance(content, bytes) else content)
+
+
+async def _pause(backoff: Backoff, why: str) -> None:
+    delay = backoff.next()
+    _log.warning("lost the WAL, trying again in %.2f s: %s", delay, why)
+    await asyncio.sleep(delay)
 
 
 async def _cancel(task: "asyncio.Task[Any]") -> None:
