@@ -73,7 +73,7 @@ async def test_a_role_without_the_right(database: str, connection: Connection) -
 
 
 async def test_a_slot_in_use(database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forge.capture.wal.source.PATIENCE", 0.2)
+    monkeypatch.setattr("forge.capture.wal.upstream.PATIENCE", 0.2)
     first = WalSource(database)
     cursor = await first.now()
     async with aclosing(first.stream(cursor)) as batches:

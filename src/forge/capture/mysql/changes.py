@@ -14,19 +14,18 @@ as text.
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from forge.capture.mysql import tables
-from forge.capture.mysql.cascades import Cascade, Name, reached
+from forge.capture.mysql.account import Account, Catalog
+from forge.capture.mysql.cascades import Name
 from forge.capture.mysql.comments import said
-from forge.capture.mysql.cursor import KIND, Cursor, Place, Progress
-from forge.capture.mysql.forms import Charset, utc
+from forge.capture.mysql.cursor import Cursor, Place, Progress
 from forge.capture.mysql.rows import Row, Version
 from forge.capture.mysql.statements import effect
 from forge.capture.mysql.tables import Mismatch, lenenc, parse_map, parse_names
-from forge.change import NO_CONTEXT, Change, Context, Op, Source, same
+from forge.change import Change, Op, same
 from forge.errors import CursorForeign, DecodeError, SourceError
 from forge.values import Column
 
@@ -45,21 +44,6 @@ _COMPRESSED = (166, 167, 168, 169, 170, 171)
 _ARTIFICIAL = 0x20
 _NO_FOREIGN_KEYS = 2
 _STANDALONE, _PREPARED, _COMPLETED = 1, 64, 128
-_FOREVER = ("2038-01-19T03:14:07.999999+00:00", "2106-02-07T06:28:15.999999+00:00", (1 << 64) - 1)
-
-
-class Catalog(Protocol):
-    """What the log does not tell, as the server has it now; `forget` when a table's definition changed."""
-
-    mariadb: bool
-
-    def wants(self, schema: str, table: str) -> bool: ...
-    def known(self, schema: str, table: str) -> tables.Known | None: ...
-    def followed(self) -> Iterable[Name]: ...
-    def cascades(self) -> Mapping[Name, list[Cascade]]: ...
-    def collations(self) -> Mapping[int, str]: ...
-    def charset(self, name: str) -> Charset: ...
-    def forget(self) -> None: ...
 
 
 class Changes:
@@ -75,17 +59,14 @@ class Changes:
         context: bool = True,
         settled: bool = True,
     ) -> None:
-        self.changes: list[Change] = []
-        self.columns: list[tuple[Column, ...]] = []
         self.malformed = 0
         """Comments that were meant for Forge and could not be read."""
         self.found: Place | None = None
         """Where the server says that the file at hand begins; None until it did."""
         self._catalog = catalog
-        self._name = name
+        self._account: Final = Account(catalog, name, after.events)
         self._identity = after.server
         self._expected: Place | None = after.place
-        self._skip = after.events
         self._gtids = {text.partition("-")[0]: text for text in after.gtid.split(",") if text}
         self._checksums = checksums
         self._context_wanted = context
@@ -94,14 +75,9 @@ class Changes:
         self._position = after.place.offset
         self._resume = after.place.offset
         self._inside = self._begun = self._standalone = self._prepared = False
-        self._transaction = ""
         self._gtid: tuple[str, str] | None = None
-        self._events = 0
         self._settled = settled
-        self._at = self._size = self._kind = 0
-        self._context = NO_CONTEXT
-        self._touched: set[Name] = set()
-        self._cascaded: set[Name] = set()
+        self._size = self._kind = 0
         self._versions: dict[bytes, Version | None] = {}
         self._maps: dict[bytes, tuple[Name, bytes]] = {}
         self._handlers: dict[int, Callable[[bytes, int, int], None]] = {
@@ -122,11 +98,19 @@ class Changes:
             _INCIDENT: self._incident,
         }
 
+    @property
+    def changes(self) -> list[Change]:
+        return self._account.changes
+
+    @property
+    def columns(self) -> list[tuple[Column, ...]]:
+        return self._account.columns
+
     def cursor(self, progress: Progress | None = None) -> Cursor:
         """Behind everything that was taken so far."""
         place = Place(self._file, self._resume, self._created)
         # Until the server has sent again what was handled, the cursor must not fall back behind it.
-        events = max(self._events, self._skip)
+        events = max(self._account.events, self._account.skip)
         gtids = ",".join(self._gtids[key] for key in sorted(self._gtids, key=int))
         return Cursor(self._identity, place, events, gtids, progress)
 
@@ -142,8 +126,7 @@ class Changes:
 
     def empty(self) -> None:
         """Forget the changes: they were handed on."""
-        self.changes = []
-        self.columns = []
+        self._account.empty()
 
     def take(self, event: bytes) -> None:
         """One event, from its header on."""
@@ -168,7 +151,7 @@ class Changes:
             self._position = end if end & 0xFFFFFFFF == stop else stop
         handler = self._handlers.get(kind)
         if handler is not None:
-            self._at = seconds
+            self._account.at = seconds
             self._size = size
             self._kind = kind
             handler(event, seconds, server)
@@ -210,11 +193,7 @@ class Changes:
         self._settled = True
         self._inside, self._standalone, self._begun = True, standalone, False
         self._gtid = gtid
-        self._transaction = transaction or f"{self._file}:{start}"
-        self._events = 0
-        self._context = NO_CONTEXT
-        self._touched.clear()
-        self._cascaded.clear()
+        self._account.begin(transaction, self._file, start)
 
     def _mariadb_gtid(self, event: bytes, seconds: int, server: int) -> None:
         number, domain, flags = struct.unpack_from("<QIB", event, 19)
@@ -236,7 +215,7 @@ class Changes:
         if self._gtid is not None:
             self._gtids[self._gtid[0]] = self._gtid[1]
         self._inside = self._prepared = False
-        self._events = self._skip = 0
+        self._account.end()
         self._maps.clear()
 
     def _commit(self, event: bytes, seconds: int, server: int) -> None:
@@ -244,16 +223,16 @@ class Changes:
 
     def _abandoned(self) -> None:
         """A transaction has no end: what was told of it may not be so."""
-        if self._inside and self._touched:
-            self._invalidate(self._touched, "the server crashed in the middle of a transaction")
+        if self._inside and self._account.touched:
+            self._account.invalidate(self._account.touched, "the server crashed in the middle of a transaction")
         if self._inside:
             self._inside = self._prepared = False
-            self._events = self._skip = 0
+            self._account.end()
 
     def _xa_prepare(self, event: bytes, seconds: int, server: int) -> None:
         """The rows of an XA transaction, whose end is still open: they are told of when it commits, or not at all."""
-        if event[19] and self._number():
-            self._invalidate(self._touched, "an XA transaction was committed in one phase")
+        if event[19] and self._account.number():
+            self._account.invalidate(self._account.touched, "an XA transaction was committed in one phase")
         self._end()
 
     # -- statements ------------------------------------------------------------------------------------
@@ -276,16 +255,16 @@ class Changes:
             self._end()
             return
         if found.kind == "rollback":
-            if self._touched:
-                self._number()
-                self._invalidate(self._touched, "the transaction was rolled back")
+            if self._account.touched:
+                self._account.number()
+                self._account.invalidate(self._account.touched, "the transaction was rolled back")
             self._end()
             return
         if found.kind == "xa":
             self._xa(sql)
             return
         if found.kind != "none":
-            number = self._number()
+            number = self._account.number()
             if found.kind in ("schema", "database"):
                 self._versions.clear()
                 self._catalog.forget()
@@ -296,36 +275,36 @@ class Changes:
 
     def _statement(self, kind: str, names: Iterable[Name], sql: str) -> None:
         if kind == "rollback to":
-            self._invalidate(self._touched, "a part of the transaction was rolled back")
+            self._account.invalidate(self._account.touched, "a part of the transaction was rolled back")
         elif kind == "rows":
-            self._invalidate(self._catalog.followed(), "a statement was logged as text")
+            self._account.invalidate(self._catalog.followed(), "a statement was logged as text")
         elif kind == "truncate":
             for name in names:
-                self._whole(Op.TRUNCATE, name)
-                self._cascade(name, Op.DELETE, None)
+                self._account.whole(Op.TRUNCATE, name)
+                self._account.cascade(name, Op.DELETE, None)
         elif kind == "database":
             ((schema, _),) = names
             for name in {*(each for each in self._catalog.followed() if each[0] == schema), (schema, "*")}:
-                self._whole(Op.SCHEMA, name, {"statement": sql[:1000]})
+                self._account.whole(Op.SCHEMA, name, {"statement": sql[:1000]})
         else:
             for name in dict.fromkeys(names):
-                self._whole(Op.SCHEMA, name, {"statement": sql[:1000]})
+                self._account.whole(Op.SCHEMA, name, {"statement": sql[:1000]})
 
     def _xa(self, sql: str) -> None:
         """XA START and END stand inside the group of rows; COMMIT tells that prepared rows are there now."""
         word = sql.split(None, 2)[1].lower() if len(sql.split(None, 2)) > 1 else ""
         if word in ("start", "begin"):
             self._prepared = True
-        if word == "commit" and self._number():
-            self._invalidate(self._catalog.followed(), "an XA transaction was committed")
+        if word == "commit" and self._account.number():
+            self._account.invalidate(self._catalog.followed(), "an XA transaction was committed")
         if word in ("commit", "rollback"):
             self._end()
 
     def _incident(self, event: bytes, seconds: int, server: int) -> None:
         if not self._inside:
             self._begin("", None, standalone=True)
-        if self._number():
-            self._invalidate(self._catalog.followed(), "the server says that events are missing from its log")
+        if self._account.number():
+            self._account.invalidate(self._catalog.followed(), "the server says that events are missing from its log")
         self._end()
 
     def _annotate(self, event: bytes, seconds: int, server: int) -> None:
@@ -335,16 +314,11 @@ class Changes:
         if b"forge:" not in event[at : at + 64]:
             return
         try:
-            self._context = said(event[at : at + 16384].decode("utf-8", "replace")) or self._context
+            self._account.context = said(event[at : at + 16384].decode("utf-8", "replace")) or self._account.context
         except ValueError:
             self.malformed += 1
 
     # -- rows ------------------------------------------------------------------------------------------
-
-    def _number(self) -> bool:
-        """Count an event that changes something; whether it is still to be told."""
-        self._events += 1
-        return self._events > self._skip
 
     def _map(self, event: bytes, seconds: int, server: int) -> None:
         body = event[19:]
@@ -366,20 +340,21 @@ class Changes:
         return found
 
     def _rows(self, event: bytes, seconds: int, server: int) -> None:
-        self._events += 1
+        account = self._account
+        account.number()
         mapped = self._maps.get(event[19:25])
         if mapped is None:
             return
         name, body = mapped
         wanted = self._catalog.wants(*name)
         if wanted:
-            self._touched.add(name)
+            account.touched.add(name)
         wanted = wanted and not self._prepared
         cascading = name in self._catalog.cascades() and not self._prepared
         if not (wanted or cascading):
             return
         op = _ROWS[self._kind]
-        told = self._events > self._skip
+        told = account.told
         flags = int.from_bytes(event[25:27], "little")
         if op is Op.INSERT:
             cascading = False
@@ -388,19 +363,19 @@ class Changes:
         version = self._version(body)
         if version is None:
             if told and wanted:
-                self._whole(Op.INVALIDATE, name, {"reason": "the table is another one by now"})
+                account.whole(Op.INVALIDATE, name, {"reason": "the table is another one by now"})
             if cascading:
-                self._cascade(name, op, None)
+                account.cascade(name, op, None)
             return
         rows = self._decoded(version, event, op)
         if wanted and told:
-            self._tell(version, op, rows, seconds)
+            account.rows(version, op, rows)
         if cascading and not flags & _NO_FOREIGN_KEYS:
             changed = None
             if op is Op.UPDATE:
                 pairs = zip(rows[::2], rows[1::2], strict=True)
                 changed = {key for old, new in pairs for key in new if not same(old[key], new[key])}
-            self._cascade(name, op, changed)
+            account.cascade(name, op, changed)
 
     def _decoded(self, version: Version, event: bytes, op: Op) -> list[Row]:
         at = 27
@@ -420,115 +395,17 @@ class Changes:
             return version.updates(present, after, event, at, len(event))
         return version.rows(present, event, at, len(event))
 
-    def _tell(self, version: Version, op: Op, rows: list[Row], seconds: int) -> None:
-        """The rows of an event as changes."""
-        schema, table, key, context = version.schema, version.table, version.key, self._context
-        transaction, name, at = self._transaction, self._name, utc(seconds)
-        head = f"{transaction}.{self._events}."
-        spot = self._spot()
-        before = len(self.changes)
-        add = self.changes.append
-        if version.ends is not None:
-            op, rows = self._current(version.ends, op, rows, head, spot, version, at)
-        if op is Op.UPDATE:
-            for number in range(0, len(rows), 2):
-                old, new = rows[number], rows[number + 1]
-                old_key = {each: old[each] for each in key} if key else None
-                new_key = {each: new[each] for each in key} if key else None
-                row = number >> 1
-                where = Source(KIND, name, f"{spot}{row:06d}", transaction)
-                if old_key == new_key:
-                    add(Change(f"{head}{row}", op, schema, table, where, at, new_key, old, new, context))
-                else:
-                    gone = Source(KIND, name, f"{spot}{row:06d}d", transaction)
-                    came = Source(KIND, name, f"{spot}{row:06d}i", transaction)
-                    add(Change(f"{head}{row}d", Op.DELETE, schema, table, gone, at, old_key, old, None, context))
-                    add(Change(f"{head}{row}i", Op.INSERT, schema, table, came, at, new_key, None, new, context))
-        else:
-            inserts = op is Op.INSERT
-            only = key[0] if len(key) == 1 else None
-            for row, image in enumerate(rows):
-                if only is not None:
-                    found: Row | None = {only: image[only]}
-                else:
-                    found = {each: image[each] for each in key} if key else None
-                where = Source(KIND, name, f"{spot}{row:06d}", transaction)
-                if inserts:
-                    add(Change(f"{head}{row}", op, schema, table, where, at, found, None, image, context))
-                else:
-                    add(Change(f"{head}{row}", op, schema, table, where, at, found, image, None, context))
-        self.columns += [version.columns] * (len(self.changes) - before)
-
-    def _current(
-        self, ends: str, op: Op, rows: list[Row], head: str, spot: str, version: Version, at: datetime
-    ) -> tuple[Op, list[Row]]:
-        """Of a system-versioned table only what is current: the server's own history is not a change."""
-        if op is not Op.UPDATE:
-            kept = [row for row in rows if row[ends] in _FOREVER]
-            _without(version.implied, kept)
-            return op, kept
-        pairs = [(rows[at], rows[at + 1]) for at in range(0, len(rows), 2)]
-        kept = []
-        for number, (old, new) in enumerate(pairs):
-            if old[ends] not in _FOREVER:
-                continue
-            if new[ends] in _FOREVER:
-                kept += old, new
-                continue
-            key = {each: old[each] for each in version.key} if version.key else None
-            where = Source(KIND, self._name, f"{spot}{number:06d}x", self._transaction)
-            identity, names = f"{head}{number}x", (version.schema, version.table)
-            _without(version.implied, [old])
-            self.changes.append(Change(identity, Op.DELETE, *names, where, at, key, old, None, self._context))
-        _without(version.implied, kept)
-        return op, kept
-
     def _partial(self, event: bytes, seconds: int, server: int) -> None:
         """MySQL's partial updates of JSON tell only a part of a value."""
         mapped = self._maps.get(event[19:25])
-        if self._number() and mapped is not None and self._catalog.wants(*mapped[0]):
-            self._whole(Op.INVALIDATE, mapped[0], {"reason": "a JSON value was logged in parts"})
+        if self._account.number() and mapped is not None and self._catalog.wants(*mapped[0]):
+            self._account.whole(Op.INVALIDATE, mapped[0], {"reason": "a JSON value was logged in parts"})
 
     def _payload(self, event: bytes, seconds: int, server: int) -> None:
         raise SourceError(
             "the server logs compressed transactions, which this Forge cannot read",
             fix="SET GLOBAL binlog_transaction_compression = OFF, then take a new snapshot",
         )
-
-    # -- whole tables ----------------------------------------------------------------------------------
-
-    def _whole(self, op: Op, name: Name, more: Mapping[str, Any] | None = None) -> None:
-        if not self._catalog.wants(*name):
-            return
-        mark = f"t{'.'.join(name)}"
-        where = Source(KIND, self._name, f"{self._spot()}{mark}", self._transaction or None)
-        context = Context(more=dict(more)) if more else NO_CONTEXT
-        identity = f"{self._transaction}.{self._events}.{mark}"
-        self.changes.append(Change(identity, op, *name, where, utc(self._at), context=context))
-        self.columns.append(())
-
-    def _spot(self) -> str:
-        """What the positions of an event's changes begin with: texts that sort as the log does."""
-        return f"{self._file}:{self._resume:012d}.{self._events:08d}."
-
-    def _invalidate(self, names: Iterable[Name], reason: str) -> None:
-        for name in sorted(set(names)):
-            self._whole(Op.INVALIDATE, name, {"reason": reason})
-
-    def _cascade(self, parent: Name, op: Op, changed: set[str] | None) -> None:
-        """Tell, once in a transaction, of each table whose rows went or changed with those of the parent."""
-        told = self._events > self._skip
-        for key, how in reached(self._catalog.cascades(), parent, op, changed):
-            if key.child not in self._cascaded:
-                self._cascaded.add(key.child)
-                if told:
-                    self._whole(Op.INVALIDATE, key.child, key.reason(how))
-
-
-def _without(names: Iterable[str], rows: Iterable[Row]) -> None:
-    for row in rows:
-        for name in names:
-            row.pop(name, None)
 
 
 def _unpacked(data: bytes) -> bytes:

@@ -12,7 +12,7 @@ from forge.capture.mysql.tables import Known
 
 
 class View:
-    """What `forge.capture.mysql.changes.Catalog` asks for, over one connection."""
+    """What `forge.capture.mysql.account.Catalog` asks for, over one connection."""
 
     def __init__(self, connection: Connection, told: catalog.Server, database: str | None, filter: Filter) -> None:
         self.mariadb = told.mariadb
