@@ -29,6 +29,7 @@ from forge.errors import (
 )
 from forge.history.asof import AsOf, row_as_of, table_as_of
 from forge.track.context import transaction
+from forge.track.current import Current, context, current
 from forge.track.notify import Notification, listen, notify
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "ContextError",
+    "Current",
     "Cursor",
     "CursorError",
     "CursorExpired",
@@ -63,6 +65,8 @@ __all__ = [
     "ServerError",
     "Source",
     "TrackingError",
+    "context",
+    "current",
     "debezium",
     "follow",
     "install",

@@ -1,1 +1,1 @@
-"""What the application says while it writes: who and why (`context`), and messages of its own (`notify`)."""
+"""What the application says while it writes: who and why (`current`, `context`), and messages of its own (`notify`)."""

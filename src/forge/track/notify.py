@@ -30,7 +30,7 @@ from psycopg import sql
 
 from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
 from forge.errors import NotifyError, ServerError
-from forge.track.context import json_text, unstorable
+from forge.track.checks import json_text, unstorable
 
 RESERVED: Final = "forge_changes"
 LONGEST_CHANNEL: Final = 63

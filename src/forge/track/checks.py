@@ -1,0 +1,99 @@
+"""What the application says is checked before anything is sent: text and JSON that PostgreSQL can store as they are."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from forge.errors import ContextError, ForgeError
+
+UserId: TypeAlias = str | int | UUID
+
+LONGEST_USER: Final = 255
+LONGEST_FUNCTION: Final = 255
+LONGEST_TRACE: Final = 64
+MOST_MORE: Final = 8192
+"""Bytes of JSON: every log row of the transaction carries it."""
+
+
+def user_text(value: object) -> str | None:
+    """Who it is, as text: a number or UUID is one too."""
+    if isinstance(value, int | UUID) and not isinstance(value, bool):
+        value = str(value)
+    return text_value("user_id", value, LONGEST_USER)
+
+
+def function_text(value: object) -> str | None:
+    return text_value("function_name", value, LONGEST_FUNCTION)
+
+
+def trace_text(value: object) -> str | None:
+    return text_value("trace_id", value, LONGEST_TRACE)
+
+
+def text_value(name: str, value: object, longest: int) -> str | None:
+    """The value, if PostgreSQL and the log can hold it as it is."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ContextError(f"{name} is of type {type(value).__name__}", fix=f"pass {name} as text")
+    if not value:
+        raise ContextError(f"{name} is empty", fix="pass None, or leave it out, where there is none")
+    if len(value) > longest:
+        raise ContextError(f"{name} has {len(value)} characters; {longest} is the most", fix=f"shorten {name}")
+    if problem := unstorable(value):
+        raise ContextError(f"{name} has {problem}", fix="pass text that PostgreSQL can store")
+    return value
+
+
+def unstorable(value: str) -> str | None:
+    """What in a text PostgreSQL cannot store; None when it can."""
+    if "\0" in value:
+        return "a NUL character"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair"
+    return None
+
+
+def json_text(name: str, value: object, error: type[ForgeError]) -> str:
+    """The value as JSON that a jsonb column can hold, or an error of the given type."""
+    try:
+        plain = msgspec.to_builtins(value, str_keys=True)
+        found = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        problem = _unstorable_part(plain)
+    except (TypeError, ValueError, RecursionError) as reason:
+        line = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+        raise error(f"{name} is not JSON: {line}", fix="pass numbers, text, lists, dicts, dates and the like") from None
+    if problem:
+        raise error(f"{name} has {problem}", fix="pass text that PostgreSQL can store")
+    return found
+
+
+def _unstorable_part(value: object) -> str | None:
+    if isinstance(value, str):
+        return unstorable(value)
+    if isinstance(value, dict):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+    else:
+        return None
+    return next((problem for part in parts if (problem := _unstorable_part(part))), None)
+
+
+def more_text(more: Mapping[str, Any]) -> str | None:
+    """Whatever else is said, as JSON; None where there is nothing."""
+    if not more:
+        return None
+    for name, value in more.items():
+        json_text(name, value, ContextError)
+    found = json_text("the context", more, ContextError)
+    if (size := len(found.encode())) > MOST_MORE:
+        raise ContextError(
+            f"the context has {size} bytes; {MOST_MORE} is the most", fix="keep the data in a table and pass its key"
+        )
+    return found
