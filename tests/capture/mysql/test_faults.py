@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import time
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -9,12 +10,21 @@ from contextlib import aclosing
 
 import pytest
 
+from forge.capture.mysql.changes import Changes
+from forge.capture.mysql.tail import AHEAD, Tail
+from forge.capture.source import Batch
 from forge.errors import SourceError
 from forge.testing import FaultProxy
 from forge.testing.mariadb import MariadbServer, run
-from tests.capture.mysql.reading import SOON, changes, following, snapshot, source
+from tests.capture.mysql.reading import SOON, changes, eventually, following, snapshot, source
 
 pytestmark = pytest.mark.contract("W5")
+HEARTBEATS = (27, 41)
+
+
+def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """How often, and why, the reader says that it lost the log."""
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("lost the binary log")]
 
 
 @pytest.fixture
@@ -37,7 +47,10 @@ async def test_a_cut_connection_is_made_again(maria_database: str, proxy: FaultP
     assert reader.connections >= 2
 
 
-async def test_a_server_that_cannot_be_reached_for_a_while(maria_database: str, proxy: FaultProxy) -> None:
+async def test_a_server_that_cannot_be_reached_for_a_while(
+    maria_database: str, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "forge.capture.mysql")
     run(maria_database, "CREATE TABLE t (id int PRIMARY KEY)")
     async with following(source(proxy.url(maria_database))) as follower:
         run(maria_database, "INSERT INTO t VALUES (1)")
@@ -45,14 +58,17 @@ async def test_a_server_that_cannot_be_reached_for_a_while(maria_database: str, 
         await asyncio.to_thread(proxy.refuse)
         await asyncio.to_thread(proxy.cut)
         run(maria_database, "INSERT INTO t VALUES (2)")
-        await asyncio.sleep(0.2)
+        await eventually(lambda: any("cannot be reached" in why for why in lost(caplog)))
         await asyncio.to_thread(proxy.accept)
         found = await follower.until(lambda seen: len(seen) >= 2)
     assert [change.key for change in found] == [{"id": 1}, {"id": 2}]
 
 
-async def test_a_half_open_connection_is_noticed(maria_database: str, proxy: FaultProxy) -> None:
+async def test_a_half_open_connection_is_noticed(
+    maria_database: str, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
     """No byte comes and no end: the missing heartbeat gives it away."""
+    caplog.set_level(logging.WARNING, "forge.capture.mysql")
     run(maria_database, "CREATE TABLE t (id int PRIMARY KEY)")
     reader = source(proxy.url(maria_database), heartbeat=0.1, timeout=1.0)
     async with following(reader) as follower:
@@ -61,20 +77,30 @@ async def test_a_half_open_connection_is_noticed(maria_database: str, proxy: Fau
         connections = reader.connections
         await asyncio.to_thread(proxy.stall)
         run(maria_database, "INSERT INTO t VALUES (2)")
-        await asyncio.sleep(0.5)
+        await eventually(lambda: bool(lost(caplog)))
         await asyncio.to_thread(proxy.resume)
         found = await follower.until(lambda seen: len(seen) >= 2)
     assert [change.key for change in found] == [{"id": 1}, {"id": 2}]
     assert reader.connections > connections
 
 
-async def test_an_idle_stream_stays_connected(maria_database: str) -> None:
+async def test_an_idle_stream_stays_connected(maria_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer than the silence after which it would be given up: heartbeats come."""
+    came: list[int] = []
+    take = Changes.take
+
+    def counted(self: Changes, event: bytes) -> None:
+        came.append(event[4])
+        take(self, event)
+
+    monkeypatch.setattr(Changes, "take", counted)
     run(maria_database, "CREATE TABLE t (id int PRIMARY KEY)")
     reader = source(maria_database, heartbeat=0.1)
     async with following(reader) as follower:
         run(maria_database, "INSERT INTO t VALUES (1)")
         await follower.until(lambda seen: len(seen) == 1)
-        await asyncio.sleep(0.6)
+        came.clear()
+        await eventually(lambda: sum(kind in HEARTBEATS for kind in came) >= 5)
         run(maria_database, "INSERT INTO t VALUES (2)")
         await follower.until(lambda seen: len(seen) == 2)
     assert reader.connections == 1
@@ -102,8 +128,17 @@ async def test_nobody_there(maria_database: str, proxy: FaultProxy) -> None:
         assert refused.value.fix
 
 
-async def test_a_slow_consumer_costs_no_memory(database: str) -> None:
-    """One transaction of 10 MB, and a consumer that takes its time over the first batch."""
+async def test_a_slow_consumer_costs_no_memory(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One transaction of 10 MB, and a consumer that takes its first batch and then none until nothing more fits."""
+    ready = 0
+    hand = Tail._hand
+
+    def counted(self: Tail, batch: Batch | None) -> None:
+        nonlocal ready
+        ready += 1
+        hand(self, batch)
+
+    monkeypatch.setattr(Tail, "_hand", counted)
     run(database, "CREATE TABLE t (id int PRIMARY KEY AUTO_INCREMENT, s varchar(1000))")
     reader = source(database, page=100)
     start = await reader.now()
@@ -117,7 +152,7 @@ async def test_a_slow_consumer_costs_no_memory(database: str) -> None:
         async with asyncio.timeout(4 * SOON), aclosing(reader.stream(start)) as batches:
             async for batch in batches:
                 if count == 0:
-                    await asyncio.sleep(0.5)
+                    await eventually(lambda: ready == 1 + AHEAD + 1)
                 count += len(batch.changes)
                 most = max(most, tracemalloc.get_traced_memory()[0])
                 if count == 10_000:

@@ -8,6 +8,7 @@ mend reaches the consumer, as an exception. `stop` ends the thread at once, wher
 
 import asyncio
 import contextlib
+import logging
 import random
 import re
 import socket
@@ -27,10 +28,12 @@ from forge.changelog.backoff import Backoff
 from forge.errors import CursorExpired, CursorForeign, ForgeError, SourceError
 
 AHEAD = 4
+"""Batches that are read ahead of the consumer."""
 PAUSES = (0.05, 5.0)
 """The first and the longest pause before connecting again, in seconds."""
 MOVES = 1.0
 """Seconds after which a batch without changes moves the cursor on."""
+_log = logging.getLogger("forge.capture.mysql")
 
 
 class Reading:
@@ -122,6 +125,7 @@ class Tail:
                 self._hand(None)
                 return
             except (Unreachable, OSError) as error:
+                why = error
                 if not self._once and isinstance(error, Unreachable):
                     self._fail(error)
                     return
@@ -133,9 +137,14 @@ class Tail:
                 if not isinstance(found, Unreachable):
                     self._fail(found)
                     return
+                why = found
             if self._after is not started:
                 backoff.reset()
-            self._stopped.wait(backoff.next())
+            if self._stopped.is_set():
+                return
+            delay = backoff.next()
+            _log.warning("lost the binary log, trying again in %.2f s: %s", delay, why)
+            self._stopped.wait(delay)
 
     def _fail(self, error: Exception) -> None:
         self._give(error)
