@@ -4,6 +4,8 @@ One root, `ForgeError`. `str(error)` is one line that says what is wrong; `error
 says what to do about it. The command line prints both and nothing else.
 """
 
+from collections.abc import Sequence
+
 
 class ForgeError(Exception):
     """Something that Forge can name went wrong; `fix` says what to do."""
@@ -68,6 +70,18 @@ class DecodeError(ForgeError):
 
 class HistoryUnavailable(ForgeError):
     """The log cannot tell what was then; no answer is given."""
+
+
+class RevertRefused(ForgeError):
+    """Changes cannot be undone as asked; nothing was written. `conflicts` has a line for each reason."""
+
+    def __init__(self, message: str, *, fix: str, conflicts: Sequence[str] = ()) -> None:
+        super().__init__(message, fix=fix)
+        self.conflicts = tuple(conflicts)
+
+
+class RedactError(ForgeError):
+    """Values cannot be redacted as asked; nothing was changed."""
 
 
 class LakeError(ForgeError):
