@@ -199,12 +199,13 @@ BEGIN
     RETURNING * INTO setup;
     SELECT c.relname, n.nspname INTO class FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = found;
     UPDATE forge.tracked_table SET schema_name = class.nspname, table_name = class.relname WHERE id = tracked RETURNING * INTO setup;
-    INSERT INTO forge.table_version (tracked_table, relation, schema_name, table_name, columns, key_columns, fingerprint)
+    INSERT INTO forge.table_version (tracked_table, relation, schema_name, table_name, columns, key_columns, fingerprint, empty)
     SELECT tracked, found, class.nspname, class.relname,
            (SELECT jsonb_agg(jsonb_build_object('name', c.name, 'type', c.type, 'kind', c.kind, 'attnum', a.attnum) ORDER BY c.position)
             FROM forge.table_columns(found, setup.excluded, setup.masked) c
             JOIN pg_attribute a ON a.attrelid = found AND a.attname = c.name),
-           forge.key_columns(found), print
+           forge.key_columns(found), print,
+           CASE WHEN newest.id IS NULL OR forced AND setup.enabled_at > newest.recorded_at THEN forge.is_empty(found) END
     RETURNING id INTO version;
     SELECT coalesce(array_agg(r), '{}') INTO added FROM forge.relations_of(found) r
     WHERE NOT EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
@@ -216,6 +217,23 @@ BEGIN
     END IF;
     PERFORM set_config('forge.refreshing', '', true);
     RETURN true;
+END
+$body$;
+
+-- Whether a table that is locked against writers has no row; false where that cannot be known for sure.
+CREATE OR REPLACE FUNCTION forge.is_empty(relation oid) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $body$
+DECLARE
+    found boolean;
+BEGIN
+    -- an old snapshot shows an old table
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', relation::regclass) INTO found;
+    RETURN found;
+EXCEPTION WHEN insufficient_privilege THEN
+    RETURN false;
 END
 $body$;
 

@@ -66,7 +66,8 @@ BEGIN
     WHERE pg_event_trigger_table_rewrite_oid() IN (SELECT forge.relations_of(t.table_oid))
     GROUP BY t.id;
     IF version IS NOT NULL THEN
-        PERFORM forge.log_table_event(version, 'S', json_build_object('rewritten', true));
+        PERFORM forge.log_table_event(version, 'S', json_build_object('rewritten', true,
+            'reason', pg_event_trigger_table_rewrite_reason()));
     END IF;
 END
 $body$;
