@@ -5,6 +5,7 @@ says what to do about it. The command line prints both and nothing else.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 
 
 class ForgeError(Exception):
@@ -69,7 +70,11 @@ class DecodeError(ForgeError):
 
 
 class HistoryUnavailable(ForgeError):
-    """The log cannot tell what was then; no answer is given."""
+    """The log cannot tell what was then; no answer is given. `oldest` is the oldest instant that it can tell of."""
+
+    def __init__(self, message: str, *, fix: str, oldest: datetime | None = None) -> None:
+        super().__init__(message, fix=fix)
+        self.oldest = oldest
 
 
 class RevertRefused(ForgeError):
