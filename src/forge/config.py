@@ -32,7 +32,7 @@ class Config(msgspec.Struct, frozen=True):
     """What is in force. `origins` names for each setting where its value came from."""
 
     database_url: str | None = None
-    """The database to use; None for the embedded server in `data`."""
+    """The database to use, PostgreSQL or any source's; None for the embedded server in `data`."""
     data: Path = Path(".forge")
     """Where the embedded server and everything else that Forge keeps lies."""
     retention_days: int = 30
@@ -83,6 +83,18 @@ def url_source(config: Config) -> str | None:
     origin = config.origins.get("database_url", "the database URL")
     named = origin.startswith(("--", PREFIX, "the "))
     return origin if named else f"database_url in {origin}"
+
+
+def database_kind(url: str) -> str | None:
+    """Whose URL or connection string it is, by name; None for one that Forge does not know.
+
+    >>> database_kind("host=db dbname=shop"), database_kind("sqlite:///shop.db"), database_kind("https://db")
+    ('PostgreSQL', 'SQLite', None)
+    """
+    scheme, mark, _ = url.partition("://")
+    if mark and "=" not in scheme:
+        return _KINDS.get(scheme.lower())
+    return "PostgreSQL" if re.match(r"\s*\w+\s*=", url) else None
 
 
 def described(config: Config) -> list[tuple[str, Any, str]]:
@@ -160,6 +172,15 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
 
 
+_KINDS: Final = {
+    "postgresql": "PostgreSQL",
+    "postgres": "PostgreSQL",
+    "mysql": "MySQL",
+    "mariadb": "MariaDB",
+    "sqlite": "SQLite",
+    "mongodb": "MongoDB",
+    "mongodb+srv": "MongoDB",
+}
 _SECRETS: Final = ("password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret")
 _SECRET_WORD: Final = rf"(\b(?:{'|'.join(_SECRETS)})\s*=\s*)('(?:[^'\\]|\\.)*'?|\S+)"
 
@@ -225,10 +246,10 @@ def _wrong(origin: str, name: str, value: Any, fix: str) -> ConfigError:
 
 
 def _url(value: Any, origin: str) -> str:
-    if not isinstance(value, str) or not re.match(r"postgres(ql)?://|\s*\w+\s*=", value):
+    if not isinstance(value, str) or database_kind(value) is None:
         raise ConfigError(
-            f"database_url in {origin} is not a PostgreSQL URL",
-            fix="write it as postgresql://user@host:5432/database",
+            f"database_url in {origin} is not the URL of a database",
+            fix="write it as postgresql://user@host:5432/database, mysql://…, mariadb://…, sqlite:///file or mongodb://…",
         )
     return value
 

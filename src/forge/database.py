@@ -11,8 +11,9 @@ from typing import Final
 import msgspec
 import psycopg
 
+from forge.capture.urls import split_option
 from forge.changelog.connection import typed_errors
-from forge.config import Config, url_source
+from forge.config import Config, database_kind, url_source
 from forge.errors import ConfigError, ForgeError, ServerError
 from forge.postgres import embedded
 
@@ -63,7 +64,7 @@ def connection_fix(error: ForgeError, config: Config) -> str | None:
 @contextmanager
 def _database(config: Config, *, create: bool) -> Iterator[Database]:
     if config.database_url is not None:
-        yield Database(config.database_url, embedded=False)
+        yield Database(_postgresql(config.database_url, config), embedded=False)
         return
     data = config.data / "postgres"
     if not create and not _made(data):
@@ -74,6 +75,22 @@ def _database(config: Config, *, create: bool) -> Iterator[Database]:
         )
     with embedded(data) as server:
         yield Database(server.url(), embedded=True)
+
+
+def _postgresql(url: str, config: Config) -> str:
+    """The URL without its feed, which says how changes are read, not where; raise ConfigError for another database."""
+    kind = database_kind(url)
+    if kind not in (None, "PostgreSQL"):
+        raise ConfigError(
+            f"{url_source(config)} is for {kind}, and this works on PostgreSQL only",
+            fix="name the database by --database-url postgresql://user@host:5432/database",
+        )
+    if not url.startswith(("postgresql://", "postgres://")):
+        return url
+    try:
+        return split_option(url, "feed")[0]
+    except ValueError:  # what is wrong with it is told by who connects
+        return url
 
 
 def _made(data: Path) -> bool:

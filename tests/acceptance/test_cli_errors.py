@@ -122,7 +122,7 @@ def test_not_the_owner(forge: Forge, connection: Connection, database: str) -> N
 @pytest.mark.parametrize(
     ("url", "what", "fix"),
     [
-        ("mysql://db/shop", "not a PostgreSQL URL", "postgresql://"),
+        ("oracle://db/shop", "not the URL of a database", "postgresql://"),
         ("postgresql://[::1/shop", "malformed", "postgresql://"),
         ("postgresql://127.0.0.1:port/shop", "cannot reach", "correct FORGE_DATABASE_URL"),
         ("postgresql://postgres@127.0.0.1:1/shop", "cannot reach", "start the server"),

@@ -52,7 +52,7 @@ def test_a_directory_in_the_file_is_meant_from_there(tmp_path: Path) -> None:
         ('log_size_limit = "much"', "log_size_limit", "10GB"),
         ('wakeup = "never"', "wakeup", "auto, notify, poll"),
         ("data = 3", "data", "directory"),
-        ('database_url = "mysql://db"', "database_url", "postgresql://"),
+        ('database_url = "oracle://db"', "database_url", "postgresql://"),
         ("retention_days 3", "not TOML", "correct"),
     ],
 )
@@ -88,6 +88,8 @@ def test_a_variable_that_resembles_a_setting_is_refused_and_any_other_is_not_our
         f"postgresql://ada:a@{SECRET}@db/shop",
         f"postgresql://ada@db/shop?password={SECRET}",
         f"postgresql://ada@db/shop?application_name=x&p%61ssword={SECRET}&sslpassword={SECRET}",
+        f"mysql://ada:{SECRET}@db/shop",
+        f"mongodb://ada:{SECRET}@a:1,b:2/shop?replicaSet=x",
         f"host=db password={SECRET}",
         f"host=db password = '{SECRET} \\' {SECRET}' user=ada",
         f"host=db sslpassword='{SECRET}",
@@ -100,7 +102,7 @@ def test_no_secret_is_ever_shown(directory: Path, url: str) -> None:
     assert "***" in str(shown)
 
 
-@pytest.mark.parametrize("url", [f"ada:{SECRET}@db/shop", f"mysql://ada:{SECRET}@db/shop"])
+@pytest.mark.parametrize("url", [f"ada:{SECRET}@db/shop", f"oracle://ada:{SECRET}@db/shop"])
 def test_not_even_that_of_a_refused_url(directory: Path, url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load({"database_url": url})

@@ -7,7 +7,7 @@ import typer
 from rich.text import Text
 
 from forge.capture.log import CAPABILITIES
-from forge.cli.feeds import Url, own
+from forge.cli.feeds import Url, chosen
 from forge.cli.session import Session, session
 from forge.database import connection_fix
 from forge.doctor import Finding, Level, examine, healthy
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def doctor(context: typer.Context, url: Url = None) -> None:
     """Look for every known trap in the live set-up, and say the fix of each. Changes nothing."""
     run = session(context)
-    url, log = own(url)
+    url, log = chosen(run, url)
     findings = []
     for finding in _log_findings(run, url) if log else examine_source(url or ""):
         findings.append(finding)

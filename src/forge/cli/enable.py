@@ -14,7 +14,7 @@ from forge.capture import sqlite
 from forge.changelog.connection import Connection, typed_errors
 from forge.cli.session import Session, session
 from forge.cli.tables import change, find
-from forge.config import nearest
+from forge.config import database_kind, nearest
 from forge.doctor.finding import count
 from forge.errors import TrackingError
 
@@ -127,15 +127,15 @@ def enable(
         run.note(f"{name} is not tracked: {reason}")
     if enabled:
         run.done(f"{count(len(enabled), 'table')} tracked: {', '.join(enabled)}")
-        run.hint("forge tail" if url is None else f"forge tail {url}")
+        run.hint(f"forge tail {url}" if url is not None and "database_url" in run.given() else "forge tail")
     elif not skipped:
         run.done("every table is tracked already")
 
 
 def sqlite_file(run: Session) -> str | None:
-    """The URL of a SQLite file, if the command was given one."""
-    url = run.given().get("database_url", "")
-    return url if url.startswith("sqlite:") else None
+    """The URL of a SQLite file, if the database is one."""
+    url = run.config.database_url
+    return url if url is not None and database_kind(url) == "SQLite" else None
 
 
 def _enable_in_file(url: str, tables: Sequence[str] | None, settings: Settings) -> list[str]:

@@ -13,6 +13,7 @@ import typer
 from forge.capture import Filter
 from forge.capture.urls import split_option
 from forge.change import Op
+from forge.cli.session import Session
 
 Url = Annotated[
     str | None, typer.Argument(metavar="[URL]", help="Another database than the configured; any source's URL.")
@@ -55,6 +56,14 @@ def own(url: str | None) -> tuple[str | None, bool]:
     except ValueError:  # what is wrong with it is told when it is used
         return url, True
     return (plain, True) if feed in (None, "log") else (url, False)
+
+
+def chosen(run: Session, url: str | None) -> tuple[str | None, bool]:
+    """As `own`, of a command's argument; without one, of the configured database where that is not the log."""
+    if url is not None:
+        return own(url)
+    configured = run.config.database_url
+    return (None, True) if own(configured)[1] else (configured, False)
 
 
 def home_schema(url: str) -> str:

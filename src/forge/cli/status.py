@@ -23,7 +23,7 @@ from forge.changelog import locks
 from forge.changelog.connection import Connection
 from forge.changelog.install import installed_version
 from forge.changelog.partitions import attached
-from forge.cli.feeds import Columns, Operations, Tables, Url, Where, filter_of, own
+from forge.cli.feeds import Columns, Operations, Tables, Url, Where, chosen, filter_of
 from forge.cli.session import Session, session
 from forge.config import Config, Wakeup, hide, shown_size
 from forge.database import Database
@@ -139,7 +139,7 @@ def status(
     """
     run = session(context)
     filter = filter_of(tables, operations, columns, where)
-    url, log = own(url)
+    url, log = chosen(run, url)
     if not log:
         assert url is not None
         _source_status(run, url, filter)

@@ -23,7 +23,7 @@ from forge.changelog.connection import connect
 from forge.changelog.follow import follow
 from forge.changelog.install import require_installed
 from forge.changelog.reader import Batch, Reader
-from forge.cli.feeds import Columns, Operations, Tables, Url, Where, filter_of, home_schema, own
+from forge.cli.feeds import Columns, Operations, Tables, Url, Where, chosen, filter_of, home_schema
 from forge.cli.session import Session, forget_output, session
 from forge.config import nearest
 from forge.cursor import Cursor, Position
@@ -72,7 +72,7 @@ def tail(
         operations = [*operations, Op.READ]
     filter = filter_of(tables, operations, columns, where)
     format = form or ("json" if run.json else "pretty")
-    url, log = own(url)
+    url, log = chosen(run, url)
     if log:
         _tail_log(run, url, filter, start, format, snapshot=snapshot, once=once, limit=limit)
         return

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bson.timestamp import Timestamp
 from pymongo import AsyncMongoClient, ReadPreference
@@ -244,7 +244,13 @@ _FIX_REACH: Final = "check host, port, replicaSet and TLS of the URL, and that t
 
 
 def _client(address: Address, patience: float, selector: Any) -> AsyncMongoClient[dict[str, Any]]:
-    """A client; an option that PyMongo would only warn of and leave out is an error."""
+    """A client; the URL's own timeouts win, and an option that PyMongo would only warn of is an error."""
+    timeouts: dict[str, Any] = {
+        "serverSelectionTimeoutMS": int(patience * 1000),
+        "connectTimeoutMS": int(patience * 1000),
+        "heartbeatFrequencyMS": max(500, int(patience * 500)),
+    }
+    said = {name.lower() for name, _ in parse_qsl(urlsplit(address.url).query)}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
@@ -253,10 +259,8 @@ def _client(address: Address, patience: float, selector: Any) -> AsyncMongoClien
                 appname="forge",
                 driver=DriverInfo("forge"),
                 server_selector=selector,
-                serverSelectionTimeoutMS=int(patience * 1000),
-                connectTimeoutMS=int(patience * 1000),
-                heartbeatFrequencyMS=max(500, int(patience * 500)),
                 document_class=dict,
+                **{name: value for name, value in timeouts.items() if name.lower() not in said},
             )
     except (ConfigurationError, InvalidURI, ValueError, UserWarning) as error:
         raise ConfigError(f"the URL of the MongoDB server cannot be used: {_line(error)}", fix=_FIX_URL) from None
