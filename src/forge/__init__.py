@@ -35,6 +35,9 @@ from forge.track.notify import Notification, listen, notify
 if TYPE_CHECKING:
     from forge.app import Forge as Forge
     from forge.client import connect as connect
+    from forge.track.cache import Cache as Cache
+    from forge.track.middleware import ContextMiddleware as ContextMiddleware
+    from forge.track.middleware import WsgiContextMiddleware as WsgiContextMiddleware
 
 __all__ = [
     "JSON_NULL",
@@ -80,7 +83,13 @@ __all__ = [
     "wire",
 ]
 
-_LATER = {"Forge": "forge.app", "connect": "forge.client"}
+_LATER = {
+    "Cache": "forge.track.cache",
+    "ContextMiddleware": "forge.track.middleware",
+    "Forge": "forge.app",
+    "WsgiContextMiddleware": "forge.track.middleware",
+    "connect": "forge.client",
+}
 
 
 def __getattr__(name: str) -> Any:

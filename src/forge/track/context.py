@@ -38,7 +38,7 @@ from psycopg.rows import tuple_row
 
 from forge.changelog.connection import typed_errors
 from forge.track.checks import UserId, more_text
-from forge.track.current import context, current_trace_id
+from forge.track.current import Current, context, current_trace_id
 
 # What the WAL's readers get of the context; forge.capture.wal.decode reads it.
 _EMIT: Final = """
@@ -46,7 +46,7 @@ _EMIT: Final = """
          THEN pg_logical_emit_message(true, 'forge', json_build_object(
                   'user_id', {user}, 'function_name', {function}, 'trace_id', {trace}, 'more', {more},
                   'session_user', session_user, 'application_name', current_setting('application_name'))::text) END"""
-_SET: Final = (
+SET: Final = (
     "SELECT public.forge_context(%(user)s, %(function)s, coalesce(%(trace)s, %(span)s), %(more)s::jsonb),"
     + _EMIT.format(
         user="%(user)s::text",
@@ -55,6 +55,7 @@ _SET: Final = (
         more="%(more)s::jsonb",
     )
 )
+"""Sets the context of the transaction that it runs in; its parameters are those that `parameters` gives."""
 # The outer context is read, as one row, before any of it is replaced.
 _NEST: Final = """
     WITH outer_context AS MATERIALIZED (
@@ -113,17 +114,21 @@ def transaction(
 ) -> AbstractContextManager[psycopg.Transaction] | AbstractAsyncContextManager[psycopg.AsyncTransaction]:
     """A transaction, or a savepoint within one, whose changes carry this context; used by `with` or `async with`."""
     mine = context(user_id=user_id, function_name=function_name, trace_id=trace_id, **more)
-    found = mine.here()
-    values = {
-        "user": found.user_id,
-        "function": found.function_name,
-        "trace": found.trace_id,
-        "span": current_trace_id() if found.trace_id is None else None,
-        "more": more_text(found.more),
-    }
+    values = parameters(mine.here())
     if isinstance(connection, psycopg.AsyncConnection):
         return _async_block(connection, values, mine)
     return _block(connection, values, mine)
+
+
+def parameters(what: Current) -> dict[str, str | None]:
+    """The parameters of `SET`: a context as the log holds it."""
+    return {
+        "user": what.user_id,
+        "function": what.function_name,
+        "trace": what.trace_id,
+        "span": current_trace_id() if what.trace_id is None else None,
+        "more": more_text(what.more),
+    }
 
 
 @contextmanager
@@ -139,7 +144,7 @@ def _block(
             if (nested or connection.autocommit) and psycopg.Pipeline.is_supported():
                 together.enter_context(connection.pipeline())
             opened = stack.enter_context(psycopg.Transaction(connection))
-            cursor.execute(_NEST if nested else _SET, values, prepare=False)
+            cursor.execute(_NEST if nested else SET, values, prepare=False)
         outer = cursor.fetchone()
         with mine:
             yield opened
@@ -161,7 +166,7 @@ async def _async_block(
                 if (nested or connection.autocommit) and psycopg.AsyncPipeline.is_supported():
                     await together.enter_async_context(connection.pipeline())
                 opened = await stack.enter_async_context(psycopg.AsyncTransaction(connection))
-                await cursor.execute(_NEST if nested else _SET, values, prepare=False)
+                await cursor.execute(_NEST if nested else SET, values, prepare=False)
         outer = await cursor.fetchone()
         with mine:
             yield opened
