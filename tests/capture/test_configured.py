@@ -1,11 +1,13 @@
 """The configured database may be any source's: commands that read sources take it, others say that they do not."""
 
+import gc
 import json
 from pathlib import Path
 
 import pytest
 
 from forge.cli import main
+from tests.capture.mongo.reading import UNCLOSED
 from tests.capture.sqlite.files import url_of, writer
 
 pytestmark = [pytest.mark.contract("W6")]
@@ -53,7 +55,7 @@ def test_a_configured_file_is_enabled_tailed_and_examined(
     "url",
     [
         "mysql://root@127.0.0.1:1/shop",
-        "mongodb://127.0.0.1:1/shop?serverSelectionTimeoutMS=50",
+        pytest.param("mongodb://127.0.0.1:1/shop?serverSelectionTimeoutMS=50", marks=UNCLOSED),
         "postgresql://postgres@127.0.0.1:1/shop?feed=wal",
     ],
 )
@@ -67,6 +69,7 @@ def test_other_configured_sources_are_asked_too(
         assert code == 1
         assert "cannot be reached" in error or "cannot reach" in error, error
         assert "\nfix: " in error
+    gc.collect()
 
 
 @pytest.mark.parametrize(

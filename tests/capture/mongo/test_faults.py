@@ -17,7 +17,7 @@ from forge.capture.mongo import MongoSource
 from forge.errors import ConfigError, CursorExpired, CursorForeign, CursorInvalid, SourceError
 from forge.testing.mongo import MongoServer
 from tests.capture.mongo.conftest import Starting
-from tests.capture.mongo.reading import batches_with, take, told, whole
+from tests.capture.mongo.reading import UNCLOSED, batches_with, take, told, whole
 
 Database = AsyncDatabase[dict[str, Any]]
 
@@ -143,8 +143,7 @@ async def test_a_standalone_server_and_one_never_initiated_are_refused(starting:
         server.stop()
 
 
-# A monitor of PyMongo's may leave its socket to the collector when its server is killed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@UNCLOSED
 async def test_wrong_settings_say_what_is_wrong(tmp_path: Path, starting: Starting) -> None:
     for url in ("mongodb://h", "mongodb://h/admin", "mongodb:///x", "mongodb://h/x?loadBalanced=true"):
         with pytest.raises(ConfigError):
