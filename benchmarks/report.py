@@ -44,6 +44,13 @@ CHARTS = {
     "fanout": "Messages a second to clients of one query",
     "feed_grid": "Changes a second to authorized clients, below a latency",
 }
+HEADER = """# Benchmarks
+
+`make bench` measures these on a temporary server with the settings of the embedded one: fsync on,
+synchronous_commit on. What is compared runs in turns in one run; a figure is the median of its rounds.
+Absolute numbers are this machine's, ratios carry over better. `make bench ARGS=--write-docs` writes this
+page; with `--only` the sections of what was measured.
+"""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -88,44 +95,50 @@ def print_table(run: Run) -> None:
 
 
 def write_docs(run: Run) -> None:
-    """docs/benchmarks.md and its charts."""
-    (DOCS / "images").mkdir(parents=True, exist_ok=True)
-    charts = []
-    for group, title in CHARTS.items():
-        if bars := list(_bars(group, run)):
-            (DOCS / "images" / f"bench-{group}.svg").write_text(chart(title, bars))
-            charts.append(f"![{title}](images/bench-{group}.svg)\n")
-    if found := [figure for figure in run.figures if figure.group == "lake_growth"]:
-        for name, picture in lake_growth.plots(found).items():
-            (DOCS / "images" / f"bench-{name}.svg").write_text(picture)
-            charts.append(f"![{name}](images/bench-{name}.svg)\n")
-    (DOCS / "benchmarks.md").write_text(_page(run, charts))
+    """docs/benchmarks.md and its charts: what was measured anew replaces its section, the others stay."""
+    page = DOCS / "benchmarks.md"
+    known = _sections(page.read_text("utf-8")) if page.exists() else {}
+    new = {TITLES[group]: _section(group, figures, run) for group, figures in _groups(run)}
+    sections = [text for title in TITLES.values() if (text := new.get(title) or known.get(title))]
+    notes = (Path(__file__).parent / "notes.md").read_text("utf-8")
+    page.write_text("\n".join([HEADER, *sections, notes]))
 
 
-def _page(run: Run, charts: list[str]) -> str:
+def _sections(page: str) -> dict[str, str]:
+    """The parts of a page by their titles.
+
+    >>> _sections("# All\\n\\n## One\\n\\n1\\n\\n## Two\\n2\\n")
+    {'One': '## One\\n\\n1\\n', 'Two': '## Two\\n2\\n'}
+    """
+    parts = ("\n" + page).split("\n## ")[1:]
+    return {part.partition("\n")[0]: f"## {part.rstrip()}\n" for part in parts}
+
+
+def _section(group: str, figures: list[Figure], run: Run) -> str:
     lines = [
-        "# Benchmarks",
-        "",
-        "`make bench` measures these on a temporary server with the settings of the embedded one: fsync on,",
-        "synchronous_commit on. What is compared runs in turns in one run; a figure is the median of its rounds.",
-        "Absolute numbers are this machine's, ratios carry over better. `make bench ARGS=--write-docs` writes this",
-        "page.",
+        f"## {TITLES[group]}",
         "",
         f"{_where(run)}.",
         "",
-        *charts,
+        "| | median | lowest – highest | target | |",
+        "| --- | --: | --: | --: | --- |",
+        *(f"| {f.name} | {f.shown} | {f.spread} | {f.target} | {f.mark} |" for f in figures),
+        "",
     ]
-    for group, figures in _groups(run):
-        lines += [
-            f"## {TITLES[group]}",
-            "",
-            "| | median | lowest – highest | target | |",
-            "| --- | --: | --: | --: | --- |",
-        ]
-        lines += [f"| {f.name} | {f.shown} | {f.spread} | {f.target} | {f.mark} |" for f in figures]
-        lines.append("")
-    lines += [(Path(__file__).parent / "notes.md").read_text("utf-8").rstrip(), ""]
+    for name, title, picture in _charts(group, figures):
+        (DOCS / "images").mkdir(parents=True, exist_ok=True)
+        (DOCS / "images" / f"bench-{name}.svg").write_text(picture)
+        lines += [f"![{title}](images/bench-{name}.svg)", ""]
     return "\n".join(lines)
+
+
+def _charts(group: str, figures: list[Figure]) -> Iterator[tuple[str, str, str]]:
+    """The pictures of a group: name, title, SVG."""
+    if group in CHARTS and (bars := list(_bars(group, figures))):
+        yield group, CHARTS[group], chart(CHARTS[group], bars)
+    if group == "lake_growth":
+        for name, picture in lake_growth.plots(figures).items():
+            yield name, name, picture
 
 
 def _where(run: Run) -> str:
@@ -138,9 +151,9 @@ def _groups(run: Run) -> Iterator[tuple[str, list[Figure]]]:
         yield group, list(figures)
 
 
-def _bars(group: str, run: Run) -> Iterator[Bar]:
+def _bars(group: str, figures: list[Figure]) -> Iterator[Bar]:
     form = "ratio" if group == "bulk" else "rate"
-    for figure in run.figures:
-        if figure.group == group and figure.form == form and " over " not in figure.name:
+    for figure in figures:
+        if figure.form == form and " over " not in figure.name:
             ours = not any(other in figure.name for other in ("row trigger", "untracked", "bare", "Supabase"))
             yield Bar(figure.name, figure.value, figure.shown, ours)
