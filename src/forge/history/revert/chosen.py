@@ -1,0 +1,194 @@
+"""Which changes are to be undone: the log's rows of a request, of a transaction, or of a user since an instant.
+
+In comes a `Choice`, out go the log's rows in the log's order, with the raw JSON of every value, so that what is written
+back is what was logged, to the letter. Refused are choices that the log cannot answer for, because days of it were
+trimmed, and more than fits into memory.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from psycopg.rows import tuple_row
+
+from forge.changelog import partitions
+from forge.changelog.connection import Connection
+from forge.errors import RevertRefused
+
+MOST_CHANGES: Final = 100_000
+MOST_BYTES: Final = 256 * 1024 * 1024
+"""What is undone at once, at the most: changes, and bytes of their images. They are held in memory."""
+
+Image = dict[str, bytes]
+"""The columns of a row, each with its value as the log has it: JSON text."""
+
+_image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_FIX: Final = "choose less: one transaction, a shorter time, or fewer tables"
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What to undo: one of `trace`, `transaction` and `user`; a user needs `since`.
+
+    `since` is inclusive, `until` is not.
+    """
+
+    trace: str | None = None
+    transaction: str | None = None
+    user: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    tables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("trace", "transaction", "user") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise RevertRefused("what to revert is not clear", fix="give one of a trace, a transaction, a user")
+        if self.user is not None and self.since is None:
+            raise RevertRefused("a user's changes since when?", fix="give since, e.g. --since 1h")
+        if self.transaction is not None and not (self.transaction.isascii() and self.transaction.isdigit()):
+            raise RevertRefused(
+                f"{self.transaction!r} is no transaction", fix="give the number that forge history shows, e.g. 771"
+            )
+        for instant in (self.since, self.until):
+            if instant is not None and instant.tzinfo is None:
+                raise RevertRefused("an instant has no time zone", fix="write it as 2026-11-10 09:00+00")
+
+    def __str__(self) -> str:
+        if self.trace is not None:
+            what = f"trace {self.trace}"
+        elif self.transaction is not None:
+            what = f"transaction {self.transaction}"
+        else:
+            what = f"user {self.user}"
+        since = f" since {self.since.isoformat()}" if self.since else ""
+        until = f" until {self.until.isoformat()}" if self.until else ""
+        return what + since + until + (f" in {', '.join(self.tables)}" if self.tables else "")
+
+
+class Logged(msgspec.Struct, frozen=True):
+    """One row of the log. `before` and `after` are whole rows, None where there was none."""
+
+    tracked: int
+    version: int
+    id: int
+    place: int
+    transaction: int
+    at: datetime
+    op: str
+    row_id: str | None
+    before: Image | None
+    after: Image | None
+    hidden: tuple[str, ...]
+
+
+def read(connection: Connection, choice: Choice, tracked: Sequence[int] | None) -> list[Logged]:
+    """The chosen changes in order, of these tracked tables or of all; refused when something of them is lost."""
+    cursor = connection.cursor(row_factory=tuple_row)
+    first_id = _one(cursor, "SELECT (forge.current_identity()).first_id")[0]
+    conditions, values = _conditions(choice, tracked, first_id)
+    number, size = _one(
+        cursor,
+        "SELECT count(*), coalesce(sum(coalesce(octet_length(l.before::text), 0)), 0)"
+        " + coalesce(sum(coalesce(octet_length(l.after::text), 0)), 0)"
+        f" FROM forge.forge_event_log l JOIN forge.table_version v ON v.id = l.version WHERE {conditions}",
+        values,
+    )
+    if number > MOST_CHANGES or size > MOST_BYTES:
+        raise RevertRefused(
+            f"{number} changes of {size // 2**20} MB are too many to revert at once:"
+            f" {MOST_CHANGES} of {MOST_BYTES // 2**20} MB is the most",
+            fix=_FIX,
+        )
+    cursor.execute(
+        "SELECT v.tracked_table, l.version, l.id, coalesce(l.rank, l.id), l.transaction_id::text::bigint, l.at,"
+        " l.op::text, l.row_id, l.before::text, l.after::text, coalesce(l.hidden, '{}')"
+        " FROM forge.forge_event_log l JOIN forge.table_version v ON v.id = l.version"
+        f" WHERE {conditions} ORDER BY coalesce(l.rank, l.id), l.id".encode(),
+        values,
+    )
+    found = [_logged(*row) for row in cursor]
+    _check_retained(cursor, choice, found, first_id)
+    return found
+
+
+def _conditions(choice: Choice, tracked: Sequence[int] | None, first_id: int) -> tuple[str, dict[str, Any]]:
+    conditions = ["l.op <> 'R'"]
+    if choice.trace is not None:
+        conditions.append("l.trace_id = %(trace)s")
+    elif choice.transaction is not None:
+        # numbers of another server, from before a restore, mean other transactions
+        conditions.append("l.transaction_id = %(transaction)s::text::xid8 AND l.id >= %(first)s")
+    else:
+        conditions.append("l.user_id = %(user)s")
+    if choice.since is not None:
+        conditions.append(
+            "l.at >= %(since)s AND (l.day >= (%(since)s AT TIME ZONE 'UTC')::date - 1 OR l.day = 'infinity')"
+        )
+    if choice.until is not None:
+        conditions.append(
+            "l.at < %(until)s AND (l.day <= (%(until)s AT TIME ZONE 'UTC')::date + 1 OR l.day = 'infinity')"
+        )
+    if tracked is not None:
+        conditions.append("v.tracked_table = ANY (%(tracked)s)")
+    values = {
+        "trace": choice.trace,
+        "transaction": choice.transaction,
+        "user": choice.user,
+        "since": choice.since,
+        "until": choice.until,
+        "tracked": list(tracked or ()),
+        "first": first_id,
+    }
+    return " AND ".join(conditions), values
+
+
+def _logged(
+    tracked: int,
+    version: int,
+    id: int,
+    place: int,
+    transaction: int,
+    at: datetime,
+    op: str,
+    row_id: str | None,
+    before: str | None,
+    after: str | None,
+    hidden: list[str],
+) -> Logged:
+    new = None if after is None else parsed(after)
+    old = None if before is None else parsed(before)
+    if old is not None and new is not None:
+        old = {**new, **old}
+    return Logged(tracked, version, id, place, transaction, at, op, row_id, old, new, tuple(hidden))
+
+
+def parsed(image: str) -> Image:
+    """A row image, its values left as they are."""
+    return {name: bytes(value) for name, value in _image(image).items()}
+
+
+def _check_retained(cursor: Any, choice: Choice, found: list[Logged], first_id: int) -> None:
+    """Refuse when some of the chosen changes may have been trimmed."""
+    rows = cursor.execute(
+        "SELECT partition, last_transaction::text::bigint FROM forge.trimmed WHERE rows > 0 AND last_id >= %s",
+        (first_id,),
+    ).fetchall()
+    days = [day for name, _ in rows if (day := partitions.partition_day(name)) is not None]
+    begins = max((datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1) for day in days), default=None)
+    lost = max((last for _, last in rows if last is not None), default=0)
+    oldest = f"; it begins at {begins.isoformat()}" if begins else ""
+    if choice.user is not None and choice.since is not None and begins is not None and choice.since < begins:
+        raise RevertRefused(f"the log of then has been trimmed{oldest}", fix="choose a later instant")
+    if any(change.transaction <= lost and change.id >= first_id for change in found):
+        raise RevertRefused(f"some of these changes may have been trimmed{oldest}", fix="choose a later transaction")
+    if not found:
+        raise RevertRefused(
+            f"the log has no change of {choice}{oldest}", fix="look for it with forge audit or forge history"
+        )
+
+
+def _one(cursor: Any, statement: str, values: Any = None) -> tuple[Any, ...]:
+    row: tuple[Any, ...] | None = cursor.execute(statement.encode(), values).fetchone()
+    assert row is not None
+    return row

@@ -1,0 +1,235 @@
+"""The tables that are written to undo changes, as they are now: columns, keys, foreign keys, and the order of it all.
+
+Values go between images of the log and columns by SQL expressions that are made here; `forge.values` states the forms
+that they invert.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from forge.changelog.connection import Connection
+from forge.errors import RevertRefused
+
+ROW: Final = "forge_now"
+"""What a table's row is called in the statements that are made here; no column stands by that name alone."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column as it is now; `hidden` when the log has no values of it."""
+
+    name: str
+    type: str
+    kind: str
+    attnum: int
+    generated: bool
+    hidden: bool
+
+
+class ForeignKey(msgspec.Struct, frozen=True):
+    """`child` refers to `parent`, both relations. The actions are PostgreSQL's letters: c, n, d, r, a."""
+
+    name: str
+    child: int
+    child_name: str
+    parent: int
+    columns: tuple[str, ...]
+    referenced: tuple[str, ...]
+    deferrable: bool
+    on_delete: str
+    on_update: str
+
+
+class Version(msgspec.Struct, frozen=True):
+    """What the columns of some of the log's rows were called, with their names of now; None for one that is gone."""
+
+    names: Mapping[str, str | None]
+    unseen: tuple[str, ...]
+    """Columns that it had and did not log."""
+    retyped: tuple[str, ...]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A tracked table."""
+
+    tracked: int
+    relation: int
+    schema: str
+    name: str
+    columns: Mapping[str, Column]
+    key: tuple[str, ...]
+    row_id: str
+    image: str
+    inherited: bool
+    versions: Mapping[int, Version]
+
+    @property
+    def title(self) -> str:
+        return self.name if self.schema == "public" else f"{self.schema}.{self.name}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    def value(self, column: str, source: str) -> sql.Composed:
+        """A column's value out of an image, a JSON object that goes by the name of `source`."""
+        found = self.columns[column]
+        json = sql.SQL("{}->{}").format(sql.SQL(source), sql.Literal(column))
+        text = sql.SQL("{}->>{}").format(sql.SQL(source), sql.Literal(column))
+        cast = sql.SQL("CAST({} AS {})").format(text, sql.SQL(found.type))
+        if found.kind == "jsonb":
+            return sql.SQL(
+                "CAST(CASE WHEN json_typeof({0}) <> 'null' THEN coalesce({0}->'$json', {0})::text END AS {1})"
+            ).format(json, sql.SQL(found.type))
+        if found.kind.endswith("[]"):
+            return sql.SQL(
+                "CASE json_typeof({0}) WHEN 'array' THEN"
+                " (json_populate_record(NULL::{1}, json_build_object({2}, {0}))).{3} ELSE {4} END"
+            ).format(json, self.identifier, sql.Literal(column), sql.Identifier(column), cast)
+        return cast
+
+    def same_key(self, source: str, row: str = ROW) -> sql.Composed:
+        """Whether a row has the key of an image."""
+        return sql.SQL(" AND ").join(
+            sql.SQL("{} = {}").format(sql.Identifier(row, name), self.value(name, source)) for name in self.key
+        )
+
+
+def find(connection: Connection, names: Sequence[str]) -> list[int]:
+    """The tracked tables of these names, also of tables that were tracked once."""
+    found = []
+    for name in names:
+        rows = connection.cursor(row_factory=tuple_row).execute(
+            "SELECT DISTINCT v.tracked_table FROM forge.table_version v"
+            " WHERE %(name)s IN (v.table_name, v.schema_name || '.' || v.table_name)",
+            {"name": name},
+        )
+        ids = [number for (number,) in rows]
+        if not ids:
+            raise RevertRefused(
+                f"the log knows no table {name}", fix="check the spelling; forge status lists the tables"
+            )
+        found += ids
+    return found
+
+
+def load(connection: Connection, tracked: Iterable[int]) -> dict[int, Table]:
+    """The tables that are tracked now, by their number; what is no longer tracked is left out."""
+    cursor = connection.cursor(row_factory=tuple_row)
+    rows = cursor.execute(
+        "SELECT t.id, r.table_oid::bigint, n.nspname, c.relname, forge.key_columns(r.table_oid),"
+        " forge.row_id_expression(r.table_oid, %(row)s), forge.image_source(r.table_oid, t, %(row)s, %(row)s, false),"
+        " forge.has_children(r.table_oid), t.excluded || t.masked"
+        " FROM forge.tracked_relation r JOIN forge.tracked_table t ON t.id = r.id"
+        " JOIN pg_class c ON c.oid = r.table_oid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE t.id = ANY (%(tracked)s) ORDER BY t.id",
+        {"row": ROW, "tracked": list(tracked)},
+    ).fetchall()
+    found = {}
+    for number, relation, schema, name, key, row_id, image, inherited, unlogged in rows:
+        columns = _columns(cursor, number, relation, unlogged)
+        found[number] = Table(
+            number, relation, schema, name, columns, tuple(key), row_id, image, inherited,
+            _versions(cursor, number, relation, columns),
+        )  # fmt: skip
+    return found
+
+
+def _columns(cursor: Any, tracked: int, relation: int, unlogged: list[str]) -> dict[str, Column]:
+    rows = cursor.execute(
+        "SELECT c.name, c.type, c.kind, a.attnum, a.attgenerated <> '', c.name = ANY (%(unlogged)s)"
+        " FROM forge.tracked_table t, forge.table_columns(%(relation)s, t.excluded, t.masked) c"
+        " JOIN pg_attribute a ON a.attrelid = %(relation)s AND a.attname = c.name WHERE t.id = %(tracked)s"
+        " ORDER BY c.position",
+        {"relation": relation, "tracked": tracked, "unlogged": unlogged},
+    )
+    return {row[0]: Column(*row) for row in rows}
+
+
+def _versions(cursor: Any, tracked: int, relation: int, columns: Mapping[str, Column]) -> dict[int, Version]:
+    by_number = {column.attnum: column for column in columns.values()}
+    found = {}
+    rows = cursor.execute(
+        "SELECT id, relation::bigint, columns FROM forge.table_version WHERE tracked_table = %s", (tracked,)
+    ).fetchall()
+    for id, was, logged in rows:
+        names: dict[str, str | None] = {}
+        unseen, retyped = [], []
+        for column in logged:
+            # a restored table numbers its columns anew
+            now = by_number.get(column["attnum"]) if was == relation else columns.get(column["name"])
+            names[column["name"]] = now.name if now else None
+            if now is not None and not now.generated:
+                if column["kind"] in ("hidden", "masked"):
+                    unseen.append(now.name)
+                if column["type"] != now.type:
+                    retyped.append(now.name)
+        found[id] = Version(names, tuple(unseen), tuple(retyped))
+    return found
+
+
+def foreign_keys(connection: Connection, tables: Iterable[Table]) -> list[ForeignKey]:
+    """Every foreign key that refers to one of the tables, from whatever table."""
+    rows = connection.cursor(row_factory=tuple_row).execute(
+        "SELECT f.conname, f.conrelid::bigint, format('%%I.%%I', n.nspname, c.relname), f.confrelid::bigint,"
+        " ARRAY(SELECT a.attname::text FROM unnest(f.conkey) WITH ORDINALITY k (attnum, n)"
+        "       JOIN pg_attribute a ON a.attrelid = f.conrelid AND a.attnum = k.attnum ORDER BY k.n),"
+        " ARRAY(SELECT a.attname::text FROM unnest(f.confkey) WITH ORDINALITY k (attnum, n)"
+        "       JOIN pg_attribute a ON a.attrelid = f.confrelid AND a.attnum = k.attnum ORDER BY k.n),"
+        " f.condeferrable, f.confdeltype::text, f.confupdtype::text"
+        " FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE f.contype = 'f' AND f.conparentid = 0 AND f.confrelid = ANY (%s::oid[]) ORDER BY f.conname, f.conrelid",
+        ([table.relation for table in tables],),
+    )
+    return [
+        ForeignKey(name, child, title, parent, tuple(columns), tuple(referenced), *rest)
+        for name, child, title, parent, columns, referenced, *rest in rows
+    ]
+
+
+def order(relations: Sequence[int], keys: Iterable[ForeignKey]) -> list[tuple[int, ...]]:
+    """Relations, parents before children; those that refer to each other in a circle come together.
+
+    Deferrable foreign keys do not count: they are deferred.
+
+    >>> def key(child, parent, deferrable=False):
+    ...     return ForeignKey("f", child, "", parent, (), (), deferrable, "a", "a")
+    >>> order([1, 2, 3, 4], [key(1, 2), key(2, 3), key(3, 2), key(4, 4)])
+    [(2, 3), (1,), (4,)]
+    >>> order([1, 2], [key(1, 2), key(2, 1, deferrable=True)])
+    [(2,), (1,)]
+    """
+    parents: dict[int, set[int]] = {relation: set() for relation in relations}
+    for key in keys:
+        if not key.deferrable and key.child in parents and key.parent in parents and key.child != key.parent:
+            parents[key.child].add(key.parent)
+    above = {relation: _reachable(relation, parents) for relation in relations}
+    circles = {
+        relation: tuple(
+            other for other in relations if other == relation or (other in above[relation] and relation in above[other])
+        )
+        for relation in relations
+    }
+    done: list[tuple[int, ...]] = []
+    waiting = [relation for relation in relations if circles[relation][0] == relation]
+    placed: set[int] = set()
+    while waiting:
+        ready = next(one for one in waiting if above[one] - set(circles[one]) <= placed)
+        waiting.remove(ready)
+        placed.update(circles[ready])
+        done.append(circles[ready])
+    return done
+
+
+def _reachable(start: int, edges: Mapping[int, set[int]]) -> set[int]:
+    found: set[int] = set()
+    waiting = list(edges[start])
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting += edges[one]
+    return found
