@@ -12,7 +12,7 @@ from forge.change import UNAVAILABLE
 from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Keeper, Policy
 from forge.errors import HistoryUnavailable, TrackingError
-from forge.history.asof import row_as_of, table_as_of
+from forge.history.asof import as_of, row_as_of, table_as_of
 
 Rows = list[dict[str, Any]]
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
@@ -243,29 +243,158 @@ def test_values_are_as_in_the_log_whatever_the_session_says(connection: Connecti
         assert row["forge_now"] == key["forge_now"]
 
 
-@pytest.mark.parametrize(
-    ("statement", "why"),
-    [
-        ("TRUNCATE item", "truncated"),
-        ("ALTER TABLE item ADD COLUMN more int DEFAULT 3", "definition"),
-        ("SELECT public.forge_disable_reactivity('item'), public.forge_enable_reactivity('item')", "tracked since"),
-    ],
-)
+ENDS = [
+    ("TRUNCATE item", "truncated"),
+    ("ALTER TABLE item ALTER n TYPE int USING n * 2", "rewritten"),
+    ("SELECT public.forge_disable_reactivity('item'), public.forge_enable_reactivity('item')", "not tracked any more"),
+]
+
+
+@pytest.mark.parametrize(("statement", "why"), ENDS)
 @pytest.mark.contract("T9")
 def test_what_the_log_cannot_tell_is_refused(connection: Connection, clock: Clock, statement: str, why: str) -> None:
-    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY, n int)")
+    connection.execute("INSERT INTO item VALUES (1, 1)")
     connection.execute("SELECT public.forge_enable_reactivity('item')")
-    connection.execute("INSERT INTO item VALUES (1)")
     at = clock.tick()
     connection.execute(statement.encode())
     after = clock.tick()
     with pytest.raises(HistoryUnavailable, match=why) as caught:
         table_as_of(connection, "item", at)
-    assert caught.value.fix
+    assert caught.value.oldest == after
+    assert after.isoformat() in caught.value.fix
     with pytest.raises(HistoryUnavailable, match=why):
         row_as_of(connection, "item", 1, at)
-    connection.execute("INSERT INTO item VALUES (2)")
+    connection.execute("INSERT INTO item VALUES (2, 2)")
     assert len(table_as_of(connection, "item", after).rows) == (0 if why == "truncated" else 1)
+
+
+@pytest.mark.parametrize(("statement", "_why"), [*ENDS, ("DROP TABLE item", "")])
+@pytest.mark.contract("T9")
+def test_a_log_that_has_every_row_tells_what_was_before(
+    connection: Connection, clock: Clock, statement: str, _why: str
+) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY, n int)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    empty = clock.tick()
+    connection.execute("INSERT INTO item VALUES (1, 1), (2, 2), (3, 3)")
+    connection.execute("UPDATE item SET n = 20 WHERE id = 2")
+    connection.execute("DELETE FROM item WHERE id = 3")
+    at = clock.tick()
+    connection.execute("UPDATE item SET n = 11 WHERE id = 1")
+    connection.execute(statement.encode())
+    clock.tick()
+    assert in_order(table_as_of(connection, "item", at).rows) == in_order([{"id": 1, "n": 1}, {"id": 2, "n": 20}])
+    assert [row_as_of(connection, "item", key, at).row for key in (1, 2, 3)] == [
+        {"id": 1, "n": 1},
+        {"id": 2, "n": 20},
+        None,
+    ]
+    assert table_as_of(connection, "item", empty).rows == []
+
+
+@pytest.mark.contract("T9")
+def test_columns_that_came_and_went_since(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY, name text, gone int, size varchar(5), kind int)")
+    connection.execute("INSERT INTO item VALUES (0, 'untouched', 0, 's', 0)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    connection.execute("INSERT INTO item SELECT n, 'n' || n, n * 10, 's' || n, n FROM generate_series(1, 3) n")
+    copy = rows_now(connection, "item")
+    at = clock.tick()
+    connection.execute("UPDATE item SET gone = -1 WHERE id = 1")
+    connection.execute(
+        "ALTER TABLE item ADD COLUMN more int DEFAULT 7, ADD COLUMN token uuid DEFAULT gen_random_uuid()"
+    )
+    between = clock.tick()
+    wide = rows_now(connection, "item")
+    connection.execute("ALTER TABLE item RENAME COLUMN name TO title")
+    connection.execute("ALTER TABLE item ALTER size TYPE varchar(50)")
+    connection.execute("ALTER TABLE item DROP COLUMN gone")
+    connection.execute("UPDATE item SET title = 'later', size = 'extra large' WHERE id = 2")
+    connection.execute("DELETE FROM item WHERE id = 3")
+    clock.tick()
+    copy[0]["gone"] = UNAVAILABLE  # never logged, and dropped
+    assert in_order(table_as_of(connection, "item", at).rows) == in_order(copy)
+    for row in wide:
+        row["token"] = str(row["token"])
+        if row["id"] == 0:
+            row["gone"] = UNAVAILABLE
+    assert in_order(table_as_of(connection, "item", between).rows) == in_order(wide)
+    assert row_as_of(connection, "item", 2, at).row == copy[2]
+    assert [column.name for column in table_as_of(connection, "item", at).columns] == list(copy[0])
+
+
+@pytest.mark.contract("T9")
+def test_a_table_without_a_key_that_was_truncated_and_got_columns(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE note (body text, n int)")
+    connection.execute("SELECT public.forge_enable_reactivity('note')")
+    copies = []
+    for statement in (
+        "INSERT INTO note VALUES ('a', 1), ('a', 1), ('b', 2)",
+        "UPDATE note SET n = n + 1",
+        "TRUNCATE note",
+        "INSERT INTO note VALUES ('c', 1), ('c', 1), (NULL, NULL)",
+        "ALTER TABLE note ADD COLUMN more int DEFAULT 5",
+        "UPDATE note SET more = 6 WHERE body IS NULL",
+        "ALTER TABLE note RENAME COLUMN body TO words",
+        "DELETE FROM note WHERE ctid = (SELECT min(ctid) FROM note)",
+    ):
+        connection.execute(statement.encode())
+        copies.append((clock.tick(), rows_now(connection, "note")))
+    for at, copy in copies:
+        assert in_order(table_as_of(connection, "note", at).rows) == in_order(copy)
+
+
+@pytest.mark.contract("T9")
+def test_a_condition_is_asked_of_the_rows_of_then(connection: Connection, clock: Clock) -> None:
+    connection.execute(
+        "CREATE TABLE item (id int PRIMARY KEY, name text, info jsonb, tags text[], price numeric, s text)"
+    )
+    connection.execute("SELECT public.forge_enable_reactivity('item', exclude => '{s}')")
+    connection.execute(
+        "INSERT INTO item SELECT n, 'n' || n % 10, CASE WHEN n % 2 = 0 THEN 'null' ELSE jsonb_build_object('n', n) END,"
+        " ARRAY['a', n::text], n / 10.0, 's' FROM generate_series(1, 1200) n"
+    )
+    at = clock.tick()
+    connection.execute("UPDATE item SET name = 'later'")
+    clock.tick()
+
+    def found(where: str) -> list[int]:
+        return sorted(row["id"] for row in table_as_of(connection, "item", at, where=where).rows)
+
+    assert found("name = 'n3'") == list(range(3, 1200, 10))
+    assert found("item.price BETWEEN 1 AND 1.2 -- a comment") == [10, 11, 12]
+    assert found("(info ->> 'n')::int = 7 OR tags @> ARRAY['8'] OR name LIKE '%9' AND id < 10") == [7, 8, 9]
+    assert len(found("info = 'null'")) == 600
+    for where, why in (
+        ("nonsense = 1", "cannot be asked"),
+        ("id = (SELECT 1)", "more than one row"),
+        ("true) OR (true", "not one expression|not understood"),
+        ("true); DELETE FROM item; SELECT (true", "not one expression|not understood"),
+        ("id / 0 = 1", "division by zero"),
+        ("s = 's'", "does not have s"),
+        ("", "not understood|not one"),
+        ("public.forge_notify('x', 'y') IS NULL AND setval('forge.event_id', 1) > 0", "read-only"),
+    ):
+        with pytest.raises(HistoryUnavailable, match=why):
+            found(where)
+    assert len(rows_now(connection, "item")) == 1200
+
+
+@pytest.mark.contract("T9")
+def test_several_tables_are_of_one_instant(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    connection.execute("CREATE TABLE b (id int PRIMARY KEY)")
+    connection.execute("SELECT public.forge_enable_reactivity('a'), public.forge_enable_reactivity('b')")
+    connection.execute("INSERT INTO a VALUES (1); INSERT INTO b VALUES (1)")
+    at = clock.tick()
+    connection.execute("TRUNCATE a, b")
+    clock.tick()
+    found = as_of(connection, ["a", "b"], at)
+    assert {name: (past.at, past.rows) for name, past in found.items()} == {
+        "a": (at, [{"id": 1}]),
+        "b": (at, [{"id": 1}]),
+    }
 
 
 def test_an_instant_from_before_the_log_is_refused(connection: Connection, clock: Clock) -> None:

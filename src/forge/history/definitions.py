@@ -1,0 +1,219 @@
+"""How a tracked table was defined, and what became of its rows where the log does not say so row by row.
+
+In come the versions of a table's definition and the log's rows that speak of the table as a whole (truncate, schema,
+invalidate), in order, each seen by a snapshot or not. Out comes a `Plan`: what can be told of the table in that
+snapshot, backwards from what is known later, and forwards from where the log tells everything.
+
+Columns are known by their number, so that a renamed one stays itself. What always holds: where a value or a row might
+be another than the log can show, the plan says that it is lost.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from forge.values import Column, Images
+
+_BY_DEFAULT: Final = 2
+_OF_COLUMNS: Final = 4
+"""Bits of pg_event_trigger_table_rewrite_reason()."""
+_TEXTS: Final = ("text", "character varying")
+_LENGTH: Final = re.compile(r"\([0-9, -]+\)")
+
+
+class Field(msgspec.Struct, frozen=True):
+    """A column of a version; `attnum` is its number in the table."""
+
+    name: str
+    type: str
+    kind: str
+    attnum: int
+
+
+class Version(msgspec.Struct, frozen=True, dict=True):
+    """A definition of a table. `empty` says where tracking began, and whether the table had no row then."""
+
+    id: int
+    relation: int
+    schema: str
+    table: str
+    fields: tuple[Field, ...]
+    key: tuple[str, ...]
+    fingerprint: str
+    empty: bool | None = None
+
+    @cached_property
+    def images(self) -> Images:
+        """What decodes row images of this version."""
+        return Images([Column(field.name, field.type, field.kind) for field in self.fields], self.key)
+
+    @cached_property
+    def by_number(self) -> dict[int, Field]:
+        return {field.attnum: field for field in self.fields}
+
+    @cached_property
+    def key_numbers(self) -> tuple[int, ...]:
+        numbers = {field.name: field.attnum for field in self.fields}
+        return tuple(numbers[name] for name in self.key)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A row of the log that speaks of the table as a whole; `seen` by the snapshot that is asked for."""
+
+    place: int
+    id: int
+    transaction: str
+    at: datetime
+    version: int
+    op: str
+    note: Mapping[str, Any] = {}
+    seen: bool = True
+
+
+class Effect(NamedTuple):
+    """What an event did: nothing to the rows, to the columns in `lost`, emptied the table, or broke what is known."""
+
+    kind: Literal["none", "columns", "empty", "break"]
+    why: str = ""
+    lost: frozenset[int] = frozenset()
+
+
+class Lost(NamedTuple):
+    """Columns whose values do not survive the change of definition that made a version."""
+
+    version: int
+    numbers: frozenset[int]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What can be told of a table in a snapshot.
+
+    Before the `barrier` in the log, if there is one, a row's first change since tells what it was. Rows that nobody
+    changed before it are known from the log up to the snapshot, from the `floor` on; `whole`: those are all.
+    """
+
+    target: Version
+    barrier: Event | None
+    why: str
+    floor: Event | None
+    whole: bool
+    lost_since: tuple[Lost, ...]
+    lost_before: tuple[Lost, ...]
+
+    def backwards(self, image: Version) -> dict[int, Field]:
+        """The columns of the target that an image from after the snapshot still has, as they are named there."""
+        return self._carried(image, (lost for lost in self.lost_since if lost.version <= image.id))
+
+    def forwards(self, image: Version) -> dict[int, Field]:
+        """The columns of the target that an image from before the snapshot has already."""
+        return self._carried(image, (lost for lost in self.lost_before if lost.version > image.id))
+
+    def _carried(self, image: Version, between: Iterable[Lost]) -> dict[int, Field]:
+        gone = frozenset[int]().union(*(lost.numbers for lost in between))
+        return {
+            number: field
+            for number, field in image.by_number.items()
+            if number in self.target.by_number and number not in gone
+        }
+
+
+def effects(events: Sequence[Event], versions: Mapping[int, Version], *, sees_ddl: bool) -> list[Effect]:
+    """What each event did, in order."""
+    return [_effect(event, events[place + 1 :], versions, sees_ddl) for place, event in enumerate(events)]
+
+
+def plan(
+    events: Sequence[Event], found: Sequence[Effect], versions: Mapping[int, Version], trimmed_id: int
+) -> Plan | None:
+    """What can be told; None when the table was not tracked yet. Up to `trimmed_id` the log may lack rows."""
+    pairs = list(zip(events, found, strict=True))
+    since = [pair for pair in pairs if not pair[0].seen]
+    before = [pair for pair in pairs if pair[0].seen]
+    made = [event.version for event, _ in since if event.op == "S" and not event.note]
+    numbers = [number for number in sorted(versions) if not made or number < made[0]]
+    if not numbers:
+        return None
+    barrier, why = next(((event, effect.why) for event, effect in since if effect.kind in _ENDS), (None, ""))
+    ends = [place for place, (_, effect) in enumerate(before) if effect.kind in _ENDS]
+    floor, kind = (before[ends[-1]][0], before[ends[-1]][1].kind) if ends else (None, "")
+    rest = before[ends[-1] + 1 :] if ends else before
+    return Plan(
+        versions[numbers[-1]],
+        barrier,
+        why,
+        floor,
+        floor is not None and kind == "empty" and floor.id > trimmed_id,
+        _losses(since),
+        _losses(rest),
+    )
+
+
+_ENDS: Final = ("empty", "break")
+
+
+def _losses(pairs: Iterable[tuple[Event, Effect]]) -> tuple[Lost, ...]:
+    return tuple(Lost(event.version, effect.lost) for event, effect in pairs if effect.kind == "columns")
+
+
+def _effect(event: Event, later: Sequence[Event], versions: Mapping[int, Version], sees_ddl: bool) -> Effect:
+    if event.op == "T":
+        return Effect("empty", "was truncated")
+    if event.op == "X":
+        return Effect("break", "changed in a way that was not logged")
+    if event.note.get("rewritten"):
+        return _rewritten(event, later, versions)
+    if event.note:
+        return Effect("break", "was not tracked any more")
+    version = versions[event.version]
+    older = _older(versions, event.version)
+    if version.empty is not None or older is None:
+        return Effect("empty" if version.empty else "break", "began to be tracked")
+    parts = [text.split(".")[1:3] for text in (older.fingerprint, version.fingerprint)]
+    if older.relation != version.relation or older.key_numbers != version.key_numbers or parts[0] != parts[1]:
+        return Effect("break", "got another definition")
+    if not sees_ddl:
+        return Effect("break", "got another definition that was only noticed later")
+    lost = _lost(older, version)
+    return Effect("columns", "got another definition", lost) if lost else Effect("none")
+
+
+def _rewritten(event: Event, later: Sequence[Event], versions: Mapping[int, Version]) -> Effect:
+    """A rewrite for an added column's values, for storage or persistence leaves every value as it was."""
+    reason = event.note.get("reason")
+    broken = Effect("break", "was rewritten by a change of definition")
+    if not isinstance(reason, int) or reason & _OF_COLUMNS:
+        return broken
+    if not reason & _BY_DEFAULT:
+        return Effect("none")
+    same = (other for other in later if other.transaction == event.transaction and other.op == "S" and not other.note)
+    made = next((versions[other.version] for other in same), None)
+    added = made is not None and bool(made.by_number.keys() - versions[event.version].by_number.keys())
+    return Effect("none") if added else broken
+
+
+def _lost(older: Version, newer: Version) -> frozenset[int]:
+    """The columns that are gone, or whose values may be printed otherwise now."""
+    if older.fields == newer.fields and (older.schema, older.table) == (newer.schema, newer.table):
+        # labels of an enum, attributes of a composite: types of PostgreSQL's own have no schema in their name
+        return frozenset(field.attnum for field in older.fields if "." in field.type)
+    return frozenset(
+        field.attnum
+        for field in older.fields
+        if (now := newer.by_number.get(field.attnum)) is None or not _same_values(field, now)
+    )
+
+
+def _same_values(one: Field, other: Field) -> bool:
+    if one.kind != other.kind:
+        return False
+    names = [_LENGTH.sub("", field.type) for field in (one, other)]
+    return one.type == other.type or names[0] == names[1] or set(names) <= set(_TEXTS)
+
+
+def _older(versions: Mapping[int, Version], number: int) -> Version | None:
+    below = [other for other in versions if other < number]
+    return versions[max(below)] if below else None

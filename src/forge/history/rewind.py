@@ -1,0 +1,382 @@
+"""One table as it was in a recorded snapshot, row by row, computed by the server and streamed.
+
+Rows are images in the form of the definition that the table had then: JSON objects that lack what the log cannot tell.
+
+For a table with a key: backwards, the first change of a row since tells what it was; a row that nobody changed since is
+as it is now. Behind a barrier (a truncate, a rewrite, a time without tracking) nothing is as it is now, and a row that
+nobody changed up to the barrier is what its last change up to the snapshot made of it. Where columns were dropped or
+got another type since, their values come from there, too.
+
+Without a key, rows are counted: those of now, less what came, and what went; or, behind a barrier, what came less what
+went since the table was empty.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+from psycopg.rows import tuple_row
+
+from forge.change import UNAVAILABLE
+from forge.changelog.connection import Connection
+from forge.errors import HistoryUnavailable
+from forge.history import conditions, tracked
+from forge.history.definitions import Effect, Event, Field, Plan, Version, effects, plan
+from forge.history.instants import Pair, oldest_fix
+from forge.history.tracked import Tracked, escaped, quoted
+from forge.values import Column
+
+PAGE: Final = 500
+
+_OF_TABLE: Final = "l.id >= %(first_id)s AND l.version = ANY (%(versions)s)"
+_SINCE: Final = (
+    f"{_OF_TABLE}"
+    " AND (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))"
+    " AND (%(barrier_place)s::bigint IS NULL"
+    " OR (coalesce(l.rank, l.id), l.id) < (%(barrier_place)s::bigint, %(barrier_id)s::bigint))"
+)
+_UNTIL: Final = (
+    f"{_OF_TABLE} AND pg_visible_in_snapshot(l.transaction_id, %(snapshot)s::text::pg_snapshot)"
+    " AND l.id > %(trimmed_id)s AND (coalesce(l.rank, l.id), l.id) > (%(floor_place)s::bigint, %(floor_id)s::bigint)"
+)
+_ONE: Final = " AND (%(row_id)s::text IS NULL OR l.row_id = %(row_id)s::text)"
+_FIRST: Final = (
+    "first AS MATERIALIZED (SELECT DISTINCT ON (l.row_id) l.row_id, l.op, l.version, l.before, l.after"
+    f" FROM forge.forge_event_log l WHERE l.op IN ('I', 'U', 'D') AND {_SINCE}{{one}}"
+    " ORDER BY l.row_id, coalesce(l.rank, l.id), l.id)"
+)
+_LAST: Final = (
+    "last AS MATERIALIZED (SELECT DISTINCT ON (l.row_id) l.row_id, l.op, l.version, l.after"
+    f" FROM forge.forge_event_log l WHERE l.op IN ('I', 'U', 'D') AND {_UNTIL}{{one}}"
+    " ORDER BY l.row_id, coalesce(l.rank, l.id) DESC, l.id DESC)"
+)
+_NO_LAST: Final = (
+    "last AS (SELECT NULL::text AS row_id, NULL::text AS op, NULL::int AS version, NULL::json AS after WHERE false)"
+)
+_CHANGED: Final = (
+    "SELECT f.op::text, f.version, f.before::text, f.after::text, a.version, a.after::text"
+    " FROM first f LEFT JOIN last a USING (row_id) WHERE f.op <> 'I'"
+)
+_MERGED: Final = (
+    "(SELECT '{' || string_agg(to_json(n.key)::text || ':' || coalesce(o.value, n.value)::text, ',' ORDER BY n.n)"
+    " || '}'"
+    " FROM json_each(l.after) WITH ORDINALITY n (key, value, n) LEFT JOIN json_each(l.before) o ON o.key = n.key)"
+)
+
+_PROJECTED: Final = (
+    "CASE WHEN r.version = ANY (%(others)s) THEN (SELECT '{' || coalesce(string_agg(to_json(m.new)::text || ':'"
+    " || e.value::text, ',' ORDER BY m.n), '') || '}' FROM json_each(r.image::json) e"
+    " JOIN unnest(%(others)s::int[], %(old_names)s::text[], %(new_names)s::text[], %(numbers)s::int[])"
+    " m (version, old, new, n) ON m.version = r.version AND m.old = e.key) ELSE r.image END"
+)
+
+_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Past:
+    """A tracked table in a recorded snapshot. Only for use in the transaction that it was made in."""
+
+    def __init__(self, connection: Connection, table: Tracked, pair: Pair, asked: datetime, first_id: int) -> None:
+        self.name = table.name
+        self.at = pair.at
+        self._connection = connection
+        self._rows = connection.cursor(row_factory=tuple_row)
+        self._table = table
+        self._asked = asked
+        self._first_id = first_id
+        self._trimmed_id = self._value("SELECT coalesce(max(last_id), 0) FROM forge.trimmed")
+        if not table.settled:
+            raise self._unknown("its definition has just changed", None)
+        self._events = tracked.events(self._rows, table, first_id, str(pair.snapshot))
+        self._effects = effects(self._events, table.versions, sees_ddl=table.sees_ddl)
+        self._mind_restart(pair.at)
+        found = plan(self._events, self._effects, table.versions, self._trimmed_id)
+        if found is None:
+            raise self._unknown(f"it is tracked since {table.enabled_at.isoformat()}", self._oldest())
+        self._plan: Plan = found
+        self.version: Version = found.target
+        self._values = {
+            "first_id": first_id,
+            "versions": list(table.versions),
+            "xmax": str(pair.snapshot.xmax),
+            "running": [str(xid) for xid in pair.snapshot.running],
+            "snapshot": str(pair.snapshot),
+            "trimmed_id": self._trimmed_id,
+            "barrier_place": found.barrier and found.barrier.place,
+            "barrier_id": found.barrier and found.barrier.id,
+            "floor_place": found.floor.place if found.floor else 0,
+            "floor_id": found.floor.id if found.floor else 0,
+            "row_id": None,
+        }
+        self._images = _Images(found, table)
+        self._check()
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that the table had."""
+        return self.version.images.columns
+
+    def rows(self, where: str | None = None) -> Iterator[dict[str, Any]]:
+        """All rows, in no particular order; of those that satisfy a condition, if one is given."""
+        images = self._all_images()
+        if where is not None:
+            images = self._chosen(images, where)
+        return map(self._images.decoded, images)
+
+    def row(self, key: object) -> dict[str, Any] | None:
+        """One row by its key; None when there was none."""
+        given = tracked.given_key(self._table, self.version, key)
+        word = tracked.row_id(self._rows, self._table, self.version, given)
+        self._need(None)
+        statement, values = self._keyed(word, given)
+        found = list(map(self._images.composed, self._rows.execute(statement.encode(), values)))
+        return self._images.decoded(found[0]) if found else None
+
+    # What is asked of the server
+
+    def _all_images(self) -> Iterator[bytes]:
+        if self.version.key:
+            self._need(None)
+            yield from map(self._images.composed, self._streamed(*self._keyed(None, None)))
+            return
+        self._need("a column of it was dropped or got another type" if self._plan.lost_since else None)
+        for count, image in self._streamed(*self._counted()):
+            if count < 0:
+                raise self._unknown("the table and its log disagree; see forge doctor", None)
+            for _ in range(count):
+                yield image.encode()
+
+    def _keyed(self, word: str | None, key: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+        one = "" if word is None else _ONE
+        behind = self._plan.barrier is not None
+        last = _LAST.format(one=one) if behind or self._plan.lost_since else _NO_LAST
+        values = {**self._values, "row_id": word}
+        if behind:
+            rest = (
+                "SELECT NULL, NULL, NULL, NULL, a.version, a.after::text FROM last a"
+                " WHERE a.op <> 'D' AND NOT EXISTS (SELECT FROM first f WHERE f.row_id = a.row_id)"
+            )
+        else:
+            row_id, image, source = self._now()
+            rest = (
+                f"SELECT NULL, {self._table.newest.id}, {image}::text, NULL, a.version, a.after::text FROM {source}"
+                f" LEFT JOIN last a ON a.row_id = {row_id}"
+                f" WHERE NOT EXISTS (SELECT FROM first f WHERE f.row_id = {row_id})"
+            )
+            if key is not None:
+                # by the key's own index, and by the very word of it
+                typed, given = tracked.key_values(self._table, key)
+                names = (quoted(self._alias(), name) for name in self._table.newest.key)
+                same = [f"{name} = {value}" for name, value in zip(names, typed, strict=True)]
+                rest += "".join(f" AND {part}" for part in (*same, f"{row_id} = %(row_id)s"))
+                values.update(given)
+        return f"WITH {_FIRST.format(one=one)}, {last} {_CHANGED} UNION ALL {rest}", values
+
+    def _counted(self) -> tuple[str, dict[str, Any]]:
+        """How many of each image there were."""
+        now, bounds, signs = "", _UNTIL, ("-1", "1")
+        if self._plan.barrier is None and not self._plan.lost_since:
+            _, image, source = self._now()
+            now = f"SELECT 1, {image}::text, {self._table.newest.id} FROM {source} UNION ALL "
+            bounds, signs = _SINCE, ("1", "-1")
+        image, values = self._projected()
+        return (
+            f"SELECT sum(c.n)::bigint, c.image FROM (SELECT r.n, {image} AS image FROM ({now}"
+            f"SELECT {signs[0]}, CASE l.op WHEN 'U' THEN {_MERGED} ELSE l.before::text END, l.version"
+            f" FROM forge.forge_event_log l WHERE l.op IN ('U', 'D') AND {bounds} UNION ALL"
+            f" SELECT {signs[1]}, l.after::text, l.version FROM forge.forge_event_log l"
+            f" WHERE l.op IN ('I', 'U') AND {bounds}) r (n, image, version)) c"
+            " GROUP BY c.image HAVING sum(c.n) <> 0"
+        ), {**self._values, **values}
+
+    def _projected(self) -> tuple[str, dict[str, Any]]:
+        """An image as the definition of then has it: without the columns that came since, under the names of then."""
+        then = self.version.by_number
+        shape = [(field.attnum, field.name) for field in self.version.fields]
+        names = [
+            (version.id, field.name, then[field.attnum].name, field.attnum)
+            for version in self._table.versions.values()
+            if [(field.attnum, field.name) for field in version.fields] != shape
+            for field in version.fields
+            if field.attnum in then
+        ]
+        if not names:
+            return "r.image", {}
+        others, old, new, numbers = map(list, zip(*names, strict=True))
+        return _PROJECTED, {"others": others, "old_names": old, "new_names": new, "numbers": numbers}
+
+    def _now(self) -> tuple[str, str, str]:
+        """The word for a row's key, its image, and the table as it is."""
+        alias = self._alias()
+        row_id, lateral, name = self._one(
+            "SELECT forge.row_id_expression(%(relation)s, %(alias)s),"
+            " forge.image_source(%(relation)s, t, %(alias)s, %(alias)s, false), %(relation)s::oid::regclass::text"
+            " FROM forge.tracked_table t WHERE t.id = %(tracked)s",
+            {"relation": self._table.relation, "alias": alias, "tracked": self._table.id},
+        )
+        return escaped(row_id), f"row_to_json({alias}_image)", escaped(f"{name} {alias}{lateral}")
+
+    def _alias(self) -> str:
+        """A name that no column has: row_to_json(name) would mean the column."""
+        taken = {field.name for field in self._table.newest.fields}
+        alias = "forge_now"
+        while alias in taken or f"{alias}_image" in taken:
+            alias += "_"
+        return alias
+
+    def _streamed(self, statement: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a statement, kept by the server and fetched page by page."""
+        with self._connection.cursor(f"forge_past_{self._table.id}", row_factory=tuple_row) as rows:
+            rows.itersize = PAGE
+            rows.execute(statement.encode(), values)
+            yield from rows
+
+    def _chosen(self, images: Iterator[bytes], where: str) -> Iterator[bytes]:
+        """The images whose rows satisfy a condition, as the server has it."""
+        condition = conditions.Condition(where, self.version, self._table.asked)
+        while page := list(islice(images, PAGE)):
+            for image in page:
+                self._images.check_known(image, condition.names)
+            yield from condition.satisfied(self._rows, page)
+
+    # What the log can tell
+
+    def _mind_restart(self, at: datetime) -> None:
+        """A log from before tracking said where it began: what was there before the last beginning is unknown."""
+        began = any(self._table.versions[event.version].empty is not None for event in self._events if not event.seen)
+        if self._table.enabled_at <= at or began or self._table.relation is None:
+            return
+        for place, event in enumerate(self._events):
+            if not event.seen and event.op == "S" and self._effects[place].kind in ("none", "columns"):
+                self._effects[place] = Effect("break", "began to be tracked anew")
+                return
+
+    def _check(self) -> None:
+        """Raise where rows that the answer needs are not in the log any more."""
+        if self._plan.barrier is None:
+            if self._table.relation is None:
+                raise self._unknown("it is not tracked any more since before then", self._oldest())
+            if self._trimmed():
+                raise self._unknown("the log since then has been trimmed", self._oldest())
+
+    def _need(self, lost: str | None) -> None:
+        """Raise unless what nobody changed since can be told."""
+        barrier = self._plan.barrier
+        if (barrier is not None or lost is not None) and not self._plan.whole:
+            why = lost if barrier is None else f"it {self._plan.why} at {barrier.at.isoformat()}"
+            raise self._unknown(f"{why}, and the log does not have all of its rows from before", self._oldest())
+        if barrier is not None and self._plan.lost_before and not self.version.key:
+            raise self._unknown("columns were changed between the time when it was empty and then", self._oldest())
+
+    def _trimmed(self) -> bool:
+        gone = "SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first_id)s)"
+        return self._one(gone, self._values) == (True,)
+
+    def _oldest(self) -> datetime | None:
+        """The oldest recorded instant that can be answered."""
+        ends: list[tuple[Event, Effect]] = [
+            pair for pair in zip(self._events, self._effects, strict=True) if pair[1].kind in ("empty", "break")
+        ]
+        for event, effect in ends:
+            if effect.kind == "empty" and event.id > self._trimmed_id and (at := self._first_seeing(event)):
+                return at
+        if self._table.relation is None:
+            return None
+        return self._first_seeing(ends[-1][0] if ends else None, whole=False)
+
+    def _first_seeing(self, event: Event | None, *, whole: bool = True) -> datetime | None:
+        found = self._rows.execute(
+            "SELECT i.at FROM forge.instant i WHERE i.at >= %(at)s"
+            " AND (%(xid)s::text IS NULL OR pg_visible_in_snapshot(%(xid)s::text::xid8, i.snapshot))"
+            " AND (%(whole)s OR NOT forge.trimmed_since(pg_snapshot_xmax(i.snapshot),"
+            " ARRAY(SELECT pg_snapshot_xip(i.snapshot)), %(first_id)s)) ORDER BY i.at LIMIT 1",
+            {
+                "at": event.at if event else "-infinity",
+                "xid": event.transaction if event else None,
+                "whole": whole,
+                "first_id": self._first_id,
+            },
+        ).fetchone()
+        return None if found is None else found[0]
+
+    def _unknown(self, why: str, oldest: datetime | None) -> HistoryUnavailable:
+        fix = oldest_fix(oldest)
+        if not self._table.settled:
+            fix = "ask again when it is known, in a minute at the most"
+        return HistoryUnavailable(
+            f"{self._table.asked} as of {self._asked.isoformat()} is unknown: {why}", fix=fix, oldest=oldest
+        )
+
+    def _one(self, statement: str, values: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        found = self._rows.execute(statement.encode(), values).fetchone()
+        assert found is not None
+        return found
+
+    def _value(self, statement: str) -> Any:
+        return self._one(statement)[0]
+
+
+class _Images:
+    """Puts rows together from what is known of them before and after the snapshot."""
+
+    def __init__(self, plan: Plan, table: Tracked) -> None:
+        self._plan = plan
+        self._versions = table.versions
+        self._target = plan.target
+        now = {field.attnum: field for field in table.newest.fields}
+        self._veiled = {
+            field.name
+            for field in self._target.fields
+            if field.kind not in ("hidden", "masked")
+            and (field.name in table.veiled or now.get(field.attnum, field).kind in ("hidden", "masked"))
+        }
+        self._backwards: dict[int, dict[str, str] | None] = {}
+        self._forwards: dict[int, dict[str, str] | None] = {}
+
+    def composed(self, found: tuple[Any, ...]) -> bytes:
+        """The image of a row as it was: from its first change since or the table of now, and its last change before."""
+        op, version, before, after, old_version, old = found
+        if version is None:
+            return self._taken(old, self._names(self._forwards, self._plan.forwards, old_version))
+        names = self._names(self._backwards, self._plan.backwards, version)
+        if op == "U":
+            before = _joined({**_raw(after), **_raw(before)})
+        if names is None or old is None:
+            return self._taken(before, names)
+        more = self._names(self._forwards, self._plan.forwards, old_version)
+        return _joined({**_raw(self._taken(old, more)), **_raw(self._taken(before, names))})
+
+    def decoded(self, image: bytes) -> dict[str, Any]:
+        row = self._target.images.row(image)
+        if self._veiled:
+            row.update(dict.fromkeys(self._veiled, UNAVAILABLE))
+        ordered = [field.name for field in self._target.fields]
+        return row if list(row) == ordered else {name: row[name] for name in ordered}
+
+    def check_known(self, image: bytes, names: frozenset[str]) -> None:
+        """Raise where a condition speaks of a value that is not known."""
+        if names and (lacking := names - _raw(image).keys() | names & self._veiled):
+            raise HistoryUnavailable(
+                f"the log does not have {', '.join(sorted(lacking))} of every row",
+                fix="leave it out of the condition",
+            )
+
+    def _taken(self, image: str | bytes, names: dict[str, str] | None) -> bytes:
+        if names is None:
+            return image if isinstance(image, bytes) else image.encode()
+        return _joined({names[name]: value for name, value in _raw(image).items() if name in names})
+
+    def _names(self, known: dict[int, dict[str, str] | None], carried: Any, number: int) -> dict[str, str] | None:
+        """What a version's columns are called in the target; None when they are the same."""
+        if number not in known:
+            fields: dict[int, Field] = carried(self._versions[number])
+            names = {field.name: self._target.by_number[attnum].name for attnum, field in fields.items()}
+            whole = len(names) == len(self._target.fields) == len(self._versions[number].fields)
+            known[number] = None if whole and all(old == new for old, new in names.items()) else names
+        return known[number]
+
+
+def _joined(parts: Mapping[str, msgspec.Raw]) -> bytes:
+    return msgspec.json.encode(parts)

@@ -1,0 +1,210 @@
+"""A table that is or was tracked: its definitions, and what names one of its rows.
+
+A key is given as the value of a key of one column, as a mapping of its columns to values, or, by people, as text:
+`4711`, `region=eu,number=7`, `{"region": "eu", "number": 7}`. It is checked by the server, against the types that the
+key has, and becomes the one word under which the log has the row.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+import psycopg
+from psycopg import Cursor as Rows
+from psycopg import sql
+
+from forge.change import text
+from forge.errors import HistoryUnavailable
+from forge.history.definitions import Event, Field, Version
+
+PINS: Final = (
+    "SET LOCAL search_path = pg_catalog, pg_temp",
+    "SET LOCAL row_security = off",
+    "SET LOCAL TimeZone = 'UTC'",
+    "SET LOCAL DateStyle = 'ISO, YMD'",
+    "SET LOCAL IntervalStyle = 'iso_8601'",
+    "SET LOCAL extra_float_digits = 1",
+    "SET LOCAL bytea_output = 'hex'",
+    "SET LOCAL lc_monetary = 'C'",
+)
+_TRACKED: Final = """
+    SELECT t.id, format('%%I.%%I', t.schema_name, t.table_name), t.enabled_at, r.table_oid, t.excluded, t.masked,
+           forge.sees_ddl(), split_part(forge.fingerprint(r.table_oid), '.', 1)
+    FROM forge.tracked_table t LEFT JOIN forge.tracked_relation r ON r.id = t.id
+    WHERE r.table_oid = %(relation)s
+       OR NOT EXISTS (SELECT FROM forge.tracked_relation o WHERE o.table_oid = %(relation)s)
+          AND (%(name)s = t.table_name OR %(name)s = t.schema_name || '.' || t.table_name
+               OR %(name)s = format('%%I.%%I', t.schema_name, t.table_name))
+    ORDER BY t.disabled_at DESC NULLS FIRST, t.schema_name = 'public' DESC, t.id DESC LIMIT 1"""
+_VERSIONS: Final = """
+    SELECT v.id, v.relation, v.schema_name, v.table_name, v.columns, v.key_columns, v.fingerprint, v.empty
+    FROM forge.table_version v WHERE v.tracked_table = %s ORDER BY v.id"""
+_EVENTS: Final = """
+    SELECT coalesce(l.rank, l.id), l.id, l.transaction_id::text, l.at, l.version, l.op::text, l.context::text,
+           %(snapshot)s::text IS NULL OR pg_visible_in_snapshot(l.transaction_id, %(snapshot)s::text::pg_snapshot)
+    FROM forge.forge_event_log l
+    WHERE l.row_id IS NULL AND l.op IN ('T', 'S', 'X') AND l.version = ANY (%(versions)s) AND l.id >= %(first_id)s
+    ORDER BY 1, 2"""
+
+
+class Tracked(msgspec.Struct, frozen=True):
+    """A tracked table as a reader finds it. `relation` is None where it is tracked no more."""
+
+    id: int
+    asked: str
+    name: str
+    relation: int | None
+    enabled_at: datetime
+    sees_ddl: bool
+    settled: bool
+    """Whether the newest version is the definition of now."""
+    versions: Mapping[int, Version]
+    veiled: frozenset[str]
+    """Columns that are excluded or masked now, and are not shown, whatever the log has of them."""
+
+    @property
+    def newest(self) -> Version:
+        return self.versions[max(self.versions)]
+
+
+def find(rows: Rows[Any], name: str) -> int | None:
+    """The oid of the table that a name means; None where there is none now but was one once."""
+    known = (
+        "SELECT EXISTS (SELECT FROM forge.table_version v"
+        " WHERE %(name)s IN (v.table_name, v.schema_name || '.' || v.table_name))"
+    )
+    try:
+        with rows.connection.transaction():
+            found = rows.execute("SELECT forge.find_table(%s)::oid", (name,)).fetchone()
+        return None if found is None else found[0]
+    except psycopg.Error as error:
+        if error.sqlstate == "FG101" and rows.execute(known, {"name": name}).fetchone() == (True,):
+            return None
+        raise
+
+
+def load(rows: Rows[Any], name: str, relation: int | None) -> Tracked:
+    """What is known of it; HistoryUnavailable when it was never tracked."""
+    found = rows.execute(_TRACKED, {"relation": relation, "name": name}).fetchone()
+    if found is None:
+        raise HistoryUnavailable(f"{name} is not tracked", fix=f"forge enable {name}")
+    number, shown, enabled_at, table, excluded, masked, sees_ddl, print_now = found
+    versions = {row[0]: _version(row) for row in rows.execute(_VERSIONS, (number,))}
+    settled = table is None or versions[max(versions)].fingerprint.split(".")[0] == print_now
+    return Tracked(
+        number, name, shown, table, enabled_at, sees_ddl, settled, versions, frozenset(excluded) | frozenset(masked)
+    )
+
+
+def _version(row: Sequence[Any]) -> Version:
+    fields = tuple(Field(item["name"], item["type"], item["kind"], item["attnum"]) for item in row[4])
+    return Version(row[0], row[1], row[2], row[3], fields, tuple(row[5]), row[6], row[7])
+
+
+def events(rows: Rows[Any], tracked: Tracked, first_id: int, snapshot: str | None) -> list[Event]:
+    """What the log says of the table as a whole, in order."""
+    values = {"snapshot": snapshot, "versions": list(tracked.versions), "first_id": first_id}
+    return [
+        Event(place, id, transaction, at, version, op, _note(context), seen)
+        for place, id, transaction, at, version, op, context, seen in rows.execute(_EVENTS, values)
+    ]
+
+
+def _note(context: str | None) -> dict[str, Any]:
+    note = json.loads(context) if context else {}
+    return note if isinstance(note, dict) else {}
+
+
+def key_of(words: str) -> object:
+    """The key that a person wrote.
+
+    >>> key_of("4711"), key_of("region=eu,number=7"), key_of('{"number": 7}'), key_of("a,b"), key_of("x=")
+    ('4711', {'region': 'eu', 'number': '7'}, {'number': 7}, 'a,b', {'x': ''})
+    """
+    if words.startswith("{"):
+        try:
+            found = json.loads(words)
+        except ValueError:
+            raise HistoryUnavailable(
+                f"the key {words[:60]!r} is not JSON", fix='write it as 4711, as a=1,b=2 or as {"a": 1, "b": 2}'
+            ) from None
+        return found
+    parts = [part.partition("=") for part in words.split(",")]
+    if all(name.strip() and sign for name, sign, _ in parts):
+        return {name.strip(): value for name, _, value in parts}
+    return words
+
+
+def given_key(tracked: Tracked, version: Version, key: object) -> dict[str, Any]:
+    """The key's columns, as the version names them, with their values; HistoryUnavailable for another shape."""
+    names = version.key
+    if not names:
+        raise HistoryUnavailable(f"{tracked.asked} has no primary key", fix="ask for the whole table")
+    now = {field.name: field.attnum for field in tracked.newest.fields}
+    then = {field.attnum: field.name for field in version.fields}
+    given = dict(key) if isinstance(key, Mapping) else {names[0]: key}
+    if set(given) == set(tracked.newest.key):
+        given = {then.get(now[name], name): value for name, value in given.items()}
+    if set(given) != set(names) and isinstance(key, str) and len(names) == 1:
+        given = {names[0]: key}
+    if set(given) != set(names):
+        example = ",".join(f"{name}=…" for name in names)
+        raise HistoryUnavailable(
+            f"the key of {tracked.asked} is {', '.join(names)}",
+            fix=f"pass all of it: a mapping of those columns to values, or {example}",
+        )
+    return {name: given[name] for name in names}
+
+
+def row_id(rows: Rows[Any], tracked: Tracked, version: Version, key: Mapping[str, Any]) -> str:
+    """The word under which the log has the row."""
+    newest = tracked.newest
+    if tracked.relation is None or version.relation != newest.relation or version.key_numbers != newest.key_numbers:
+        words = [text(value) for value in key.values()]
+        return words[0] if len(words) == 1 else json.dumps(words, ensure_ascii=False)
+    typed, given = key_values(tracked, key)
+    fields = ", ".join(f"{value} AS {quoted(name)}" for name, value in zip(newest.key, typed, strict=True))
+    with refused(tracked):
+        found = rows.execute("SELECT forge.row_id_expression(%s, 'forge_key')", (tracked.relation,)).fetchone()
+        assert found is not None
+        word = rows.execute(f"SELECT {escaped(found[0])} FROM (SELECT {fields}) forge_key".encode(), given).fetchone()
+    if word is None or word[0] is None:
+        raise HistoryUnavailable(f"the key of {tracked.asked} cannot be null", fix="pass a value of its type")
+    return str(word[0])
+
+
+def key_values(tracked: Tracked, key: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """The key's values as SQL expressions of the types that they have now, and the parameters in those."""
+    types = {field.name: field.type for field in tracked.newest.fields}
+    names = [f"key_{place}" for place in range(len(key))]
+    typed = [
+        f"CAST(%({name})s::text AS {escaped(types[column])})"
+        for name, column in zip(names, tracked.newest.key, strict=True)
+    ]
+    values = [None if value is None else text(value) for value in key.values()]
+    return typed, dict(zip(names, values, strict=True))
+
+
+def quoted(*names: str) -> str:
+    """A name for a statement that is given parameters."""
+    return escaped(sql.Identifier(*names).as_string())
+
+
+def escaped(statement: str) -> str:
+    """SQL of Forge's own making, for a statement that is given parameters."""
+    return statement.replace("%", "%%")
+
+
+@contextmanager
+def refused(tracked: Tracked) -> Iterator[None]:
+    """Within this block, a value that its type refuses is a HistoryUnavailable."""
+    try:
+        yield
+    except (psycopg.DataError, psycopg.errors.CannotCoerce) as error:
+        line = error.diag.message_primary or "bad value"
+        raise HistoryUnavailable(
+            f"the key of {tracked.asked} cannot be that: {line}", fix="pass a value of its type"
+        ) from None
