@@ -28,6 +28,7 @@ from forge.errors import (
     TrackingError,
 )
 from forge.history.asof import AsOf, row_as_of, table_as_of
+from forge.track.bus import QueryEvent, observe, on
 from forge.track.context import transaction
 from forge.track.current import Current, context, current
 from forge.track.notify import Notification, listen, notify
@@ -63,6 +64,7 @@ __all__ = [
     "NotifyError",
     "Op",
     "Policy",
+    "QueryEvent",
     "Reader",
     "SchemaTooNew",
     "ServerError",
@@ -76,6 +78,8 @@ __all__ = [
     "listen",
     "maintain",
     "notify",
+    "observe",
+    "on",
     "row_as_of",
     "run_once",
     "table_as_of",

@@ -17,6 +17,7 @@ from forge.react.bound import bind
 from forge.react.index import BoundRead
 from forge.react.readset import Analysis
 from forge.react.registry import Auth
+from forge.track.bus.hub import Timed, hub
 
 Parameters = Mapping[str, Any] | Sequence[Any]
 
@@ -77,7 +78,13 @@ class Db:
         """Whatever must be known before the statement runs."""
 
     async def _execute(self, text: str, values: Parameters) -> None:
-        await self._rows.execute(text.encode(), values)
+        if not hub.listening:
+            await self._rows.execute(text.encode(), values)
+            return
+        name = self._rows.connection.info.dbname
+        with Timed(text, values, source="ctx.db", engine=f"postgresql/{name}") as timed:
+            await self._rows.execute(text.encode(), values)
+            timed.row_count = self._rows.rowcount
 
     def _statement(
         self, statement: Any, parameters: Parameters | None, named: dict[str, Any]
