@@ -90,6 +90,8 @@ def settings(master: str, *, app: str = "forge") -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",
         # What is merged is checkpointed already: Delta need not copy it once more.
         "spark.databricks.delta.merge.materializeSource": "none",
+        # A batch has some hundreds of generated classes: with room for a hundred each batch compiles them all again.
+        "spark.sql.codegen.cache.maxEntries": "3000",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": QUIETLY,
     }
