@@ -32,6 +32,7 @@ from forge.track.bus import QueryEvent, observe, on
 from forge.track.context import transaction
 from forge.track.current import Current, context, current
 from forge.track.notify import Notification, listen, notify
+from forge.track.paused import without_tracking
 
 if TYPE_CHECKING:
     from forge.app import Forge as Forge
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from forge.track.cache import Cache as Cache
     from forge.track.middleware import ContextMiddleware as ContextMiddleware
     from forge.track.middleware import WsgiContextMiddleware as WsgiContextMiddleware
+    from forge.track.sqlalchemy import on_change as on_change
+    from forge.track.sqlalchemy import track as track
 
 __all__ = [
     "JSON_NULL",
@@ -85,6 +88,7 @@ __all__ = [
     "table_as_of",
     "transaction",
     "wire",
+    "without_tracking",
 ]
 
 _LATER = {
@@ -93,6 +97,7 @@ _LATER = {
     "Forge": "forge.app",
     "WsgiContextMiddleware": "forge.track.middleware",
     "connect": "forge.client",
+    "on_change": "forge.track.sqlalchemy",
 }
 
 

@@ -1,0 +1,239 @@
+"""Rows as a Change holds them, read through SQLAlchemy: exact, whatever the driver or the application's types do.
+
+A `Shape` is what is needed to read one table in one dialect. A column is read as the database stores it (a
+TypeDecorator's Python value is the application's, its stored value is the database's) and put into the form that
+`forge.values` states. Where a driver would lose something (an infinite date, a JSON number), the database is asked for
+the text.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import (
+    ARRAY,
+    Column,
+    ColumnElement,
+    Dialect,
+    Select,
+    Table,
+    Text,
+    any_,
+    bindparam,
+    case,
+    cast,
+    func,
+    select,
+    tuple_,
+    type_coerce,
+)
+from sqlalchemy import types as t
+from sqlalchemy.dialects.postgresql import JSONB
+
+from forge.change import JSON_NULL
+
+KEYS: Final = "forge_keys"
+CHUNK: Final = 500
+"""Keys in one IN list: below every database's limit of parameters, also for keys of several columns."""
+
+Convert = Callable[[Any], Any]
+Key = tuple[Any, ...]
+
+
+class Image(NamedTuple):
+    """A row as it was read: its key as SQLAlchemy binds it, its values, and which filters it satisfies."""
+
+    key: Key
+    row: dict[str, Any]
+    flags: tuple[Any, ...]
+
+
+class Shape:
+    """How one table is read in one dialect."""
+
+    def __init__(self, table: Table, dialect: Dialect) -> None:
+        self.table: Final = table
+        self.key: Final = tuple(table.primary_key.columns)
+        self.names: Final = tuple(column.name for column in table.columns)
+        self._dialect = dialect
+        self._read: list[ColumnElement[Any]] = []
+        self._fixes: list[tuple[str, Convert]] = []
+        fixed = set()
+        for column in table.columns:
+            expression, convert = _reading(column, dialect)
+            self._read.append(expression.label(f"forge_{len(self._read)}"))
+            if convert is not None:
+                self._fixes.append((column.name, convert))
+            if convert is not None or expression is not column:
+                fixed.add(column)
+        self._native = [column for column in self.key if column in fixed]
+        self._key_places = [self._place(column) for column in self.key]
+        self._selects: dict[Any, Select[Any]] = {}
+
+    def _place(self, column: Column[Any]) -> int:
+        if column in self._native:
+            return self._native.index(column)
+        return len(self._native) + self.names.index(column.name)
+
+    def reading(self, filters: tuple[ColumnElement[bool], ...]) -> Select[Any]:
+        """The select list of an Image, without FROM conditions."""
+        flags = [case((clause, 1), else_=0).label(f"forge_filter_{place}") for place, clause in enumerate(filters)]
+        return select(*self._native, *self._read, *flags).select_from(self.table)
+
+    def by_columns(
+        self, columns: Sequence[Column[Any]], filters: tuple[ColumnElement[bool], ...], *, lock: bool = False
+    ) -> Select[Any]:
+        """The rows whose values in some columns are given as the parameter KEYS."""
+        cached = (tuple(columns), filters, lock)
+        found = self._selects.get(cached)
+        if found is None:
+            found = self.reading(filters).where(self._condition(columns))
+            found = self._selects[cached] = found.with_for_update() if lock else found
+        return found
+
+    def _condition(self, columns: Sequence[Column[Any]]) -> ColumnElement[bool]:
+        if len(columns) > 1:
+            return tuple_(*columns).in_(bindparam(KEYS, expanding=True))
+        if self.as_array:
+            return columns[0] == any_(bindparam(KEYS, type_=ARRAY(columns[0].type)))
+        return columns[0].in_(bindparam(KEYS, expanding=True, type_=columns[0].type))
+
+    @property
+    def as_array(self) -> bool:
+        """Whether keys of one column go as one array, of any length."""
+        return self._dialect.name == "postgresql"
+
+    def chunks(self, columns: Sequence[Column[Any]], keys: Sequence[Key]) -> Iterable[list[Any]]:
+        """The values of KEYS for so many keys, each small enough for one statement."""
+        values: list[Any] = list(keys) if len(columns) > 1 else [key[0] for key in keys]
+        size = len(values) if self.as_array and len(columns) == 1 else CHUNK
+        for start in range(0, len(values), size or 1):
+            yield values[start : start + size]
+
+    def images(self, found: Iterable[Sequence[Any]]) -> list[Image]:
+        """What the selects above return, as Images."""
+        names, fixes, places, skip = self.names, self._fixes, self._key_places, len(self._native)
+        end = skip + len(names)
+        made = []
+        for values in found:
+            row = dict(zip(names, values[skip:end], strict=True))
+            for name, convert in fixes:
+                value = row[name]
+                if value is not None:
+                    try:
+                        row[name] = convert(value)
+                    except (ValueError, TypeError, ArithmeticError):
+                        row[name] = plain(value)  # a value that its type cannot read: as the driver gave it
+            made.append(Image(tuple([values[place] for place in places]), row, tuple(values[end:])))
+        return made
+
+    def key_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The key of a row of an Image."""
+        return {column.name: row[column.name] for column in self.key}
+
+    def key_values(self, key: Key) -> dict[str, Any]:
+        """A key as SQLAlchemy binds it, in the form of a Change."""
+        return {column.name: plain(value) for column, value in zip(self.key, key, strict=True)}
+
+
+def _reading(column: Column[Any], dialect: Dialect) -> tuple[ColumnElement[Any], Convert | None]:
+    """What to select for a column, and what to make of a value that is not null."""
+    stored = stored_type(column.type, dialect)
+    raw = type_coerce(column, t.NULLTYPE)
+    postgres = dialect.name == "postgresql"
+    if isinstance(stored, t.Enum):
+        return raw, None
+    if isinstance(stored, t.String):
+        return (column if type(column.type) in _PLAIN_TYPES else raw), None
+    if isinstance(stored, t.Integer):
+        return (column if type(column.type) in _PLAIN_TYPES else raw), None
+    if isinstance(stored, t.Boolean):
+        return raw, None if postgres else bool
+    if isinstance(stored, t.Float):
+        return raw, float
+    if isinstance(stored, t.Numeric):
+        return raw, _decimal
+    if isinstance(stored, t.LargeBinary):
+        return raw, bytes
+    if isinstance(stored, t.Uuid):
+        return raw, _uuid
+    if isinstance(stored, t.JSON):
+        if postgres:
+            return cast(column, Text), _json if isinstance(stored, JSONB) else None
+        return raw, _json
+    if isinstance(stored, (t.DateTime, t.Date, t.Time)):
+        if postgres:
+            zoned = isinstance(stored, t.DateTime) and stored.timezone
+            moment: ColumnElement[Any] = func.timezone("UTC", raw) if zoned else raw
+            return func.to_json(moment).op("#>>")("{}"), _utc if zoned else None
+        process = stored.result_processor(dialect, None)
+        return raw, plain if process is None else lambda value: plain(process(value))
+    if postgres and not isinstance(stored, ARRAY):
+        return cast(column, Text), None
+    return raw, plain
+
+
+_PLAIN_TYPES: Final = frozenset(
+    {t.String, t.Text, t.Unicode, t.UnicodeText, t.VARCHAR, t.TEXT, t.Integer, t.BigInteger}
+)
+_PLAIN_TYPES |= {t.SmallInteger, t.INTEGER, t.BIGINT, t.SMALLINT}  # type: ignore[misc]
+
+
+def stored_type(type_: t.TypeEngine[Any], dialect: Dialect) -> t.TypeEngine[Any]:
+    """The type of what the database stores."""
+    found = type_.dialect_impl(dialect)
+    while isinstance(found, t.TypeDecorator):
+        found = found.impl_instance
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A Python value in the form that a Change has it."""
+    if value is None or type(value) in _PLAIN:
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, (bool, int, float, str, Decimal, bytes)):
+        return value
+    if isinstance(value, datetime):
+        return (value.astimezone(UTC) if value.tzinfo else value).isoformat()
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return msgspec.to_builtins(value)
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(inner) for inner in value]
+    return str(value)
+
+
+def _decimal(value: Any) -> Decimal:
+    return value if type(value) is Decimal else Decimal(str(value))
+
+
+def _uuid(value: Any) -> str:
+    if isinstance(value, bytes) and len(value) == 16:
+        return str(UUID(bytes=value))
+    return str(value if isinstance(value, UUID) else UUID(str(value)))
+
+
+def _utc(value: str) -> str:
+    return value if value.endswith("infinity") else f"{value}+00:00"
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, (str, bytes)):
+        value = json.loads(value, parse_float=Decimal)
+        return JSON_NULL if value is None else value
+    return plain(value)
+
+
+_PLAIN: Final = frozenset({str, int, bool, float, Decimal, bytes})

@@ -1,0 +1,165 @@
+"""What is known of one execution of an INSERT, UPDATE or DELETE, and the rows that it touches, before and after.
+
+Every read here may fail without harm: on PostgreSQL, where an error ends the transaction, each is within a savepoint.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import Column, ColumnElement, Connection, Insert, Table
+from sqlalchemy.exc import SQLAlchemyError
+
+from forge.track.events import LOGGER
+from forge.track.record import OWN
+from forge.track.sqlalchemy.images import KEYS, Image, Key, Shape
+from forge.track.sqlalchemy.statement import Analysis, Parameters, given_rows, unique_sets
+from forge.track.sqlalchemy.subscribers import Subscriber
+
+Images: TypeAlias = dict[Key, Image]
+Collisions: TypeAlias = list[tuple[tuple[Column[Any], ...], list[Key]]]
+
+_FAILURES: Final = (SQLAlchemyError, LookupError, ValueError, TypeError, ArithmeticError)
+
+
+class Plan:
+    """One execution."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        analysis: Analysis,
+        parameters: Parameters,
+        *,
+        records: bool,
+        filters: tuple[Subscriber, ...],
+    ) -> None:
+        self.connection, self.analysis, self.parameters, self.records = connection, analysis, parameters, records
+        self.shape: Final[Shape] = analysis.shape
+        self.table: Final[Table] = analysis.shape.table
+        self.filters: Final = filters
+        self._clauses: tuple[ColumnElement[bool], ...] = tuple(one.clause for one in filters if one.clause is not None)
+        self.before: Images | None = None
+        """The rows before; None when they were not read."""
+        self.keys: list[Key] | None = None
+        """The keys that a WHERE names one by one."""
+        self.moved: dict[Key, Key] = {}
+        """The keys that an UPDATE changes."""
+        self.collisions: Collisions = []
+        """Unique values that an INSERT with a conflict clause gives."""
+        self.found = 0
+        """How many rows the WHERE would touch, counting one each time that it is named."""
+
+    def prepare(self) -> None:
+        """Read what the statement is about to touch."""
+        if isinstance(self.analysis.statement, Insert):
+            if self.analysis.may_collide:
+                self.collisions = self._collisions(self.analysis.statement)
+                if self.collisions:
+                    self.before = self._tried("before", lambda: self._read_sets(self.collisions))
+            return
+        self.keys = self.analysis.keys(self.parameters)
+        if self.keys is not None and not self.analysis.computed:
+            if self.analysis.moves:
+                pairs = zip(self.keys, self.parameters, strict=True)
+                self.moved = {key: self.analysis.moved(key, given) for key, given in pairs}
+            named = list(dict.fromkeys(self.keys))
+            self.before = self._tried("before", lambda: self._read(self.shape.key, named, lock=True))
+            self.found = 0 if self.before is None else sum(key in self.before for key in self.keys)
+        else:
+            self.before = self._tried("before", self._read_where)
+            self.found = len(self.before or ())
+
+    def now(self, keys: Sequence[Key]) -> Images | None:
+        """The rows that have these keys now; None when they cannot be read."""
+        return self._tried("after", lambda: self._read(self.shape.key, list(dict.fromkeys(keys))))
+
+    def now_colliding(self) -> Images | None:
+        """The rows that have the unique values of an INSERT now, and those that had them before it."""
+
+        def read() -> Images:
+            found = self._read_sets(self.collisions)
+            gone = [key for key in self.before or () if key not in found]
+            return found | self._read(self.shape.key, gone) if gone else found
+
+        return self._tried("after", read)
+
+    def _tried(self, when: str, read: Any) -> Images | None:
+        try:
+            with guarded(self.connection):
+                found: Images = read()
+                return found
+        except _FAILURES as error:
+            line = str(error).partition("\n")[0]
+            LOGGER.warning("the rows %s a write of %s were not read: %s", when, self.table.fullname, line)
+            return None
+
+    def _read(self, columns: Sequence[Column[Any]], keys: list[Key], *, lock: bool = False) -> Images:
+        query = self.shape.by_columns(columns, self._clauses, lock=lock and locks(self.connection))
+        found: Images = {}
+        for chunk in self.shape.chunks(columns, keys):
+            rows = self.connection.execute(query, {KEYS: chunk}, execution_options=OWN).all()
+            for image in self.shape.images(rows):
+                found[image.key] = image
+        return found
+
+    def _read_where(self) -> Images:
+        query, names = self.analysis.select(self._clauses, lock=locks(self.connection))
+        width = len(self.analysis.computed)
+        found: Images = {}
+        for given in self.parameters:
+            bound = {mine: given[name] for name, mine in names.items()}
+            rows = self.connection.execute(query, bound, execution_options=OWN).all()
+            images = self.shape.images([row[: len(row) - width] for row in rows] if width else rows)
+            for row, image in zip(rows, images, strict=True):
+                found.setdefault(image.key, image)
+                if self.analysis.moves:
+                    self.moved[image.key] = self.analysis.moved(image.key, given, row[len(row) - width :])
+        return found
+
+    def _read_sets(self, sets: Collisions) -> Images:
+        found: Images = {}
+        for columns, keys in sets:
+            found |= self._read(columns, keys)
+        return found
+
+    def _collisions(self, statement: Insert) -> Collisions:
+        if statement.select is not None:
+            return []
+        rows = given_rows(statement, self.parameters)
+        sets: Collisions = []
+        for columns in unique_sets(self.table):
+            keys = dict.fromkeys(tuple([row.get(column.key) for column in columns]) for row in rows)
+            if known := [key for key in keys if None not in key]:
+                sets.append((columns, known))
+        return sets
+
+
+def locks(connection: Connection) -> bool:
+    """Whether a read can lock the rows that the next statement writes."""
+    return connection.dialect.name in ("postgresql", "mysql", "mariadb")
+
+
+@contextmanager
+def guarded(connection: Connection) -> Iterator[None]:
+    """On PostgreSQL an error within leaves the transaction as it was."""
+    if connection.dialect.name != "postgresql":
+        yield
+        return
+    _run(connection, "SAVEPOINT forge_read")
+    try:
+        yield
+    except BaseException:
+        _run(connection, "ROLLBACK TO SAVEPOINT forge_read")
+        raise
+    finally:
+        _run(connection, "RELEASE SAVEPOINT forge_read")
+
+
+def _run(connection: Connection, sql: str) -> None:
+    connection.exec_driver_sql(sql, execution_options=OWN)
+
+
+def known(keys: Iterable[Key]) -> list[Key]:
+    """The keys that are known in full."""
+    return [key for key in keys if None not in key]

@@ -1,0 +1,323 @@
+"""Every write of an engine in; its record in the same transaction, and its events after the commit, out.
+
+SQLAlchemy announces each statement before and after it runs; ORM flushes, bulk operations and Core statements all
+come through there. For each write to a tracked table:
+
+- before an UPDATE or DELETE, the rows that it will touch are read, locked where the database can (the same WHERE with
+  the same parameters; by key where that names the keys). An INSERT with a conflict clause is preceded by a look at the
+  rows that it could collide with.
+- after it, the rows are read by their keys. What differs is what happened: nothing, when nothing does.
+- what cannot be said row by row (raw SQL, a table without a key, more rows touched than were seen, rows that the
+  database changes by itself) is recorded and told as `invalidate`, for the table. No write passes in silence.
+
+Where Forge's triggers record a table's changes, only the context is sent, once for a transaction; rows are read only if
+somebody subscribed.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Any, Final, Literal
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Delete, Engine, Insert, Table, TextClause, Update, event, text
+from sqlalchemy.util import await_only
+
+from forge.change import Context, Op
+from forge.track import record
+from forge.track.context import SET, parameters
+from forge.track.current import Current, current
+from forge.track.events import Event, heard, listeners, rows_wanted, tell
+from forge.track.paused import paused
+from forge.track.sqlalchemy import differences
+from forge.track.sqlalchemy.images import Shape
+from forge.track.sqlalchemy.plan import Plan
+from forge.track.sqlalchemy.returning import returned_keys, telling
+from forge.track.sqlalchemy.statement import Analysis, given_parameters
+from forge.track.sqlalchemy.subscribers import Done, Subscriber
+from forge.track.sqlalchemy.tables import Registry, Triggers, written_table
+from forge.track.sqlalchemy.transaction import Transaction, on_end, transaction
+from forge.track.statements import Written, written
+
+Recording = Literal["auto", "always", "never"]
+
+_SET: Final = text(SET.replace("%(", ":").replace(")s", ""))
+_OWN: Final = "forge_own"
+_PLAN: Final = "_forge_plan"
+_OPS: Final = {"truncate": Op.TRUNCATE, "schema": Op.SCHEMA}
+
+
+class Tracker:
+    """The tracking of one engine."""
+
+    def __init__(self, engine: Engine, registry: Registry, *, previous: bool, recording: Recording) -> None:
+        self._engine, self._registry, self._previous, self._recording = engine, registry, previous, recording
+        self._triggers = Triggers()
+        self._shapes: dict[Table, Shape] = {}
+        self._analyses: WeakKeyDictionary[Any, Analysis] = WeakKeyDictionary()
+        self._subscribers: tuple[Subscriber, ...] = ()
+        self._lock = Lock()
+        self._log_made = False
+        self._wait: Callable[[Any], object] | None = await_only if engine.dialect.is_async else None
+        event.listen(engine, "before_execute", self._before_execute, retval=True)
+        event.listen(engine, "before_cursor_execute", self._before_cursor)
+        event.listen(engine, "after_cursor_execute", self._after_cursor)
+        event.listen(engine, "after_execute", self._after_execute)
+        on_end(engine, self._committed)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Tell it of changes; returns how to stop it."""
+        with self._lock:
+            self._subscribers = (*self._subscribers, subscriber)
+
+        def stop() -> None:
+            with self._lock:
+                self._subscribers = tuple(kept for kept in self._subscribers if kept is not subscriber)
+
+        return stop
+
+    # What SQLAlchemy announces
+
+    def _before_execute(
+        self, connection: Connection, element: Any, many: Any, one: Any, options: Any
+    ) -> tuple[Any, Any, Any]:
+        """An INSERT that would not tell its keys is made to."""
+        if isinstance(element, Insert) and not options.get(_OWN) and not paused():
+            table = written_table(element)
+            if table is not None and table.primary_key.columns and self._tracked(table):
+                self._triggers.refresh(connection)
+                if self._records(table.schema, table.name) or self._wants_rows(table):
+                    element = telling(element, table, many, connection.dialect)
+        return element, many, one
+
+    def _before_cursor(
+        self, connection: Connection, cursor: Any, sql: str, given: Any, context: Any, executemany: bool
+    ) -> None:
+        if context.execution_options.get(_OWN) or _PLAN in context.__dict__:
+            return
+        context.__dict__[_PLAN] = None
+        if not _is_dml(context):
+            found = self._text(sql, context)
+            if found.writes or found.everything:
+                self._say_who(connection)
+            return
+        self._say_who(connection)
+        statement = context.compiled.compile_state.statement
+        table = written_table(statement)
+        if table is None or paused() or not self._tracked(table):
+            return
+        records = self._records(table.schema, table.name)
+        if not table.primary_key.columns or not (records or self._wants_rows(table)):
+            return
+        if records:
+            self._ensure_log(connection)
+        filters = tuple(
+            one for one in self._subscribers if one.clause is not None and one.hears(table.schema, table.name)
+        )
+        analysis = self._analysis(context.compiled, statement, table)
+        plan = Plan(connection, analysis, given_parameters(context), records=records, filters=filters)
+        plan.prepare()
+        context.__dict__[_PLAN] = plan
+
+    def _after_cursor(
+        self, connection: Connection, cursor: Any, sql: str, given: Any, context: Any, executemany: bool
+    ) -> None:
+        """Raw SQL, and a SELECT that has writes within: known by the text."""
+        if context.execution_options.get(_OWN) or _is_dml(context) or paused():
+            return
+        found = self._text(sql, context)
+        if found.everything:
+            self._invalidate(connection, None, None, "unknown")
+        elif found.writes and not (found.countable and cursor.rowcount == 0):
+            for write in found.writes:
+                self._invalidate(connection, write.schema, write.table, write.verb)
+
+    def _after_execute(
+        self, connection: Connection, element: Any, many: Any, one: Any, options: Any, result: Any
+    ) -> None:
+        context = getattr(result, "context", None)
+        if context is None or options.get(_OWN) or paused() or not _is_dml(context):
+            return
+        for cte in context.compiled.ctes or ():
+            inner = cte.element
+            if isinstance(inner, (Insert, Update, Delete)) and (table := written_table(inner)) is not None:
+                self._invalidate(connection, table.schema, table.name, type(inner).__name__.lower())
+        table = written_table(context.compiled.compile_state.statement)
+        plan: Plan | None = context.__dict__.get(_PLAN)
+        if plan is not None:
+            self._differences(connection, plan, element, result)
+        elif table is not None and self._tracked(table) and differences.counted(result) != 0:
+            self._invalidate(connection, table.schema, table.name, _verb(context))
+
+    def _differences(self, connection: Connection, plan: Plan, element: Any, result: Any) -> None:
+        """What a statement of which there is a plan has done."""
+        context = result.context
+        if context.isinsert:
+            keys, count = returned_keys(element, result, plan.shape)
+            found = differences.collided(plan) if plan.collisions else differences.inserted(plan, keys, count)
+        elif context.isupdate:
+            found = differences.updated(plan, differences.counted(result))
+        else:
+            found = differences.deleted(plan, differences.counted(result))
+        if found.rows:
+            self._record(connection, plan, found.rows)
+        if found.beyond:
+            self._invalidate(connection, plan.table.schema, plan.table.name, _verb(context))
+        if found.rows and not context.isinsert:
+            for table in cascades(plan.table, deleted=context.isdelete):
+                self._invalidate(connection, table.schema, table.name, "cascade")
+
+    # Recording
+
+    def _record(self, connection: Connection, plan: Plan, rows: list[differences.Row]) -> None:
+        table, shape, previous = plan.table, plan.shape, self._previous
+        name, context = self._registry.resource(table.schema, table.name), _context(current())
+        changes = []
+        for op, key, before, after in rows:
+            image = after or before
+            changes.append(
+                Done(
+                    op,
+                    table.schema,
+                    table.name,
+                    name,
+                    context,
+                    key=shape.key_values(key) if image is None else shape.key_row(image.row),
+                    before=before.row if before is not None and previous else None,
+                    after=after.row if after is not None else None,
+                    filters=plan.filters,
+                    before_flags=before.flags if before is not None else (),
+                    after_flags=after.flags if after is not None else (),
+                )
+            )
+        if plan.records:
+            self._write(connection, changes)
+        self._tell_later(connection, changes, table.schema, table.name)
+
+    def _invalidate(self, connection: Connection, schema: str | None, table: str | None, verb: str) -> None:
+        """Rows changed that cannot be named."""
+        if table is not None and not self._registry.tracked(schema, table):
+            return
+        name = None if table is None else self._registry.resource(schema, table)
+        change = Done(_OPS.get(verb, Op.INVALIDATE), schema, table, name, _context(current()))
+        if self._records(schema, table):
+            self._ensure_log(connection)
+            self._write(connection, [change], verb)
+        self._tell_later(connection, [change], schema, table)
+
+    def _write(self, connection: Connection, changes: list[Done], verb: str | None = None) -> None:
+        now = current()
+        more = {**now.more, "statement": verb} if verb is not None else now.more
+        shared = record.Shared(
+            transaction(connection).id,
+            datetime.now(UTC),
+            now.user_id,
+            now.function_name,
+            now.trace_id,
+            record.encoded(more) if more else None,
+        )
+        entries = [
+            record.Entry(one.op, one.schema, one.table or record.EVERY_TABLE, one.key, one.before, one.after)
+            for one in changes
+        ]
+        record.write(connection, entries, shared)
+
+    def _ensure_log(self, connection: Connection) -> None:
+        if self._log_made:
+            return
+        if not record.exists(connection):
+            if connection.dialect.name == "sqlite":
+                record.LOG.create(connection)  # in the transaction, which locks the file; a rollback takes it along
+                return
+            record.create(self._engine)
+        self._log_made = True
+
+    # Telling
+
+    def _tell_later(self, connection: Connection, changes: list[Done], schema: str | None, table: str | None) -> None:
+        if not heard() and not any(one.hears(schema, table) for one in self._subscribers):
+            return
+        doing = transaction(connection)
+        doing.done.extend(changes)
+        if connection._is_autocommit_isolation():
+            self._committed(doing)
+            doing.done.clear()
+
+    def _committed(self, done: Transaction) -> None:
+        changes: list[Done] = done.done
+        for subscriber in self._subscribers:
+            for change in changes:
+                if (told := subscriber.told(change, done.id)) is not None:
+                    tell(subscriber.callback, told, wait=self._wait)
+        if heard():
+            events: list[Event] = [change.event(done.id) for change in changes]
+            for listener in listeners():
+                tell(listener, self._engine, list(events), wait=self._wait)
+
+    def _say_who(self, connection: Connection) -> None:
+        """Before the first write of a transaction, and when the context has changed: tell the triggers who it is."""
+        self._triggers.refresh(connection)
+        if not self._triggers.installed:
+            return
+        doing, now = transaction(connection), current()
+        if doing.told is None or doing.told != now:
+            connection.execute(_SET, parameters(now), execution_options=record.OWN)
+            doing.told = now
+
+    # What is tracked, and how
+
+    def _tracked(self, table: Table) -> bool:
+        return self._registry.tracked(table.schema, table.name)
+
+    def _wants_rows(self, table: Table) -> bool:
+        return rows_wanted() or any(one.hears(table.schema, table.name) for one in self._subscribers)
+
+    def _records(self, schema: str | None, table: str | None) -> bool:
+        """Whether the changes of a table are written to the log table; None is any table."""
+        if self._recording == "auto":
+            return (schema, table) not in self._triggers if table is not None else not self._triggers.installed
+        return self._recording == "always"
+
+    def _analysis(self, compiled: Any, statement: Any, table: Table) -> Analysis:
+        found = self._analyses.get(compiled)
+        if found is None:
+            shape = self._shapes.get(table)
+            if shape is None:
+                shape = self._shapes[table] = Shape(table, self._engine.dialect)
+            found = self._analyses[compiled] = Analysis(compiled, statement, shape)
+        return found
+
+    def _text(self, sql: str, context: Any) -> Written:
+        element = context.compiled.statement if context.compiled is not None else None
+        return written(element.text if isinstance(element, TextClause) else sql, self._engine.dialect.name)
+
+
+def cascades(table: Table, *, deleted: bool) -> list[Table]:
+    """The tables whose rows the database itself may change when rows of a table are deleted, or change their keys."""
+    found: dict[Table, None] = {}
+    todo = [table]
+    while todo:
+        parent = todo.pop()
+        for child in table.metadata.tables.values():
+            for key in child.foreign_keys:
+                action = (key.ondelete if deleted else key.onupdate) or ""
+                if action.upper() in _ACTIONS and child not in found and key.references(parent):
+                    found[child] = None
+                    if action.upper() == "CASCADE":
+                        todo.append(child)
+    return list(found)
+
+
+_ACTIONS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
+
+
+def _is_dml(context: Any) -> bool:
+    return context.compiled is not None and (context.isinsert or context.isupdate or context.isdelete)
+
+
+def _verb(context: Any) -> str:
+    return "insert" if context.isinsert else "update" if context.isupdate else "delete"
+
+
+def _context(now: Current) -> Context:
+    return Context(now.user_id, now.function_name, now.trace_id, now.more)
