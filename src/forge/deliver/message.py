@@ -1,0 +1,47 @@
+"""What is delivered: a message, made of a Change or taken from the outbox.
+
+Its `id` is the same each time that it is sent, so a receiver that has seen an id has seen the message. Messages of one
+`key` arrive in the order in which they were made; those of different keys in any.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+
+from forge import debezium, wire
+from forge.change import Change
+
+Envelope = Literal["forge", "debezium"]
+JSON: Final = "application/json"
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message for one topic; `payload` is what is sent, byte for byte, at every try."""
+
+    id: str
+    topic: str
+    payload: bytes
+    at: datetime
+    key: str | None = None
+    headers: Mapping[str, str] = {}
+    content_type: str = JSON
+
+
+def of_change(change: Change, topic: str | None = None, *, envelope: Envelope = "forge") -> Message | None:
+    """A change as a message: its topic is `schema.table` unless told, its key that of the row, None for a table.
+
+    None where Debezium's envelope has no form for it.
+    """
+    payload = debezium.encode(change) if envelope == "debezium" else wire.encode(change)
+    if payload is None:
+        return None
+    return Message(
+        id=change.id,
+        topic=topic or f"{change.schema}.{change.table}",
+        payload=payload,
+        at=change.at,
+        key=None if change.key is None else change.row_id,
+        headers={"forge-op": str(change.op), "forge-table": f"{change.schema}.{change.table}"},
+    )
