@@ -86,7 +86,7 @@ def read(connection: Connection, choice: Choice, tracked: Sequence[int] | None) 
     """The chosen changes in order, of these tracked tables or of all; refused when something of them is lost."""
     cursor = connection.cursor(row_factory=tuple_row)
     first_id = _one(cursor, "SELECT (forge.current_identity()).first_id")[0]
-    conditions, values = _conditions(choice, tracked, first_id)
+    conditions, values = _conditions(choice, tracked)
     number, size = _one(
         cursor,
         "SELECT count(*), coalesce(sum(coalesce(octet_length(l.before::text), 0)), 0)"
@@ -112,13 +112,17 @@ def read(connection: Connection, choice: Choice, tracked: Sequence[int] | None) 
     return found
 
 
-def _conditions(choice: Choice, tracked: Sequence[int] | None, first_id: int) -> tuple[str, dict[str, Any]]:
+def _conditions(choice: Choice, tracked: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
     conditions = ["l.op <> 'R'"]
     if choice.trace is not None:
         conditions.append("l.trace_id = %(trace)s")
     elif choice.transaction is not None:
-        # numbers of another server, from before a restore, mean other transactions
-        conditions.append("l.transaction_id = %(transaction)s::text::xid8 AND l.id >= %(first)s")
+        # another server, from before a restore, may have given the same number: the newest of that number is meant
+        conditions.append(
+            "l.transaction_id = %(transaction)s::text::xid8 AND l.id >= coalesce((SELECT max(i.first_id)"
+            " FROM forge.log_identity i WHERE i.first_id <= (SELECT max(o.id) FROM forge.forge_event_log o"
+            " WHERE o.transaction_id = %(transaction)s::text::xid8)), 0)"
+        )
     else:
         conditions.append("l.user_id = %(user)s")
     if choice.since is not None:
@@ -138,7 +142,6 @@ def _conditions(choice: Choice, tracked: Sequence[int] | None, first_id: int) ->
         "since": choice.since,
         "until": choice.until,
         "tracked": list(tracked or ()),
-        "first": first_id,
     }
     return " AND ".join(conditions), values
 
@@ -171,16 +174,16 @@ def parsed(image: str) -> Image:
 def _check_retained(cursor: Any, choice: Choice, found: list[Logged], first_id: int) -> None:
     """Refuse when some of the chosen changes may have been trimmed."""
     rows = cursor.execute(
-        "SELECT partition, last_transaction::text::bigint FROM forge.trimmed WHERE rows > 0 AND last_id >= %s",
-        (first_id,),
+        "SELECT partition, last_id >= %s, last_transaction::text::bigint FROM forge.trimmed WHERE rows > 0", (first_id,)
     ).fetchall()
-    days = [day for name, _ in rows if (day := partitions.partition_day(name)) is not None]
+    days = [day for name, *_ in rows if (day := partitions.partition_day(name)) is not None]
     begins = max((datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1) for day in days), default=None)
-    lost = max((last for _, last in rows if last is not None), default=0)
+    # numbers of transactions are compared only within what this server gave, and within what others gave before
+    lost = {ours: max((last for _, here, last in rows if here is ours and last), default=0) for ours in (True, False)}
     oldest = f"; it begins at {begins.isoformat()}" if begins else ""
     if choice.user is not None and choice.since is not None and begins is not None and choice.since < begins:
         raise RevertRefused(f"the log of then has been trimmed{oldest}", fix="choose a later instant")
-    if any(change.transaction <= lost and change.id >= first_id for change in found):
+    if any(change.transaction <= lost[change.id >= first_id] for change in found):
         raise RevertRefused(f"some of these changes may have been trimmed{oldest}", fix="choose a later transaction")
     if not found:
         raise RevertRefused(
