@@ -1,6 +1,6 @@
 """The suite on real servers: the trigger log and the WAL of PostgreSQL, and MariaDB's binary log.
 
-SQLite's and MongoDB's own tests run it on theirs.
+The tests of SQLite and MongoDB run it on theirs.
 """
 
 import asyncio

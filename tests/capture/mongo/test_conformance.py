@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from forge.testing.conformance import Check, CountingProxy, checks, conform, name
-from tests.capture.mongo.adapter import opened
+from forge.testing.conformance.mongo import opened
 
 
 @pytest.fixture(scope="module")

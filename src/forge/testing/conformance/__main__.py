@@ -10,7 +10,7 @@ from typing import Final
 
 from forge.testing.conformance.runner import main
 
-OWN: Final = ("log", "wal", "mysql", "sqlite", "hook", "memory")
+OWN: Final = ("log", "wal", "mysql", "sqlite", "hook", "mongo", "memory")
 """The adapters that come with Forge: modules of this package, each with a `serving`."""
 
 

@@ -4,72 +4,50 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import apsw
 
 from forge.capture import Filter, Source
-from forge.capture.sqlite.hook import Hook
-from forge.testing.conformance.adapter import Adapter, Opening, Sample, Unsupported, Writer
-from forge.testing.conformance.operations import Operation
-from forge.testing.conformance.sql import statement
-from forge.testing.conformance.sqlite import SAMPLES, make
-
-
-class HookedWriter(Writer):
-    """The connection that is watched."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    async def run(self, operation: Operation) -> None:
-        self._connection.execute(*statement(operation, mark="?", truncate="DELETE FROM {}"))
-
-    async def begin(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    async def commit(self) -> None:
-        self._connection.execute("COMMIT")
-
-    async def rollback(self) -> None:
-        self._connection.execute("ROLLBACK")
-
-    async def savepoint(self) -> None:
-        self._connection.execute("SAVEPOINT here")
-
-    async def rollback_to_savepoint(self) -> None:
-        self._connection.execute("ROLLBACK TO here")
+from forge.capture.sqlite import Hook
+from forge.testing.conformance.adapter import Adapter, Opening, Sample, Writer
+from forge.testing.conformance.sqlite import SAMPLES, FileWriter, make
 
 
 class HookAdapter(Adapter):
-    """A file, and the connection that is watched."""
+    """The only connection that the source sees is the one that writes."""
 
     name: ClassVar[str] = "hook"
     samples: ClassVar[Sequence[Sample]] = SAMPLES
     writers: ClassVar[int] = 1
 
-    def __init__(self, path: Path, connection: apsw.Connection) -> None:
-        self.path = path
-        self.connection = connection
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        make(path, "wal")
+        self._connection = apsw.Connection(str(path))
+        self._connection.execute("PRAGMA synchronous = OFF")
 
     def source(self, filter: Filter | None = None, *, proxied: bool = False) -> Source:
-        return Hook(f"sqlite:///{self.path}", filter, connection=self.connection)
+        return Hook(f"sqlite:///{self._path}", filter, connection=self._connection)
 
     @asynccontextmanager
     async def writer(self) -> AsyncIterator[Writer]:
-        yield HookedWriter(self.connection)
+        yield FileWriter(self._connection)
 
     @asynccontextmanager
     async def stranger(self) -> AsyncIterator[Writer]:
-        with closing(apsw.Connection(str(self.path))) as other:
-            yield HookedWriter(other)
+        connection = apsw.Connection(str(self._path))
+        try:
+            yield FileWriter(connection)
+        finally:
+            connection.close()
 
     async def foreign_cursor(self) -> str:
         async with self.source() as other:
             return await other.now()
 
-    async def purge(self) -> None:
-        raise Unsupported("what a hook keeps is its reader's own")
+    def close(self) -> None:
+        self._connection.close()
 
 
 @contextmanager
@@ -78,10 +56,10 @@ def serving() -> Iterator[Opening]:
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Adapter]:
-        with tempfile.TemporaryDirectory(prefix="forge-sqlite-") as folder:
-            path = Path(folder) / "shop.db"
-            make(path)
-            with closing(apsw.Connection(str(path))) as connection:
-                yield HookAdapter(path, connection)
+        with (
+            tempfile.TemporaryDirectory(prefix="forge-sqlite-") as folder,
+            closing(HookAdapter(Path(folder) / "suite.db")) as adapter,
+        ):
+            yield adapter
 
     yield opened

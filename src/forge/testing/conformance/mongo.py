@@ -14,8 +14,9 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 
 from forge.capture import Filter, Source
 from forge.capture.mongo import MongoSource
-from forge.testing.conformance import Adapter, CountingProxy, Opening, Sample, Unsupported, Writer
+from forge.testing.conformance.adapter import Adapter, Opening, Sample, Unsupported, Writer
 from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES, Delete, Fill, Insert, Operation, Truncate, Update
+from forge.testing.conformance.proxy import CountingProxy
 from forge.testing.mongo import temporary_mongo
 
 IMAGES: dict[str, Any] = {"changeStreamPreAndPostImages": {"enabled": True}}
@@ -123,7 +124,7 @@ class MongoAdapter(Adapter):
         self.url = url
         self.proxy = proxy
         self.database = urlsplit(url).path.lstrip("/")
-        self.consumer = ("tests.capture.mongo.adapter:opened_source", url)
+        self.consumer = ("forge.capture:open_source", url)
 
     def source(self, filter: Filter | None = None, *, proxied: bool = False) -> Source:
         url = self.url
@@ -143,10 +144,6 @@ class MongoAdapter(Adapter):
         other = self.url.replace(f"/{self.database}", "/another")
         async with MongoSource(other) as source:
             return await source.now()
-
-
-def opened_source(url: str) -> Source:
-    return MongoSource(url)
 
 
 @asynccontextmanager
