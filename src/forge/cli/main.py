@@ -23,6 +23,7 @@ from forge.cli import (
     init,
     maintain,
     pipeline,
+    revert,
     serve,
     slot,
     status,
@@ -48,7 +49,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    init, enable, disable, status, tail, serve, pipeline, slot, crosscheck, trim, maintain, doctor, config, demo,
+    init, enable, disable, status, tail, serve, pipeline, slot, crosscheck,
+    revert, trim, maintain, doctor, config, demo,
 )  # fmt: skip
 for command in COMMANDS:
     command.register(app)
