@@ -2,7 +2,8 @@
 
 psycopg opens the connection; what follows it does not speak, so it is spoken here with its libpq. Reading is by
 `receive`; status updates may be sent at any time, also while nobody reads, so a slow consumer is no dead one. A server
-that says nothing for `SILENCE` seconds is asked, and after as long again the connection counts as lost.
+that says nothing for `SILENCE` seconds is asked, and after as long again the connection counts as lost, unless
+somebody knows (`alive`) that it is at work: it answers nothing while it decodes a large transaction.
 """
 
 import asyncio
@@ -142,6 +143,10 @@ class ReplicationConnection:
     def ask(self) -> None:
         """Have the server say how far it is."""
         self.send_status(wants_reply=True)
+
+    def alive(self) -> None:
+        """The server is at work, though it says nothing."""
+        self._heard, self._asked = asyncio.get_running_loop().time(), False
 
     def end(self, error: Exception) -> None:
         """Let whoever reads have this error."""

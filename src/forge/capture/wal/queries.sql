@@ -97,6 +97,9 @@ SELECT s.slot_name::text AS name, s.plugin::text AS plugin, s.slot_type, s.datab
 FROM pg_replication_slots s WHERE s.slot_type = 'logical' AND (%(name)s::text IS NULL OR s.slot_name = %(name)s)
 ORDER BY s.slot_name;
 
+-- decoding: Whether a walsender is at work: it waits for nothing, or for the disk or a lock.
+SELECT coalesce(a.wait_event_type, '') NOT IN ('Activity', 'Client') FROM pg_stat_activity a WHERE a.pid = %(pid)s;
+
 -- without_identity: Tables whose updates and deletes would fail once they are published.
 SELECT format('%%I.%%I', n.nspname, c.relname)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

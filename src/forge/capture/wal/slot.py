@@ -213,6 +213,12 @@ async def find(connection: AsyncConnection, name: str) -> Slot | None:
     return slots[0] if slots else None
 
 
+async def decoding(connection: AsyncConnection, pid: int) -> bool:
+    """Whether a walsender is at work, and not waiting for WAL or for its client."""
+    row = await (await connection.execute(sql("decoding").encode(), {"pid": pid})).fetchone()
+    return row is not None and bool(row[0])
+
+
 async def create(
     connection: AsyncConnection,
     name: str,

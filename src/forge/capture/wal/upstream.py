@@ -236,6 +236,8 @@ class Upstream:
         while True:
             await asyncio.sleep(self._options.interval)
             connection.send_status()
+            if await slots.decoding(control, connection.pid):
+                connection.alive()
             slot = await slots.find(control, name)
             if slot is None:
                 continue
