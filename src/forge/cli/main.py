@@ -14,12 +14,15 @@ import typer
 
 from forge.changelog.connection import translate
 from forge.cli import (
+    asof,
+    audit,
     config,
     crosscheck,
     demo,
     disable,
     doctor,
     enable,
+    history,
     init,
     maintain,
     pipeline,
@@ -50,7 +53,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     init, enable, disable, status, tail, serve, pipeline, slot, crosscheck,
-    revert, trim, maintain, doctor, config, demo,
+    history, audit, asof, revert, trim, maintain, doctor, config, demo,
 )  # fmt: skip
 for command in COMMANDS:
     command.register(app)

@@ -29,6 +29,11 @@ _TABLES = """
     ORDER BY NOT pg_table_is_visible(c.oid), 2
 """
 
+_LOGGED = """
+    SELECT EXISTS (SELECT FROM forge.table_version v
+                   WHERE %(name)s IN (v.table_name, v.schema_name || '.' || v.table_name))
+"""
+
 Found = TypeVar("Found")
 
 
@@ -47,6 +52,14 @@ def find(connection: Connection, names: Sequence[str], query: str) -> list[Tuple
         assert row is not None
         rows.append(row)
     return rows
+
+
+def known(connection: Connection, names: Sequence[str]) -> None:
+    """Raise for a name that is no table's now and of which nothing was ever logged, with the nearest right one."""
+    for name in names:
+        logged = connection.execute(_LOGGED, {"name": name}).fetchone()
+        if logged != (True,):
+            find(connection, [name], "SELECT forge.find_table(%s)::oid")
 
 
 def _nearest(connection: Connection, asked: str) -> str | None:

@@ -5,6 +5,7 @@ without a zone is refused: whose nine o'clock it is nobody can tell.
 """
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -67,14 +68,14 @@ def aware(at: datetime) -> datetime:
     return at
 
 
-def pair_before(rows: Rows[Any], asked: datetime) -> Pair:
-    """The last recorded pair at or before an instant."""
+def pair_before(rows: Rows[Any], asked: datetime, since: Sequence[datetime] = ()) -> Pair:
+    """The last recorded pair at or before an instant; those that can be answered are all `since` some others."""
     found = rows.execute(
         "SELECT at, snapshot::text FROM forge.instant WHERE at <= %s ORDER BY at DESC LIMIT 1", (asked,)
     ).fetchone()
     if found is not None:
         return Pair(found[0], Snapshot.parse(found[1]))
-    first = rows.execute("SELECT min(at) FROM forge.instant").fetchone()
+    first = rows.execute("SELECT min(at) FROM forge.instant WHERE at >= ALL (%s)", (list(since),)).fetchone()
     oldest = first[0] if first else None
     raise HistoryUnavailable(
         f"{asked.isoformat()} is unknown: it is before the first recorded instant",

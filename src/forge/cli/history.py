@@ -1,0 +1,134 @@
+"""`forge history`: every change of one row, newest first; or the row as it was."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from forge.change import text
+from forge.cli.asof import show_rows
+from forge.cli.session import Session, session
+from forge.cli.tables import known
+from forge.feed import ABSENT, HIDDEN, details, shown, value_text, who
+from forge.history.asof import row_as_of
+from forge.history.diff import Difference
+from forge.history.instants import instant
+from forge.history.timeline import LIMIT, MOST, Entry, timeline
+from forge.history.tracked import key_of
+
+_STYLES: Final = {"INSERT": "green", "UPDATE": "yellow", "KEY": "yellow", "DELETE": "red", "TRUNCATE": "bold red"}
+_OP_WIDTH: Final = 8
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "history",
+        epilog="Examples:\n\nforge history orders 4711\n\nforge history orders 4711 --diff --limit 5\n\n"
+        "forge history orders 4711 --at '2026-11-10 09:00+00'\n\nforge history line region=eu,number=7 --json",
+    )(history)
+
+
+def history(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table: orders, sales.orders.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help='The row: 4711, a=1,b=2 or {"a": 1, "b": 2}.')],
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="INSTANT", help="Show the row as it was then: an instant, 1h ago.")
+    ] = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Show each column before and after.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many changes are shown.")] = LIMIT,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="PLACE", help="Go on from where an earlier page ended.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Go on with the old key where the key was changed.")
+    ] = True,
+) -> None:
+    """Every change of a row, newest first: who, when, why, and what it changed.
+
+    With --json, one object a line; the last has `next`, which --before goes on from, or null.
+    """
+    run = session(context)
+    given = key_of(key)
+    with run.connection() as connection:
+        known(connection, [table])
+        if at is not None:
+            past = row_as_of(connection, table, given, instant(at))
+            show_rows(run, [column.name for column in past.columns], iter(past.rows), limit=1)
+            if not past.rows and not run.json:
+                run.note(f"there was no such row at {past.at.astimezone(UTC).isoformat()}")
+            return
+        left, place = limit, before
+        while True:
+            page = timeline(connection, table, given, limit=min(left, MOST), before=place, follow=follow)
+            for entry in page.entries:
+                _show(run, entry, diff=diff)
+            left, place = left - len(page.entries), page.next
+            if not left or place is None:
+                break
+    if run.json:
+        run.emit({"next": place})
+    elif place is not None:
+        run.note(f"there are more: --before {place}, or a greater --limit")
+    elif left == limit:
+        run.note("the log has no change of such a row")
+
+
+def _show(run: Session, entry: Entry, *, diff: bool) -> None:
+    if run.json:
+        run.emit(entry.wire())
+        return
+    line = Text(f"{moment(entry.change.at)}  ", "dim")
+    line.append(f"{entry.op:<{_OP_WIDTH}}  ", _STYLES.get(entry.op, "magenta"))
+    line.append(shown(_key(entry)))
+    told = "" if diff and entry.diff else _told(entry)
+    line.append(f"  {told}" if told else "")
+    line.append(f"  {who(entry.change)}", "dim")
+    run.show(line)
+    if diff:
+        for difference in entry.diff:
+            run.show(_difference(difference))
+
+
+def _key(entry: Entry) -> str:
+    key = entry.change.key
+    if key is None:
+        return "*"
+    now = ",".join(map(text, key.values()))
+    if entry.was is not None:
+        return f"{','.join(map(text, entry.was.values()))} → {now}"
+    return now if entry.became is None else f"{now} → {','.join(map(text, entry.became.values()))}"
+
+
+def _told(entry: Entry) -> str:
+    if entry.redefined:
+        return shown("; ".join(entry.redefined))
+    if entry.was is not None:
+        keys = entry.change.key or {}
+        return ", ".join(
+            f"{shown(one.column)}: {value_text(one.before)} → {value_text(one.after)}"
+            for one in entry.diff
+            if one.column not in keys
+        )
+    return details(entry.change)
+
+
+def _difference(difference: Difference) -> Text:
+    line = Text(f"    {shown(difference.column)}: ")
+    if difference.hidden:
+        return line.append(HIDDEN, "dim")
+    before, after = (
+        ABSENT if value is msgspec.UNSET else value_text(value) for value in (difference.before, difference.after)
+    )
+    return line.append(before, "red").append(" → ", "dim").append(after, "green")
+
+
+def moment(at: datetime) -> str:
+    """A time that --at takes.
+
+    >>> moment(datetime(2026, 11, 10, 9, 0, 1, 250_000, tzinfo=UTC))
+    '2026-11-10 09:00:01.250Z'
+    """
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds") + "Z"

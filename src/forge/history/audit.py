@@ -1,0 +1,219 @@
+"""Who changed what: the changes of all tables, listed or counted.
+
+    audit(connection, user="ada", since=yesterday).entries
+    counts(connection, by=["user", "table"], since=yesterday)
+
+Newest transactions come first, each one's changes together, in pages that each begin where the one before ended. A list
+names what was changed and by whom, never the values. Times are bounded by day first, so a question of today does not
+look at the rest of the log.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from forge.change import Op
+from forge.changelog.connection import Connection, typed_errors
+from forge.changelog.decode import OPS
+from forge.errors import CursorInvalid, HistoryUnavailable
+from forge.history import tracked
+from forge.history.instants import aware
+from forge.wire import timestamp
+
+LIMIT: Final = 50
+MOST: Final = 10_000
+_LETTERS: Final = {op: letter for letter, op in OPS.items()}
+_MARGIN: Final = timedelta(days=1)
+
+BY: Final = {
+    "table": "v.schema_name || '.' || v.table_name",
+    "user": "coalesce(l.user_id, l.db_user)",
+    "op": "l.op::text",
+    "function": "l.function_name",
+    "trace": "l.trace_id",
+    "hour": "date_trunc('hour', l.at, 'UTC')",
+    "day": "date_trunc('day', l.at, 'UTC')",
+}
+"""What changes can be counted by, and the SQL for it."""
+
+_CHOSEN: Final = """
+    FROM forge.forge_event_log l JOIN forge.table_version v ON v.id = l.version
+    WHERE (%(user)s::text IS NULL OR coalesce(l.user_id, l.db_user) = %(user)s)
+      AND (%(trace)s::text IS NULL OR l.trace_id = %(trace)s)
+      AND (%(versions)s::int[] IS NULL OR l.version = ANY (%(versions)s))
+      AND (%(ops)s::text[] IS NULL OR l.op::text = ANY (%(ops)s))
+      AND (%(since)s::timestamptz IS NULL OR l.at >= %(since)s) AND (%(until)s::timestamptz IS NULL OR l.at < %(until)s)
+      AND (l.day BETWEEN %(first_day)s::date AND %(last_day)s::date OR l.day = 'infinity')
+      AND (%(column)s::text IS NULL
+           OR coalesce(l.before ->> %(column)s, l.after ->> %(column)s) = %(owner)s
+              AND coalesce(l.after ->> %(column)s, l.before ->> %(column)s) = %(owner)s)"""
+_LIST: Final = f"""
+    SELECT l.at, v.schema_name || '.' || v.table_name, l.op::text, l.row_id,
+           CASE WHEN l.op = 'U' THEN forge.changed_columns(l.before, l.after, l.hidden) ELSE '{{}}' END,
+           l.user_id, l.function_name, l.trace_id, l.db_user, l.application_name, l.transaction_id::text,
+           coalesce(l.rank, l.id), l.id
+    {_CHOSEN}
+      AND (%(transaction)s::text IS NULL OR l.transaction_id <= %(transaction)s::text::xid8
+           AND (l.transaction_id, coalesce(l.rank, l.id), l.id) < (%(transaction)s::text::xid8, %(place)s, %(id)s))
+    ORDER BY l.transaction_id DESC, coalesce(l.rank, l.id) DESC, l.id DESC LIMIT %(limit)s"""
+
+
+class Audited(msgspec.Struct, frozen=True):
+    """One change: who, when and why, of which row, and the columns that an update changed."""
+
+    at: datetime
+    table: str
+    op: Op
+    key: str | None
+    changed_columns: tuple[str, ...]
+    user_id: str | None
+    function_name: str | None
+    trace_id: str | None
+    session_user: str | None
+    application_name: str | None
+    transaction: str
+
+    @property
+    def who(self) -> str:
+        return self.user_id or self.session_user or ""
+
+    def wire(self) -> dict[str, Any]:
+        """As JSON."""
+        found = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {**found, "at": timestamp(self.at), "op": self.op.name}
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """A page of changes; `next` is where the following one begins, None when this is the last."""
+
+    entries: tuple[Audited, ...]
+    next: str | None
+
+
+class Count(msgspec.Struct, frozen=True):
+    """How many changes have the same values in what is counted `by`, and when the first and last of them were."""
+
+    by: dict[str, str | datetime | None]
+    changes: int
+    first: datetime
+    last: datetime
+
+    def wire(self) -> dict[str, Any]:
+        """As JSON."""
+        by = {name: timestamp(value) if isinstance(value, datetime) else value for name, value in self.by.items()}
+        return {**by, "changes": self.changes, "first": timestamp(self.first), "last": timestamp(self.last)}
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which changes. `tenant` is a column and the value that it must have had before and after."""
+
+    user: str | None = None
+    table: str | None = None
+    ops: tuple[Op, ...] = ()
+    trace: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    tenant: tuple[str, str] | None = None
+
+
+EVERYTHING: Final = Choice()
+
+
+def audit(
+    connection: Connection,
+    choice: Choice = EVERYTHING,
+    *,
+    limit: int = LIMIT,
+    before: str | None = None,
+) -> Audit:
+    """A page of the changes that are chosen."""
+    _check(limit)
+    transaction, place, id = _place(before)
+    values = {"transaction": transaction, "place": place, "id": id, "limit": limit + 1}
+    rows = _asked(connection, choice, _LIST, values)
+    entries = tuple(
+        Audited(row[0].astimezone(UTC), row[1], OPS[row[2]], row[3], tuple(row[4]), *row[5:11]) for row in rows[:limit]
+    )
+    more = ".".join(map(str, rows[limit - 1][10:])) if len(rows) > limit else None
+    return Audit(entries, more)
+
+
+def counts(
+    connection: Connection,
+    choice: Choice = EVERYTHING,
+    *,
+    by: Sequence[str],
+    limit: int = LIMIT,
+) -> list[Count]:
+    """The changes that are chosen, counted: newest first by hour or day, else most first."""
+    _check(limit)
+    if unknown := [name for name in by if name not in BY]:
+        raise HistoryUnavailable(f"changes cannot be counted by {unknown[0]!r}", fix=f"use {', '.join(BY)}")
+    if not by or len(set(by)) != len(by):
+        raise HistoryUnavailable("by names each thing once", fix=f"use {', '.join(BY)}")
+    times = [f"{place} DESC" for place, name in enumerate(by, 1) if name in ("hour", "day")]
+    order = ", ".join([*times, "changes DESC", *map(str, range(1, len(by) + 1))])
+    statement = (
+        f"SELECT {', '.join(BY[name] for name in by)}, count(*) AS changes, min(l.at), max(l.at) {_CHOSEN}"
+        f" GROUP BY {', '.join(map(str, range(1, len(by) + 1)))} ORDER BY {order} LIMIT %(limit)s"
+    )
+    found = []
+    for row in _asked(connection, choice, statement, {"limit": limit}):
+        *values, number, first, last = row
+        named = {name: _named(name, value) for name, value in zip(by, values, strict=True)}
+        found.append(Count(named, number, first.astimezone(UTC), last.astimezone(UTC)))
+    return found
+
+
+def _asked(connection: Connection, choice: Choice, statement: str, more: dict[str, Any]) -> list[tuple[Any, ...]]:
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        raise HistoryUnavailable(
+            "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
+        )
+    since, until = (None if at is None else aware(at).astimezone(UTC) for at in (choice.since, choice.until))
+    with typed_errors(), connection.transaction():
+        rows = connection.cursor(row_factory=tuple_row)
+        versions = None
+        if choice.table is not None:
+            relation = tracked.find(rows, choice.table)
+            versions = list(tracked.load(rows, choice.table, relation).versions)
+        rows.execute("SET TRANSACTION READ ONLY")
+        values = {
+            "user": choice.user,
+            "trace": choice.trace,
+            "versions": versions,
+            "ops": [_LETTERS[op] for op in choice.ops if op in _LETTERS] or None,
+            "since": since,
+            "until": until,
+            "first_day": "-infinity" if since is None else str((since - _MARGIN).date()),
+            "last_day": "infinity" if until is None else str((until + _MARGIN).date()),
+            "column": choice.tenant and choice.tenant[0],
+            "owner": choice.tenant and choice.tenant[1],
+            **more,
+        }
+        return rows.execute(statement.encode(), values).fetchall()
+
+
+def _named(name: str, value: Any) -> str | datetime | None:
+    if name == "op":
+        return OPS[value].name
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def _check(limit: int) -> None:
+    if not 1 <= limit <= MOST:
+        raise HistoryUnavailable(f"a page cannot have {limit} lines", fix=f"ask for 1 to {MOST}")
+
+
+def _place(token: str | None) -> tuple[str | None, int | None, int | None]:
+    if token is None:
+        return None, None, None
+    match = re.fullmatch(r"([0-9]{1,19})\.([0-9]{1,18})\.([0-9]{1,18})", token)
+    if match is None:
+        raise CursorInvalid(f"{token[:60]!r} is no place in an audit", fix="use the one that came with a page")
+    return match[1], int(match[2]), int(match[3])

@@ -1,0 +1,253 @@
+"""Every change of one row, newest first.
+
+    page = timeline(connection, "orders", 4711)
+    for entry in page.entries:
+        entry.change.at, entry.change.context.user_id, entry.diff
+    older = timeline(connection, "orders", 4711, before=page.next)
+
+Changes come in the order of the row's history, which is the reader's order turned round, not the clock's. An update of
+the key is logged as a delete and an insert; the two are one entry here, and the history goes on with the old key. What
+happened to the table as a whole (a truncate, a change of definition, what could not be logged) stands in between. A
+page is found by where the last one ended, so a history of any length is read in pages of one cost.
+
+Columns that are excluded or masked now are not shown, whatever the log has of them.
+"""
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+from psycopg.types.string import ByteaBinaryLoader
+
+from forge.change import UNAVAILABLE, Change, Op, Row
+from forge.changelog.connection import Connection, typed_errors
+from forge.changelog.decode import Decoder
+from forge.errors import CursorInvalid, HistoryUnavailable
+from forge.history import tracked
+from forge.history.diff import Difference, differences, redefinition
+from forge.history.tracked import Tracked
+from forge.wire import encode_row, timestamp
+
+LIMIT: Final = 50
+MOST: Final = 1000
+_LAST: Final = 2**63 - 1
+
+_COLUMNS: Final = """
+    SELECT l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after, l.hidden,
+           l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name, l.rank, l.row_id
+    FROM forge.forge_event_log l"""
+_DECODED: Final = 15
+_PAGE: Final = f"""{_COLUMNS}
+    WHERE (l.row_id = %(row_id)s::text OR l.row_id IS NULL AND l.op IN ('T', 'S', 'X', 'R'))
+      AND l.version = ANY (%(versions)s::int[]) AND (coalesce(l.rank, l.id), l.id) < (%(place)s::bigint, %(id)s::bigint)
+    ORDER BY coalesce(l.rank, l.id) DESC, l.id DESC LIMIT %(limit)s::bigint"""
+# A statement that changes keys logs all its deletes, then as many inserts in the same order, a microsecond later.
+_PARTNERS: Final = f"""{_COLUMNS}
+    WHERE l.transaction_id = %(transaction)s::text::xid8 AND l.version = %(version)s::int
+      AND l.rank IS NOT DISTINCT FROM %(rank)s::bigint
+      AND (l.op = 'D' AND l.at = %(deleted)s::timestamptz
+           OR l.op = 'I' AND l.at = %(deleted)s::timestamptz + interval '1 microsecond')
+    ORDER BY l.id"""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One change. `was` is the key that the row had before it, `became` the one that it has since, if that changed."""
+
+    change: Change
+    diff: tuple[Difference, ...] = ()
+    was: Row | None = None
+    became: Row | None = None
+    redefined: tuple[str, ...] = ()
+
+    @property
+    def op(self) -> str:
+        """What happened, in one word: KEY for an update of the key."""
+        return "KEY" if self.was is not None or self.became is not None else self.change.op.name
+
+    def wire(self) -> dict[str, Any]:
+        """As JSON can say it exactly: see forge.wire."""
+        change = self.change
+        found: dict[str, Any] = {
+            "op": self.op,
+            "at": timestamp(change.at),
+            "key": encode_row(change.key),
+            "change_id": change.id,
+            "transaction": change.source.transaction,
+            "diff": [difference.wire() for difference in self.diff],
+            "context": {
+                "user_id": change.context.user_id,
+                "function_name": change.context.function_name,
+                "trace_id": change.context.trace_id,
+                "session_user": change.context.session_user,
+                "application_name": change.context.application_name,
+                "more": encode_row(change.context.more),
+            },
+        }
+        for name, value in (("was", self.was), ("became", self.became)):
+            if value is not None:
+                found[name] = encode_row(value)
+        if self.redefined:
+            found["redefined"] = list(self.redefined)
+        return found
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """A page of a row's history; `next` is where the following one begins, None when this is the last."""
+
+    table: str
+    key: Row
+    entries: tuple[Entry, ...]
+    next: str | None
+
+
+class Place(NamedTuple):
+    """Where a page begins: below this place of the log, with this word for the key."""
+
+    place: int
+    id: int
+    row_id: str
+
+    def token(self) -> str:
+        """
+        >>> Place(8, 9, "é").token()
+        'OC45LsOp'
+        >>> Place.parse('OC45LsOp')
+        Place(place=8, id=9, row_id='é')
+        """
+        return urlsafe_b64encode(f"{self.place}.{self.id}.{self.row_id}".encode()).decode().rstrip("=")
+
+    @classmethod
+    def parse(cls, token: str) -> "Place":
+        try:
+            text = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+        except ValueError:
+            text = ""
+        match = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})\.(.*)", text, re.DOTALL)
+        if match is None:
+            raise CursorInvalid(f"{token[:60]!r} is no place in a history", fix="use the one that came with a page")
+        return cls(int(match[1]), int(match[2]), match[3])
+
+
+def timeline(
+    connection: Connection,
+    table: str,
+    key: object,
+    *,
+    limit: int = LIMIT,
+    before: str | None = None,
+    follow: bool = True,
+) -> Timeline:
+    """A page of a row's history; without `follow` that of its key alone, whatever rows had it."""
+    if not 1 <= limit <= MOST:
+        raise HistoryUnavailable(f"a page cannot have {limit} entries", fix=f"ask for 1 to {MOST}")
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        raise HistoryUnavailable(
+            "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
+        )
+    with typed_errors(), connection.transaction():
+        rows = connection.cursor(row_factory=tuple_row)
+        relation = tracked.find(rows, table)
+        for pin in tracked.PINS:
+            rows.execute(pin)
+        rows.execute("SET TRANSACTION READ ONLY")
+        found = tracked.load(rows, table, relation)
+        given = tracked.given_key(found, found.newest, key)
+        word = tracked.row_id(rows, found, found.newest, given)
+        walk = _Walk(connection, found)
+        start = Place(_LAST, _LAST, word) if before is None else Place.parse(before)
+        entries, following = walk.page(start, limit, follow=follow)
+        return Timeline(found.name, given, tuple(entries), following and following.token())
+
+
+class _Walk:
+    """From change to older change."""
+
+    def __init__(self, connection: Connection, table: Tracked) -> None:
+        self._table = table
+        self._rows = connection.cursor(binary=True, row_factory=tuple_row)
+        self._rows.adapters.register_loader("json", ByteaBinaryLoader)
+        log = self._rows.execute("SELECT uuid::text FROM forge.log_identity ORDER BY id DESC LIMIT 1").fetchone()
+        self._decoder = Decoder(log[0] if log else "")
+        for version in table.versions.values():
+            shape = [{"name": field.name, "type": field.type, "kind": field.kind} for field in version.fields]
+            self._decoder.learn(version.id, version.schema, version.table, list(shape), list(version.key))
+
+    def page(self, start: Place, limit: int, *, follow: bool) -> tuple[list[Entry], Place | None]:
+        """Entries, and where to go on if there are more."""
+        found: list[Entry] = []
+        below = start
+        for entry, place in self._entries(start, limit + 1, follow=follow):
+            if len(found) == limit:
+                return found, below
+            found.append(entry)
+            below = place
+        return found, None
+
+    def _entries(self, start: Place, most: int, *, follow: bool) -> Iterator[tuple[Entry, Place]]:
+        """Each entry with the place below it."""
+        place: Place | None = start
+        while place is not None:
+            values = {**place._asdict(), "versions": list(self._table.versions), "limit": most}
+            rows = self._rows.execute(_PAGE, values).fetchall()
+            word, place = place.row_id, None
+            for row in rows:
+                below = Place(row[1], row[0], word)
+                op = self._change(row).op
+                partner = self._partner(row) if follow and op in (Op.INSERT, Op.DELETE) else None
+                if partner is not None and op is Op.INSERT:
+                    place = Place(partner[1], partner[0], partner[-1])
+                    yield self._moved(partner, row), place
+                    break
+                yield self._entry(row, partner), below
+            else:
+                place = below if len(rows) == most else None
+
+    def _partner(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The other half of an update of the key; None when it was no such update, or nobody can tell which."""
+        deleted = self._change(row).op is Op.DELETE
+        values = {
+            "transaction": str(int.from_bytes(row[2], "big")),
+            "version": row[4],
+            "rank": row[15],
+            "deleted": row[3] if deleted else row[3] - timedelta(microseconds=1),
+        }
+        found = self._rows.execute(_PARTNERS, values).fetchall()
+        halves = {op: [other for other in found if self._change(other).op is op] for op in (Op.DELETE, Op.INSERT)}
+        if len(halves[Op.DELETE]) != len(halves[Op.INSERT]):
+            return None
+        here, there = (Op.DELETE, Op.INSERT) if deleted else (Op.INSERT, Op.DELETE)
+        numbers = [other[0] for other in halves[here]]
+        return halves[there][numbers.index(row[0])] if row[0] in numbers else None
+
+    def _moved(self, old: tuple[Any, ...], new: tuple[Any, ...]) -> Entry:
+        before, after = self._change(old), self._change(new)
+        return Entry(after, differences(before.before, after.after), was=before.key)
+
+    def _entry(self, row: tuple[Any, ...], partner: tuple[Any, ...] | None) -> Entry:
+        change = self._change(row)
+        if change.op is Op.SCHEMA:
+            return Entry(change, redefined=self._redefined(change, row[4]))
+        became = None if partner is None else self._change(partner).key
+        return Entry(change, differences(change.before, change.after, change.hidden), became=became)
+
+    def _redefined(self, change: Change, number: int) -> tuple[str, ...]:
+        if change.context.more:
+            return tuple(name for name, value in change.context.more.items() if value is True)
+        older = [other for other in self._table.versions if other < number]
+        return redefinition(self._table.versions[max(older)] if older else None, self._table.versions[number])
+
+    def _change(self, row: tuple[Any, ...]) -> Change:
+        change = self._decoder.changes([row[:_DECODED]])[0]
+        if not self._table.veiled:
+            return change
+        return msgspec.structs.replace(change, before=self._veiled(change.before), after=self._veiled(change.after))
+
+    def _veiled(self, row: Row | None) -> Row | None:
+        if row is None:
+            return None
+        return {name: UNAVAILABLE if name in self._table.veiled else value for name, value in row.items()}
