@@ -63,11 +63,11 @@ class Relation:
         self.schema: Final = message.schema
         self.table: Final = message.table
         self.full: Final = message.identity == "f"
+        identity = [column.name for column in message.columns if column.identity]
         self.digest: Final = digest(
-            message.schema, message.table, [(c.name, c.type, c.modifier) for c in message.columns]
+            message.schema, message.table, [(c.name, c.type, c.modifier) for c in message.columns], identity
         )
         sent = {column.name: facts.types[n] for n, column in enumerate(message.columns)}
-        identity = [column.name for column in message.columns if column.identity]
         known = facts.key if set(facts.key) <= sent.keys() else ()
         self.key_names: Final[tuple[str, ...]] = tuple(_key(message.identity, known, identity))
         names = _names(list(sent), facts)
@@ -97,9 +97,9 @@ class Relation:
     _copied: Callable[[Sequence[bytes | None]], Row]
 
 
-def digest(schema: str, table: str, columns: Sequence[tuple[str, int, int]]) -> bytes:
-    """What tells one definition of a table from another, in 6 bytes."""
-    return hashlib.blake2b(repr((schema, table, columns)).encode(), digest_size=6).digest()
+def digest(schema: str, table: str, columns: Sequence[tuple[str, int, int]], identity: Sequence[str]) -> bytes:
+    """What tells one definition of a table from another, in 6 bytes. With another identity, keys may be others."""
+    return hashlib.blake2b(repr((schema, table, columns, identity)).encode(), digest_size=6).digest()
 
 
 def _key(identity: str, primary: Sequence[str], identified: Sequence[str]) -> Sequence[str]:
