@@ -105,9 +105,9 @@ def at_instant(connection: Connection, tables: Sequence[str], at: datetime) -> I
                 connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(name)))
             for pin in tracked.PINS:
                 connection.execute(pin)
-            found = {table: tracked.load(rows, table, oid) for table, oid in relations.items()}
-            pair = pair_before(rows, at, tuple(table.enabled_at for table in found.values()))
-            yield {table: Past(connection, known, pair, at, identity[0]) for table, known in found.items()}
+            loaded = {table: tracked.load(rows, table, oid) for table, oid in relations.items()}
+            pair = pair_before(rows, at, tuple(table.enabled_at for table in loaded.values()))
+            yield {table: Past(connection, known, pair, at, identity[0]) for table, known in loaded.items()}
 
 
 _NAME = (

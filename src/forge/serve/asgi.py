@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket
 
 from forge.errors import ForgeError
 from forge.serve.feed import changes
+from forge.serve.history import audited, history
 from forge.serve.http import Routes, failure
 from forge.serve.node import Node
 from forge.serve.ws import Socket
@@ -124,6 +125,8 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
             Route("/forge/session/{id}/unsubscribe", routes.unsubscribe, methods=["POST"]),
             Route("/forge/session/{id}/auth", routes.renew, methods=["POST"]),
             Route("/forge/changes", _Streaming(lambda *call: changes(node, *call)), methods=["GET"]),
+            Route("/forge/history/{table}/{key:path}", lambda request: history(node, request), methods=["GET"]),
+            Route("/forge/audit", lambda request: audited(node, request), methods=["GET"]),
             Route("/forge/openapi.json", routes.openapi, methods=["GET"]),
             Route("/healthz", routes.healthy, methods=["GET"]),
             Route("/readyz", routes.ready, methods=["GET"]),

@@ -45,6 +45,8 @@ class Options(msgspec.Struct, frozen=True):
     keepalive: float = 25.0
     tenant_column: str | None = None
     """The column that says whose row it is; the raw feed shows a tenant only its own rows."""
+    history: str | None = "forge:history"
+    """The permission that a token needs for history and audit; None to close them to all."""
 
 
 class UnknownSession(ForgeError):

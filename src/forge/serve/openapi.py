@@ -108,9 +108,29 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     snapshot: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class HistoryBody(msgspec.Struct):
+    """A page of a row's history, and where the following one begins; or the row as it was `at` an instant."""
+
+    table: str
+    key: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    entries: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    next: str | msgspec.UnsetType | None = msgspec.UNSET
+    at: datetime | msgspec.UnsetType = msgspec.UNSET
+    row: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class AuditBody(msgspec.Struct):
+    """A page of changes, and where the following one begins; or counts of them."""
+
+    entries: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    next: str | msgspec.UnsetType | None = msgspec.UNSET
+    counts: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+
+
 _BODIES: Final = (
     *(ErrorBody, TooManyBody, QueryBody, MutationBody, SubscribeBody, SubscribedBody),
     *(UnsubscribeBody, UnsubscribedBody, AuthBody, AuthenticatedBody, HealthBody),
+    *(HistoryBody, AuditBody),
 )
 
 _ERRORS: Final = {
@@ -118,7 +138,7 @@ _ERRORS: Final = {
     401: "The token is missing or not acceptable.",
     403: "The caller may not see any of it, or comes from an origin that is not allowed.",
     404: "There is no such name or session.",
-    410: "The cursor cannot be gone on from; take one now and read the tables anew.",
+    410: "The cursor cannot be gone on from, or the past is not in the log any more.",
     413: "The request or the result is too large.",
     422: "It was refused or failed; nothing was written.",
     500: "The function failed; nothing was written.",
@@ -228,11 +248,49 @@ class _Paths:
                 _LAST_EVENT,
             ],
         )
+        self._past()
         ready = {**self._answers(HealthBody), "503": _answer("It cannot serve now.", self._bodies[HealthBody])}
         text = {"200": {"description": "In Prometheus's text format.", "content": {"text/plain": {}}}}
         self._add("get", "/healthz", "healthz", "The process answers.", self._answers(HealthBody), open=True)
         self._add("get", "/readyz", "readyz", "The node can serve.", ready, open=True)
         self._add("get", "/metrics", "metrics", "What is counted and measured.", text, open=True)
+
+    def _past(self) -> None:
+        """Who changed what: only for tokens that permit it."""
+        page = [
+            _chosen("limit", "How many; 50 unless given."),
+            _chosen("before", "`next` of the page before."),
+        ]
+        self._add(
+            "get",
+            "/forge/history/{table}/{key}",
+            "history",
+            "Every change of a row, newest first; or the row as it was.",
+            self._answers(HistoryBody, 400, 401, 403, 404, 410, 503),
+            parameters=[
+                _in_path("table", "orders, sales.orders"),
+                _in_path("key", 'The row: 4711, a=1,b=2 or {"a": 1, "b": 2}.'),
+                _chosen("at", "The row as it was then: an instant with its zone, 1h ago."),
+                *page,
+            ],
+        )
+        self._add(
+            "get",
+            "/forge/audit",
+            "audit",
+            "Who changed what, newest transactions first; or how often.",
+            self._answers(AuditBody, 400, 401, 403, 404, 503),
+            parameters=[
+                _chosen("user", "Only what this user changed."),
+                _chosen("table", "Only this table."),
+                _chosen("op", "Only these operations.", many=True),
+                _chosen("trace", "Only what this request changed."),
+                _chosen("since", "From then on: an instant with its zone, 1d."),
+                _chosen("until", "Before then."),
+                _chosen("by", "Count them by table, user, op, function, trace, hour, day; several with commas."),
+                *page,
+            ],
+        )
 
     def _of_session(self, name: str, summary: str, asked: type[msgspec.Struct], answer: type[msgspec.Struct]) -> None:
         self._add(
@@ -263,6 +321,10 @@ class _Paths:
             return _answer(_ERRORS[code], self._bodies[ErrorBody])
         retry = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
         return {**_answer(_ERRORS[code], self._bodies[TooManyBody]), "headers": retry}
+
+
+def _in_path(name: str, description: str) -> Object:
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": {"type": "string"}}
 
 
 def _chosen(name: str, description: str, *, many: bool = False) -> Object:

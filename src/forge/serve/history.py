@@ -1,0 +1,180 @@
+"""The past over HTTP: who changed a row, and who changed what, for those who are granted it.
+
+    GET /forge/history/{table}/{key}?limit=50&before=…&at=2026-11-10T09:00Z
+    GET /forge/audit?user=ada&table=orders&op=delete&since=1d&until=…&by=user,table&limit=50&before=…
+
+Both are closed unless a token has the permission that `Options.history` names, in its claim `scope`, `scp` or
+`permissions`. A token with a tenant sees only rows that were that tenant's before and after each change; without a
+column that says whose a row is, it sees nothing. Values of columns that are excluded or masked are never in an answer.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forge.change import Op, Row, text
+from forge.changelog.connection import Connection, connect, typed_errors
+from forge.errors import ForgeError, HistoryUnavailable, TrackingError
+from forge.history.asof import row_as_of
+from forge.history.audit import Choice, audit, counts
+from forge.history.instants import instant
+from forge.history.timeline import LIMIT, MOST, Entry, timeline
+from forge.history.tracked import key_of
+from forge.react.registry import BadArguments
+from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.serve.http import Forbidden, status
+from forge.serve.messages import error_fields
+from forge.serve.node import Node
+from forge.wire import encode_row, timestamp
+
+AT_ONCE: Final = 4
+"""Questions of the past that a node answers at once; others wait."""
+TIMEOUT: Final = 30
+"""Seconds that one may take."""
+
+Answer = dict[str, Any]
+T = TypeVar("T")
+_ROOM: WeakKeyDictionary[Node, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def history(node: Node, request: Request) -> Response:
+    """GET /forge/history/{table}/{key}"""
+
+    def ask(connection: Connection, tenant: tuple[str, str] | None) -> Answer:
+        given = request.query_params
+        table, key = request.path_params["table"], key_of(request.path_params["key"])
+        if (at := _instant(given.get("at"))) is not None:
+            past = row_as_of(connection, table, key, at)
+            row = past.row if tenant is None or _owns(past.row, tenant) else None
+            return {"table": past.table, "at": timestamp(past.at), "row": encode_row(row)}
+        page = timeline(
+            connection, table, key, limit=_limit(given.get("limit"), MOST), before=given.get("before") or None
+        )
+        entries = [entry.wire() for entry in page.entries if tenant is None or _shown(entry, tenant)]
+        return {"table": page.table, "key": encode_row(page.key), "entries": entries, "next": page.next}
+
+    return await _answered(node, request, ask)
+
+
+async def audited(node: Node, request: Request) -> Response:
+    """GET /forge/audit"""
+
+    def ask(connection: Connection, tenant: tuple[str, str] | None) -> Answer:
+        given = request.query_params
+        choice = Choice(
+            given.get("user"),
+            given.get("table"),
+            tuple(map(_op, given.getlist("op"))),
+            given.get("trace"),
+            _instant(given.get("since")),
+            _instant(given.get("until")),
+            tenant,
+        )
+        limit = _limit(given.get("limit"), MOST)
+        if by := given.get("by"):
+            found = counts(connection, choice, by=by.split(","), limit=limit)
+            return {"counts": [count.wire() for count in found]}
+        page = audit(connection, choice, limit=limit, before=given.get("before") or None)
+        return {"entries": [entry.wire() for entry in page.entries], "next": page.next}
+
+    return await _answered(node, request, ask)
+
+
+async def _answered(
+    node: Node, request: Request, ask: Callable[[Connection, tuple[str, str] | None], Answer]
+) -> Response:
+    try:
+        tenant = allowed(node, await node.identify(bearer(request.headers)))
+        room = _ROOM.setdefault(node, asyncio.Semaphore(AT_ONCE))
+        async with room:
+            return _json(await asyncio.to_thread(_asked, node.reactor.url, ask, tenant))
+    except ForgeError as error:
+        return _failure(error)
+
+
+def _asked(
+    url: str, ask: Callable[[Connection, tuple[str, str] | None], Answer], tenant: tuple[str, str] | None
+) -> Answer:
+    with typed_errors(), connect(url, application_name="forge history") as connection:
+        connection.execute(f"SET statement_timeout = '{TIMEOUT}s'".encode())
+        return ask(connection, tenant)
+
+
+def _json(value: Answer, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), code, headers, "application/json")
+
+
+def _failure(error: ForgeError) -> Response:
+    """As everywhere; a past that is gone is 410, with the oldest instant that can be answered."""
+    told: Answer = {"error": error_fields(error)}
+    if isinstance(error, HistoryUnavailable):
+        if error.oldest is not None:
+            told["oldest"] = timestamp(error.oldest)
+        return _json(told, 400 if error.oldest is None else 410)
+    headers = {"www-authenticate": "Bearer"} if isinstance(error, AuthFailed) else {}
+    return _json(told, 404 if isinstance(error, TrackingError) else status(error), headers)
+
+
+def allowed(node: Node, identity: Identity) -> tuple[str, str] | None:
+    """Whose rows somebody may see: a column and its value, or None for all; Forbidden when that is nobody's."""
+    wanted, column = node.options.history, node.options.tenant_column
+    if wanted is None or node.options.auth is None:
+        raise Forbidden("history is closed here", fix="set auth, and history to the permission that opens it")
+    if wanted not in permissions(identity.auth.claims):
+        raise Forbidden("the token does not permit to see history", fix=f"have the issuer grant {wanted}")
+    if identity.auth.tenant is None:
+        return None
+    if column is None:
+        raise Forbidden("no column says whose a row is", fix="set tenant_column to the column that holds the tenant")
+    return column, identity.auth.tenant
+
+
+def permissions(claims: Mapping[str, Any]) -> frozenset[str]:
+    """What a token permits: words of `scope`, `scp` and `permissions`, each a text or a list.
+
+    >>> sorted(permissions({"scope": "openid forge:history", "permissions": ["a"], "scp": 7}))
+    ['a', 'forge:history', 'openid']
+    """
+    found: set[str] = set()
+    for name in ("scope", "scp", "permissions"):
+        value = claims.get(name)
+        words = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
+        found.update(word for word in words if isinstance(word, str))
+    return frozenset(found)
+
+
+def _shown(entry: Entry, tenant: tuple[str, str]) -> bool:
+    """Whether every image of an entry is the tenant's; what has none is of the whole table."""
+    images = [image for image in (entry.change.before, entry.change.after) if image is not None]
+    moved = [one.before for one in entry.diff if one.column == tenant[0]]
+    return bool(images) and not moved and all(_owns(image, tenant) for image in images)
+
+
+def _owns(row: Row | None, tenant: tuple[str, str]) -> bool:
+    value = None if row is None else row.get(tenant[0])
+    return isinstance(value, (str, int)) and text(value) == tenant[1]
+
+
+def _instant(value: str | None) -> datetime | None:
+    return None if value is None else instant(value)
+
+
+def _limit(value: str | None, most: int) -> int:
+    if value is None:
+        return LIMIT
+    if not value.isdecimal() or len(value) > 9 or not 1 <= int(value) <= most:
+        raise BadArguments(f"limit cannot be {value[:20]!r}", fix=f"use 1 to {most}")
+    return int(value)
+
+
+def _op(value: str) -> Op:
+    try:
+        return Op(value.lower())
+    except ValueError:
+        raise BadArguments(f"op cannot be {value[:20]!r}", fix=f"use {', '.join(Op)}") from None
