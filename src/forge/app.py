@@ -33,6 +33,7 @@ from forge.config import Config, load
 from forge.database import database
 from forge.errors import ServerError
 from forge.react import past
+from forge.react.cached import Cached
 from forge.react.group import Settings
 from forge.react.reactor import Reactor
 from forge.react.registry import ANYONE, Auth, Function, Registry
@@ -40,6 +41,7 @@ from forge.react.registry import Scope as QueryScope
 from forge.react.runner import Runner
 from forge.serve.asgi import ForgeApp
 from forge.serve.node import Node, Options
+from forge.track.cache import Cache
 
 _log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Function)
@@ -65,6 +67,7 @@ class Forge:
         connections: int = 16,
         timeout: float = 30.0,
         title: str = "Forge",
+        cache: Cache | None = None,
     ) -> None:
         self.registry = Registry()
         self.settings = settings
@@ -74,6 +77,8 @@ class Forge:
         self._connections = connections
         self._timeout = timeout
         self._title = title
+        self.cache = cache or Cache()
+        """Where results of queries marked with `cache=` are kept; in this process unless another is given."""
         self._asgi: ForgeApp | None = None
 
     @overload
@@ -89,6 +94,7 @@ class Forge:
         key: str | Sequence[str] = (),
         reads: Sequence[str] = (),
         refresh_every: float | None = None,
+        cache: float | bool = False,
     ) -> Callable[[F], F]: ...
     def query(self, function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
         """Mark an async function as a query: clients may call it and subscribe to it."""
@@ -159,7 +165,10 @@ class Forge:
                 with connect(found.url) as connection:
                     install(connection)
             runner = Runner(found.url, replicas=self._replicas, connections=self._connections, timeout=self._timeout)
-            node = Node(self.registry, Reactor(runner, found.url, self.settings), self.options)
+            reactor = Reactor(runner, found.url, self.settings)
+            caching = any(query.cache is not False for query in self.registry.queries.values())
+            cached = Cached(reactor, self.cache) if caching else None
+            node = Node(self.registry, reactor, self.options, cached=cached)
             await node.start()
             policy = Policy(retention_days=config.retention_days, size_limit=config.log_size_limit)
             keeping = asyncio.get_running_loop().create_task(maintain(found.url, policy))

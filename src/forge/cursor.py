@@ -19,8 +19,9 @@ True
 """
 
 import re
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -33,6 +34,7 @@ _FORM = (
 )
 _MAX_XID8 = 2**64 - 1
 _MAX_ID = 2**63 - 1
+_MOST_AFTER: Final = 64
 
 
 class LogIdentity(msgspec.Struct, frozen=True):
@@ -134,3 +136,65 @@ def wal_position(lsn: str) -> int:
     """
     high, low = lsn.split("/")
     return int(high, 16) << 32 | int(low, 16)
+
+
+class After(msgspec.Struct, frozen=True):
+    """What somebody must be shown at least: transactions that were acknowledged to them, each of `xids`, all to `upto`.
+
+    A mutation's answer has the number of its transaction, and who sends it back (the header `Forge-After`) is shown no
+    result without it. Several are needed only for mutations that were under way at once: a snapshot that shows one
+    transaction shows all that was acknowledged before that began.
+
+    >>> after = After.parse("775,~771")
+    >>> [after.seen(Snapshot.parse(text)) for text in ("772:776:", "772:776:775", "771:776:771", "780:780:")]
+    [True, False, False, True]
+    >>> str(after)
+    '775,~771'
+    """
+
+    xids: frozenset[int] = frozenset()
+    upto: int = 0
+
+    @classmethod
+    def parse(cls, text: str | None) -> "After":
+        """Read the text form, as in a header; none is no condition."""
+        if not text:
+            return NOW
+        form = r"~?[0-9]{1,20}(?:,~?[0-9]{1,20})*"
+        parts = text.split(",") if len(text) <= 22 * _MOST_AFTER and re.fullmatch(form, text) else []
+        if not 0 < len(parts) <= _MOST_AFTER:
+            raise CursorInvalid(f"{text[:60]!r} does not say after what", fix="send the xid of a mutation's answer")
+        upto = max((int(part[1:]) for part in parts if part[0] == "~"), default=0)
+        return cls(frozenset(int(part) for part in parts if part[0] != "~"), upto)
+
+    def __str__(self) -> str:
+        return ",".join([*map(str, sorted(self.xids)), *([f"~{self.upto}"] if self.upto else [])])
+
+    def __bool__(self) -> bool:
+        return bool(self.xids or self.upto)
+
+    def seen(self, *snapshots: Snapshot) -> bool:
+        """Whether each transaction is shown by one of the snapshots."""
+        if self.upto and not any(snapshot.xmin > self.upto for snapshot in snapshots):
+            return False
+        return all(any(snapshot.sees(xid) for snapshot in snapshots) for xid in self.xids)
+
+    def also(self, xids: Iterable[int]) -> "After":
+        """And these."""
+        more = self.xids.union(xids)
+        return self if len(more) == len(self.xids) else After(more, self.upto)
+
+    def superseded(self, known: "After", xid: int) -> "After":
+        """After a transaction too that began when `known` had been acknowledged, all of which it shows.
+
+        >>> known = After(frozenset({5}))
+        >>> str(known.also([6]).superseded(known, 9))
+        '6,9'
+        """
+        upto = 0 if self.upto == known.upto else self.upto
+        left = (self.xids - known.xids) | {xid}
+        return After(left, upto) if len(left) < _MOST_AFTER else After(frozenset(), max(upto, *left))
+
+
+NOW: Final = After()
+"""Whatever is current."""

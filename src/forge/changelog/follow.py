@@ -53,6 +53,7 @@ async def follow(
     wakeup: Wakeup = "auto",
     durable: bool = True,
     on_open: Callable[[bool], None] | None = None,
+    on_read: Callable[[Cursor, str], None] | None = None,
 ) -> AsyncGenerator[Batch]:
     """Every change committed after the cursor (or from now on), in order, batch by batch, for ever.
 
@@ -60,7 +61,9 @@ async def follow(
     earlier, and after a crash of the server those that were not on disk may come again.
 
     `on_open` is called whenever the log is followed, at first and after each lost connection, from a cursor that is
-    fixed by then; with True when the server was restarted, so what was not on disk may be gone.
+    fixed by then; with True when the server was restarted, so what was not on disk may be gone. `on_read` is called
+    after every read, when what it found has been handled, be it nothing: with where that leads to, and which start of
+    the server it is.
     """
     cursor, kept = after, after
     started: object = None
@@ -89,6 +92,8 @@ async def follow(
                                 yield batch
                             finally:
                                 node.handed_over()
+                        if on_read is not None:
+                            on_read(cursor, _text_of(started))
         except (
             psycopg.OperationalError,
             psycopg.InterfaceError,
@@ -107,6 +112,10 @@ async def follow(
 
 def _line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _text_of(started: object) -> str:
+    return " ".join(map(str, started)) if isinstance(started, tuple) else str(started)
 
 
 class Node:

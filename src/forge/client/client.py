@@ -26,7 +26,7 @@ from forge.client.live import Live, Metrics, Mode
 from forge.client.messages import Answer, Cause, decode_result, read
 from forge.client.session import Session
 from forge.client.tokens import Token, Tokens
-from forge.cursor import Cursor, Snapshot
+from forge.cursor import NOW, Cursor, Snapshot
 from forge.errors import ConfigError
 
 
@@ -69,6 +69,8 @@ class Client:
         self.metrics = Metrics()
         self._http = http
         self._mode: Mode = mode
+        self.after = NOW
+        """The mutations of this client that were acknowledged: its queries show them, whichever node answers."""
         self._session = Session(http, self.metrics)
         self._closed = False
 
@@ -87,12 +89,15 @@ class Client:
         await self._http.aclose()
 
     async def query(self, name: str, /, **args: Any) -> Any:
-        """The result of a query now."""
+        """The result of a query now, with everything that this client wrote."""
         return decode_result(bytes((await self._call("query", name, args)).result))
 
     async def mutate(self, name: str, /, **args: Any) -> Mutated:
         """Run a mutation. After Unreachable it is not known whether it was done."""
+        known = self.after
         answer = await self._call("mutation", name, args)
+        if answer.xid is not None:
+            self.after = self.after.superseded(known, int(answer.xid))
         return Mutated(decode_result(bytes(answer.result)), None if answer.xid is None else int(answer.xid))
 
     def subscribe(self, name: str, /, **args: Any) -> "Subscription":
@@ -117,7 +122,9 @@ class Client:
 
     async def _call(self, kind: str, name: str, args: Mapping[str, Any]) -> Answer:
         self._open()
-        return read(Answer, await self._http.post(f"/forge/{kind}/{quote(name, safe='')}", msgspec.json.encode(args)))
+        headers = {"forge-after": str(self.after)} if kind == "query" and self.after else {}
+        path = f"/forge/{kind}/{quote(name, safe='')}"
+        return read(Answer, await self._http.post(path, msgspec.json.encode(args), headers))
 
     def _open(self) -> None:
         if self._closed:

@@ -4,9 +4,9 @@ A 401 is tried once more with a newer token, if there can be one: nothing was do
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Final, Self
 
 import httpx
 
@@ -17,6 +17,7 @@ from forge.client.tokens import Tokens
 from forge.errors import ForgeError
 
 Parameters = Sequence[tuple[str, str]]
+_NONE: Final[Mapping[str, str]] = {}
 _STREAM = {"accept": "text/event-stream", "accept-encoding": "identity", "cache-control": "no-store"}
 
 
@@ -55,18 +56,18 @@ class Http:
         self._timeout = httpx.Timeout(timeout)
         self._stream_timeout = httpx.Timeout(timeout, read=silence)
 
-    async def post(self, path: str, body: bytes) -> bytes:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = _NONE) -> bytes:
         """The answer to a POST of JSON."""
         token = await self.tokens.current()
         try:
-            return await self._post(path, body, token)
+            return await self._post(path, body, token, headers)
         except Unauthorized:
             if not self.tokens.renewable:
                 raise
-        return await self._post(path, body, await self.tokens.newer(token))
+        return await self._post(path, body, await self.tokens.newer(token), headers)
 
-    async def _post(self, path: str, body: bytes, token: str | None) -> bytes:
-        headers = {"content-type": "application/json", **_bearer(token)}
+    async def _post(self, path: str, body: bytes, token: str | None, more: Mapping[str, str]) -> bytes:
+        headers = {"content-type": "application/json", **more, **_bearer(token)}
         try:
             response = await self._http.post(self._base + path, content=body, headers=headers, timeout=self._timeout)
         except httpx.HTTPError as error:

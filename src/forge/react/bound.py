@@ -75,15 +75,20 @@ class Bound:
     (True, True, True)
     """
 
-    __slots__ = ("_condition", "_parameters", "columns", "covers", "outcome")
+    __slots__ = ("_condition", "_parameters", "_types", "columns", "covers", "outcome")
 
     def __init__(self, condition: Condition, types: Mapping[str, ColumnType], parameters: Mapping[str, object]) -> None:
         self._condition = condition
         self._parameters = parameters
+        self._types = types
         outcome, covers = _compile(condition, types, parameters)
         self.outcome: Final = outcome
         self.covers: Final = covers
         self.columns: Final = frozenset(_columns(condition))
+
+    def parts(self) -> tuple[Condition, Mapping[str, ColumnType], Mapping[str, object]]:
+        """What it was bound of."""
+        return self._condition, self._types, self._parameters
 
     def may(self, row: Row) -> bool:
         """Whether the condition may be true on the row."""

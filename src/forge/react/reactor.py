@@ -28,7 +28,7 @@ import msgspec
 from forge.change import Change, Op
 from forge.changelog.follow import follow
 from forge.changelog.reader import Batch
-from forge.cursor import wal_position
+from forge.cursor import NOW, After, Cursor, wal_position
 from forge.errors import CursorExpired, CursorForeign, ForgeError, ServerError
 from forge.react.catalog import OWN_SCHEMA, OWN_TABLES, QueryRefused
 from forge.react.debounce import Debounce
@@ -64,6 +64,8 @@ class Reactor:
         """Whether the log is being followed."""
         self.on_batch: list[Callable[[Batch], None]] = []
         """Called with every batch of the log, as soon as it is read."""
+        self.on_read: list[Callable[[Cursor, str], None]] = []
+        """Called after every read of the log, when what it found has been matched: how far, on which server start."""
         self.on_push: list[Callable[[Group, Push], None]] = []
         """Called with every fresh result, when its subscribers have it."""
         self.on_latency: Callable[[str, float], None] = lambda stage, seconds: None
@@ -135,10 +137,13 @@ class Reactor:
         if not group.subscribers:
             group.idle_since = self._clock()
 
-    async def once(self, call: Call) -> tuple[Result, Outcome]:
-        """The result now, for somebody who does not subscribe."""
+    async def once(self, call: Call, after: After = NOW) -> tuple[Result, Outcome]:
+        """The result now, for somebody who does not subscribe; it shows the transactions that they must be shown."""
         async with self._room:
-            outcome = await self.runner.query(call, reached=self.reached)
+            reached = self.reached
+            if reached is not None and not after.seen(reached.snapshot):
+                reached = None  # a replica that is only so far might not show them
+            outcome = await self.runner.query(call, reached=reached)
         return self._encoded(call, outcome), outcome
 
     def resync(self) -> None:
@@ -159,6 +164,7 @@ class Reactor:
                 wakeup=self.settings.wakeup,
                 durable=False,
                 on_open=lambda restarted: self._opened(restarted, following),
+                on_read=self._read,
             )
             try:
                 async with contextlib.aclosing(batches):
@@ -187,6 +193,10 @@ class Reactor:
             self.resync()
         if not following.done():
             following.set_result(None)
+
+    def _read(self, cursor: Cursor, started: str) -> None:
+        for observer in self.on_read:
+            observer(cursor, started)
 
     def _take(self, batch: Batch) -> None:
         """Match a batch; a moment of the event loop, however many groups there are."""

@@ -52,6 +52,8 @@ class Query(msgspec.Struct, frozen=True):
     key: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     refresh_every: float | None = None
+    cache: float | bool = False
+    """How long a result may be shown again to who asks once: seconds, or True for as long as the cache says."""
 
 
 class Mutation(msgspec.Struct, frozen=True):
@@ -88,6 +90,7 @@ class Registry:
         key: str | Sequence[str] = (),
         reads: Sequence[str] = (),
         refresh_every: float | None = None,
+        cache: float | bool = False,
     ) -> None:
         """Mark a function as a query."""
         name = self._free(name or function.__name__)
@@ -95,9 +98,13 @@ class Registry:
             raise Registration(f"the scope of {name} cannot be {scope!r}", fix="use public, tenant or user")
         if refresh_every is not None and not refresh_every > 0:
             raise Registration(f"refresh_every of {name} cannot be {refresh_every}", fix="use seconds above 0")
+        if cache is not False and cache is not True and not cache > 0:
+            raise Registration(f"cache of {name} cannot be {cache}", fix="use seconds above 0, or True")
         columns = (key,) if isinstance(key, str) else tuple(key)
         arguments = _arguments(name, function)
-        self.queries[name] = Query(name, function, arguments, scope, consistent, columns, tuple(reads), refresh_every)
+        self.queries[name] = Query(
+            name, function, arguments, scope, consistent, columns, tuple(reads), refresh_every, cache
+        )
 
     def mutation(self, function: Function, *, name: str | None = None) -> None:
         """Mark a function as a mutation."""

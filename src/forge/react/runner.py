@@ -40,6 +40,18 @@ MOST_ANALYSES: Final = 10_000
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PRIMARY: Final = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
 _REPLICA: Final = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()::text END"
+MOST_WRITTEN: Final = 1000
+"""Rows of a mutation that are looked at to know its tables."""
+_NUMBER: Final = "SELECT pg_current_xact_id_if_assigned()::text"
+# Whatever is deferred runs now, as whoever it is; then the log is read as Forge, never by scanning it.
+_SETTLED: Final = "SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE; SET LOCAL enable_seqscan = off"
+_WRITTEN: Final = f"""
+    SELECT pg_current_xact_id_if_assigned()::text,
+           coalesce(array_agg(DISTINCT v.schema_name || '.' || v.table_name), '{{}}'), count(*)
+    FROM (SELECT l.version FROM forge.forge_event_log l
+          WHERE l.transaction_id = pg_current_xact_id_if_assigned() AND l.day >= (now() AT TIME ZONE 'UTC')::date
+          LIMIT {MOST_WRITTEN + 1}) l
+    JOIN forge.table_version v ON v.id = l.version"""
 _RACES: Final = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 
 
@@ -69,6 +81,8 @@ class Answer(msgspec.Struct, frozen=True):
 
     value: Any
     xid: str | None
+    tables: frozenset[str] | None = None
+    """The tracked tables that it wrote, where that was asked for and they are not too many rows."""
 
 
 class Runner:
@@ -88,6 +102,10 @@ class Runner:
         self._analyst: AsyncConnection | None = None
         self._analysing = asyncio.Lock()
         self.fallbacks = 0
+        self.on_forget: list[Callable[[], None]] = []
+        """Called when definitions changed, so that nothing that is known of statements or results holds."""
+        self.on_commit: Callable[[int, frozenset[str] | None], None] | None = None
+        """Called with a mutation's transaction and the tracked tables that it wrote, before it is answered."""
 
     async def open(self) -> None:
         """Connect to the primary; a server that is not there is an error at once."""
@@ -109,6 +127,8 @@ class Runner:
         self._epoch += 1
         self._analyses.clear()
         self._declared.clear()
+        for observer in self.on_forget:
+            observer()
 
     async def query(
         self,
@@ -246,8 +266,21 @@ class Runner:
                 await connection.execute(statement)
             async with self._in_time(mutation.name):
                 value = finish(await mutation.function(Context(Db(connection, arguments), auth), **arguments))
-            row = await (await connection.execute("SELECT pg_current_xact_id_if_assigned()::text")).fetchone()
-        return Answer(value, row[0] if row else None)
+            xid, tables = await self._written(connection)
+        if xid is not None and self.on_commit is not None:
+            self.on_commit(int(xid), tables)
+        return Answer(value, xid, tables)
+
+    async def _written(self, connection: AsyncConnection) -> tuple[str | None, frozenset[str] | None]:
+        """The transaction's number, and which tables it wrote if somebody wants to know; nothing is written after."""
+        if self.on_commit is None:
+            row = await (await connection.execute(_NUMBER)).fetchone()
+            return row[0] if row else None, None
+        await connection.execute(_SETTLED)
+        row = await (await connection.execute(_WRITTEN, prepare=True)).fetchone()
+        assert row is not None
+        xid, tables, rows = row
+        return xid, frozenset(tables) if rows <= MOST_WRITTEN else None
 
     @contextlib.asynccontextmanager
     async def _in_time(self, name: str) -> AsyncIterator[None]:

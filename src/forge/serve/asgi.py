@@ -111,7 +111,7 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
 
     middleware = []
     if origins:
-        headers = ["authorization", "content-type", "last-event-id", "traceparent"]
+        headers = ["authorization", "content-type", "forge-after", "last-event-id", "traceparent"]
         middleware.append(
             Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=headers)
         )

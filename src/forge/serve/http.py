@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from forge.cursor import After
 from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError
 from forge.react.registry import BadArguments, UnknownName
 from forge.react.result import ResultTooLarge
@@ -91,9 +92,10 @@ class Routes:
             if (at := _instant(request.query_params.get("as_of"))) is not None:
                 result = await self.node.query_as_of(name, arguments, identity, at)
                 return _json(b"{" + fields(hash=result.hash, as_of=at)[:-1] + b',"result":' + result.json() + b"}")
-            result, snapshot = await self.node.query(name, arguments, identity)
-            head = fields(hash=result.hash, snapshot=snapshot)[:-1]
-            return _json(b"{" + head + b',"result":' + result.json() + b"}")
+            shown = await self.node.query(name, arguments, identity, After.parse(request.headers.get("forge-after")))
+            head = fields(hash=shown.hash, snapshot=shown.snapshot)[:-1]
+            cached = {} if shown.hit is None else {"forge-cache": "hit" if shown.hit else "miss"}
+            return _json(b"{" + head + b',"result":' + shown.value + b"}", headers=cached)
 
         return await self._answered(request, answer)
 

@@ -16,8 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from forge.change import Change
+from forge.cursor import NOW, After
 from forge.errors import ForgeError
 from forge.react import past
+from forge.react.cached import Cached
 from forge.react.reactor import Reactor
 from forge.react.registry import Auth, BadArguments, Registry
 from forge.react.result import Result, encode
@@ -30,6 +32,7 @@ from forge.serve.messages import Frame, fields
 from forge.serve.metrics import Instruments
 from forge.serve.session import Mode, Session, Subscription
 from forge.serve.traces import trace_push
+from forge.track.cache.keeper import Shown
 
 LONGEST_NAME: Final = 64
 _WARNING: Final = 30.0
@@ -57,7 +60,12 @@ class Node:
     """Sessions, and the way from them to the reactor."""
 
     def __init__(
-        self, registry: Registry, reactor: Reactor, options: Options, clock: Callable[[], float] = time.time
+        self,
+        registry: Registry,
+        reactor: Reactor,
+        options: Options,
+        clock: Callable[[], float] = time.time,
+        cached: Cached | None = None,
     ) -> None:
         self.registry = registry
         self.reactor = reactor
@@ -75,6 +83,7 @@ class Node:
         reactor.on_push.append(trace_push)
         if options.auth is not None:
             reactor.may_see_actor = self._may_see_actor
+        self.cached = cached
         self.bus = Bus(reactor.url)
         self.channels = Channels(self.bus)
         self.stopping = False
@@ -85,7 +94,13 @@ class Node:
         self._empty.set()
 
     async def start(self) -> None:
-        await self.reactor.start()
+        if self.cached is not None:
+            await self.cached.start()
+        try:
+            await self.reactor.start()
+        except BaseException:
+            await self._uncached()
+            raise
         wire_revocations(self, self.bus)
         self.bus.on("definitions", lambda payload: self._redefined())
         self.bus.on_reconnect.append(self._redefined)
@@ -93,6 +108,7 @@ class Node:
             await self.bus.start()
         except BaseException:
             await self.reactor.stop()
+            await self._uncached()
             raise
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
@@ -116,6 +132,11 @@ class Node:
         await self.authenticator.close()
         await self.bus.stop()
         await self.reactor.stop()
+        await self._uncached()
+
+    async def _uncached(self) -> None:
+        if self.cached is not None:
+            await self.cached.stop()
 
     async def identify(self, token: str | None) -> Identity:
         """Who this token is of; raises AuthFailed."""
@@ -227,10 +248,13 @@ class Node:
 
     # Calls
 
-    async def query(self, name: str, arguments: Any, identity: Identity) -> tuple[Result, str]:
-        """The result of a query now, and the snapshot that it shows."""
-        result, outcome = await self.reactor.once(self.registry.call(name, arguments, identity.auth))
-        return result, str(outcome.coverage)
+    async def query(self, name: str, arguments: Any, identity: Identity, after: After = NOW) -> Shown:
+        """The result of a query now, or that of a moment ago if nothing changed; with what must be in it."""
+        call = self.registry.call(name, arguments, identity.auth)
+        if self.cached is not None and call.query.cache is not False:
+            return await self.cached.ask(call, after)
+        result, outcome = await self.reactor.once(call, after)
+        return Shown(result.json(), result.hash, str(outcome.coverage), None)
 
     async def query_as_of(self, name: str, arguments: Any, identity: Identity, at: datetime) -> Result:
         """The result that a query had at an instant."""

@@ -191,7 +191,7 @@ class _Paths:
             f"query:{query.name}",
             _summary(query, f"The result of {query.name} now."),
             self._answers(QueryBody, 400, 401, 403, 404, 413, 422, 429, 500, 503),
-            parameters=[_AS_OF],
+            parameters=[_AS_OF, _AFTER],
             requestBody=_request(arguments, required=_needs_arguments(query)),
         )
         self._add(
@@ -338,6 +338,13 @@ _AS_OF: Final = {
     "required": False,
     "description": "Answer as of this instant of the past.",
     "schema": {"type": "string", "format": "date-time"},
+}
+_AFTER: Final = {
+    "name": "Forge-After",
+    "in": "header",
+    "required": False,
+    "description": "Transactions that the result must show: the `xid` of a mutation's answer, or several with commas.",
+    "schema": {"type": "string", "pattern": "^~?[0-9]{1,20}(,~?[0-9]{1,20}){0,63}$"},
 }
 _MODE: Final = {
     "name": "mode",

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from forge.cursor import NOW, After
 from forge.errors import ForgeError
 from forge.react.registry import BadArguments
 from forge.serve.auth import AuthFailed, Identity, bearer
@@ -44,6 +45,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     hash: str | None = None
     channel: str | None = None
     data: Any = None
+    after: str | None = None
 
 
 class Socket:
@@ -53,6 +55,8 @@ class Socket:
         self._node = node
         self._websocket = websocket
         self._calls: set[asyncio.Task[None]] = set()
+        self._after = NOW
+        """The mutations that were answered on this connection: its queries show them."""
 
     async def run(self) -> None:
         """Serve it until either side ends it."""
@@ -161,13 +165,18 @@ class Socket:
         identity = session.identity
         try:
             if message.type == "query":
-                result, snapshot = await self._node.query(_given(message.query), message.args, identity)
-                head = fields(id=message.id, hash=result.hash, snapshot=snapshot)
+                given = After.parse(message.after)
+                after = After(given.xids | self._after.xids, max(given.upto, self._after.upto))
+                shown = await self._node.query(_given(message.query), message.args, identity, after)
+                head, body = fields(id=message.id, hash=shown.hash, snapshot=shown.snapshot), shown.value
             else:
+                known = self._after
                 result, answer = await self._node.mutate(_given(message.mutation), message.args, identity, None)
-                head = fields(id=message.id, xid=answer.xid)
+                if answer.xid is not None:
+                    self._after = self._after.superseded(known, int(answer.xid))
+                head, body = fields(id=message.id, xid=answer.xid), result.json()
             await session.room()  # a client that does not read has its calls wait
-            session.send(Frame("answer", head[:-1] + b',"result":' + result.json() + b"}"))
+            session.send(Frame("answer", head[:-1] + b',"result":' + body + b"}"))
         except ForgeError as error:
             session.send(Frame("error", fields(id=message.id, **error_fields(error))))
         except Exception:
