@@ -93,9 +93,9 @@ def test_history_and_current_are_those_of_the_oracle(
     plan = layout([definition(keyed=keyed)])
     prepare(spark, lake, plan)
     batches = played.batches(dice, 3)
-    before = -1
+    before = unwritten = -1
     for events, ends in batches:
-        before = version(spark, lake.current(plan.table))
+        before, unwritten = version(spark, lake.current(plan.table)), version(spark, lake.history(plan.table))
         merge(spark, lake, plan, plan.era, fitting(spark, events, keyed=keyed), ends)
     wanted = oracle.history(*played, keyed=keyed)
     assert history(spark, lake) == wanted
@@ -108,6 +108,13 @@ def test_history_and_current_are_those_of_the_oracle(
     merge(spark, lake, plan, plan.era, fitting(spark, events, keyed=keyed), ends)
     assert current(spark, lake) == alive(wanted)
     assert version(spark, lake.history(plan.table)) == written, "history was written again, though nothing changed"
+
+    # Both are written at the same time: killed after current was written, and before history was.
+    spark.sql(f"RESTORE delta.`{lake.history(plan.table)}` TO VERSION AS OF {unwritten}")
+    assert history(spark, lake) != wanted
+    merge(spark, lake, plan, plan.era, fitting(spark, events, keyed=keyed), ends)
+    assert history(spark, lake) == wanted
+    assert current(spark, lake) == alive(wanted)
 
 
 def test_tables_are_merged_at_the_same_time(spark: SparkSession, lake: Lake) -> None:

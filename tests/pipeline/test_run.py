@@ -1,32 +1,38 @@
 """A lake that is kept: from the first row to kill -9, it is the database, and bronze is the log."""
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from delta.exceptions import ConcurrentDeleteReadException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import VariantType
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
-from forge.errors import LakeError, TrackingError
+from forge.errors import CursorError, CursorExpired, HistoryUnavailable, LakeError, TrackingError
 from forge.history.asof import table_as_of as rewound
-from forge.pipeline.asof import lake_as_of
+from forge.pipeline import ledger
+from forge.pipeline.asof import lake_as_of, table_as_of
 from forge.pipeline.compare import compare
 from forge.pipeline.gold.audit import audit
 from forge.pipeline.lake import Lake
 from forge.pipeline.ledger import Entry
 from forge.pipeline.run import Pipeline, Settings, pipeline
+from forge.pipeline.silver import merge
 from forge.pipeline.silver.replay import replay
 from forge.pipeline.tables import exists, load
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 from forge.testing.lake import Plan, run
+from forge.testing.lake.keeper import STEPS
 
 ORDERS = (
     "create table orders (id bigint primary key, customer text not null, total numeric(12, 2), status text,"
@@ -44,10 +50,15 @@ class Kept:
         self.lake = lake
         self.connection = connection
         self.entries: list[Entry] = []
+        self.after_batch: Callable[[], None] = lambda: None
 
     @contextmanager
     def running(self, settings: Settings | None = None, **more: Any) -> Iterator[Pipeline]:
-        with pipeline(self.spark, self.url, self.lake, settings, on_batch=self.entries.append, **more) as running:
+        def told(entry: Entry) -> None:
+            self.entries.append(entry)
+            self.after_batch()
+
+        with pipeline(self.spark, self.url, self.lake, settings, on_batch=told, **more) as running:
             yield running
 
     def once(self, settings: Settings | None = None, **more: Any) -> None:
@@ -170,6 +181,125 @@ def test_a_table_without_a_key_that_is_only_appended_to(kept: Kept, server: Post
     assert load(kept.spark, kept.lake.current("public.pgbench_history")).count() == 600
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.contract("X10")
+def test_a_batch_is_done_again_when_what_it_stood_on_is_gone(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An executor that took with it what it had computed, then somebody else who wrote to the same table. Keys are
+    among the conditions by which stored rows are found, whatever they are."""
+    write = kept.connection.execute
+    write("create table word (w text primary key, n int)")
+    write("insert into word values ('${spark.app.name}', 1), ('${x}', 1), (E'it''s \\ \n\"', 1), ('', 1)")
+    write("select forge_enable_reactivity('word')")
+    into_history = merge._Merge._into_history
+    troubles: SimpleQueue[Callable[[DataFrame], None]] = SimpleQueue()
+
+    def troubled(self: Any, made: DataFrame, *more: Any) -> None:
+        with suppress(Empty):
+            troubles.get_nowait()(made)
+        into_history(self, made, *more)
+
+    def conflict(made: DataFrame) -> None:
+        raise ConcurrentDeleteReadException("[DELTA_CONCURRENT_DELETE_READ] somebody deleted what was read")
+
+    monkeypatch.setattr(merge._Merge, "_into_history", troubled)
+    troubles.put(merge._free)
+    kept.once()
+    assert "an executor was lost, the batch 0 is done again" in caplog.text
+    write("update word set n = 2")
+    write("delete from word where w = '${x}'")
+    troubles.put(conflict)
+    kept.once()
+    assert "somebody else wrote to the lake, the batch" in caplog.text
+    assert kept.equal()
+    logged = kept.connection.execute("select count(*) from forge.forge_event_log").fetchone()
+    assert logged == (load(kept.spark, kept.lake.changes).where("transaction is not null").count(),)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_run_ends_after_its_batch_however_much_there_is_to_do(kept: Kept) -> None:
+    kept.connection.execute("insert into orders (id, customer) select i, 'many' from generate_series(100, 399) i")
+    with kept.running(Settings(most=100)) as running:
+        kept.after_batch = running.stop
+        running.once()
+    assert len(kept.entries) == 1
+    kept.after_batch = lambda: None
+    kept.once()
+    assert kept.equal()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_json_is_kept_as_the_lake_began_with_it(kept: Kept) -> None:
+    kept.connection.execute("""update orders set doc = '{"a": 1}'""")
+    kept.once(Settings(tables=("orders",), json="variant"))
+    kept.connection.execute("insert into orders (id, customer, doc) values (50, 'new', '[2]')")
+    kept.once()
+    orders = load(kept.spark, kept.lake.current("public.orders"))
+    assert orders.schema["doc"].dataType == VariantType()
+    assert {row[0] for row in orders.selectExpr("to_json(doc)").collect()} == {'{"a":1}', "[2]"}
+    with pytest.raises(LakeError, match="keeps json as variant"):
+        kept.once(Settings(json="string"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.contract("T9")
+def test_tables_read_anew_after_the_log_was_trimmed(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def note() -> tuple[datetime, set[tuple[int, str]]]:
+        """Have an instant recorded, and remember what there is then."""
+        run_once(kept.url, Policy())
+        row = kept.connection.execute("select max(at) from forge.instant").fetchone()
+        assert row is not None
+        return row[0], set(kept.connection.execute("select id, customer from orders").fetchall())
+
+    def past(at: datetime) -> set[tuple[int, str]]:
+        rows = table_as_of(kept.spark, kept.lake, "orders", at).select("id", "customer").collect()
+        return {(row[0], row[1]) for row in rows}
+
+    write = kept.connection.execute
+    kept.once()
+    before = note()
+    write("update orders set customer = 'seen'")
+    kept.once()
+    write("update orders set customer = 'lost' where id < 5")
+    write(
+        "insert into forge.trimmed (partition, reason, rows, last_id, last_transaction)"
+        " select 'x', 'test', 1, max(id), max(transaction_id::text::bigint)::text::xid8 from forge.forge_event_log"
+    )
+    with pytest.raises(CursorExpired) as expired:
+        kept.once()
+    assert "--resnapshot" in expired.value.fix
+    gap, _ = note()
+
+    def killed(*_: Any) -> None:
+        raise RuntimeError("before the batch was noted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger, "record", killed)
+        with pytest.raises(RuntimeError):
+            kept.once(resnapshot=True)
+    write("update orders set customer = 'read' where id = 1")
+    write("delete from orders where id = 2")
+    kept.once(resnapshot=True)
+    assert kept.equal()
+    after = note()
+    write("insert into orders (id, customer) values (77, 'new')")
+    kept.once()
+    assert kept.equal()
+    assert past(before[0]) == before[1]
+    assert past(after[0]) == after[1]
+    with pytest.raises(HistoryUnavailable, match="did not follow the log then"):
+        past(gap)
+
+
+def test_every_step_of_the_checker_is_there() -> None:
+    assert all(callable(getattr(place, name, None)) for place, name, _ in STEPS.values())
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.contract("X10")
 def test_the_pipeline_survives_being_killed_anywhere(
@@ -185,6 +315,9 @@ def test_what_stands_in_the_way_is_said_before_anything_is_written(
 ) -> None:
     with pytest.raises(TrackingError, match="nowhere"):
         kept.once(Settings(tables=("nowhere",)))
+    with pytest.raises(CursorError):
+        kept.once(Settings(start="yesterday"))
+    assert not exists(spark, kept.lake.about), "the lake would begin with that for good"
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(LakeError, match="cannot be written"), pipeline(spark, kept.url, Lake(str(file / "lake"))):
@@ -198,4 +331,6 @@ def test_what_stands_in_the_way_is_said_before_anything_is_written(
             install(connection)
         with pytest.raises(LakeError, match="another database"), pipeline(spark, other, kept.lake):
             pass
+        with pytest.raises(LakeError, match="another database"):
+            compare(spark, kept.lake, other)
     assert not exists(spark, kept.lake.changes)

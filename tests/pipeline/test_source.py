@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from forge.changelog.connection import Connection, connect
+from forge.errors import TrackingError
 from forge.pipeline.changes import CHANGES
 from forge.pipeline.failures import translate
 from forge.pipeline.source import register
@@ -206,6 +208,42 @@ class TestPlan:
             shop.execute("insert into orders values (5, 'after', 0)")
             found = rows(database, plan, *drained(plan, begin))
         assert state(found, "orders") == stored(shop, "orders") == {"5": {"id": 5, "status": "after", "total": 0.00}}
+
+    def test_a_table_that_is_dropped_or_not_tracked_any_more_stops_no_other(
+        self, database: str, shop: Connection
+    ) -> None:
+        with planner(database) as plan, planner(database, tables=("tally",)) as named:
+            offsets, mine = drained(plan), drained(named)
+            shop.execute("select forge_disable_reactivity('tally')")
+            with pytest.raises(TrackingError, match="tally is not tracked") as missing:
+                named.next(mine[-1], None)
+            assert missing.value.fix == "forge enable tally"
+            shop.execute("alter table orders add column note text")
+            shop.execute("insert into tally values (9, 'unseen')")
+            shop.execute("drop table tally")
+            found = rows(database, plan, *offsets, *drained(plan, offsets[-1])[1:])
+        assert state(found, "orders") == stored(shop, "orders")
+        assert not [row for row in found if row["table"] == "tally" and '"n":9' in (row["after"] or "")]
+
+    def test_rows_of_a_snapshot_have_the_time_of_the_database(
+        self, database: str, shop: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Wrong(datetime):
+            """A clock of the driver's that is years behind."""
+
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> "Wrong":
+                return cls(2001, 1, 1, tzinfo=tz)
+
+        monkeypatch.setattr("forge.pipeline.source.planner.datetime", Wrong)
+        clock = "select clock_timestamp()"
+        before = shop.execute(clock).fetchone()
+        with planner(database, start="snapshot") as plan:
+            found = rows(database, plan, *drained(plan))
+        after = shop.execute(clock).fetchone()
+        assert before is not None
+        assert after is not None
+        assert all(before[0] < row["at"] < after[0] for row in found)
 
     def test_an_unchanged_log_plans_nothing_and_forgets_nothing(self, database: str, shop: Connection) -> None:
         with planner(database, start="now", tables=("orders",)) as plan:

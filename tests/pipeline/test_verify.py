@@ -97,7 +97,7 @@ class Kept:
         ).fetchone()
         assert ids is not None
         known = bronze.learn(self.spark, self.lake, self.connection, bronze.definitions(self.spark, self.lake), ids[0])
-        return bronze.newest(known, f"public.{table}")
+        return max((each for each in known.values() if each.table == table), key=lambda each: each.version)
 
     def fill(self, table: str, types: Types | None = None) -> None:
         """Make the lake what the table is now."""

@@ -2,19 +2,23 @@
 
 A run is a stream with a checkpoint of its own. Reading the tables anew begins another one, whose generation comes after
 all that the lake has. `application` names the run to Delta: a batch that was written under it is never written again.
+What json and jsonb columns become is decided when a lake begins, and stays so.
 """
 
 import uuid
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from forge.changelog.connection import Connection
+from forge.changelog.queries import query
 from forge.cursor import LogIdentity
-from forge.errors import LakeError
+from forge.errors import LakeError, NotInstalled
 from forge.pipeline.lake import Lake
+from forge.pipeline.silver.types import Types
 from forge.pipeline.tables import exists, load, micros, of_micros
 
 SCHEMA: Final = StructType(
@@ -27,6 +31,7 @@ SCHEMA: Final = StructType(
         StructField("generation", IntegerType(), False),
         StructField("start", StringType(), False),
         StructField("tables", StringType()),
+        StructField("json", StringType(), False),
         StructField("began", TimestampType(), False),
         StructField("format", LongType(), False),
     ]
@@ -44,7 +49,9 @@ class About(msgspec.Struct, frozen=True):
     start: str
     tables: str | None
     """The tables that this lake mirrors, as they were named; None for all."""
+    types: Types
     began: datetime
+    """By the clock of the database."""
 
 
 def read(spark: SparkSession, lake: Lake) -> About | None:
@@ -56,19 +63,69 @@ def read(spark: SparkSession, lake: Lake) -> About | None:
         return None
     if row["format"] > FORMAT:
         raise LakeError(f"the lake {lake.path} was made by a newer Forge", fix="upgrade forge-changes")
-    log = LogIdentity(row["log"], row["system_identifier"], row["timeline"])
-    began = of_micros(row["began"])
-    assert began is not None, "it is never null"
-    return About(row["run"], row["application"], log, row["generation"], row["start"], row["tables"], began)
+    return About(
+        row["run"],
+        row["application"],
+        LogIdentity(row["log"], row["system_identifier"], row["timeline"]),
+        row["generation"],
+        row["start"],
+        row["tables"],
+        Types(row["json"]),
+        of_micros(row["began"]),
+    )
+
+
+def need(spark: SparkSession, lake: Lake) -> About:
+    """The newest run of a lake that must be there."""
+    about = read(spark, lake)
+    if about is None:
+        raise LakeError(f"there is no lake at {lake.path}", fix="forge pipeline run --once")
+    return about
+
+
+def breaks(spark: SparkSession, lake: Lake) -> list[datetime]:
+    """When the tables were read anew: what happened just before that the lake does not know."""
+    if not exists(spark, lake.about):
+        return []
+    return [of_micros(row[0]) for row in load(spark, lake.about).where("run > 1").select(micros("began")).collect()]
+
+
+def identity(connection: Connection) -> LogIdentity:
+    """Which log the database has."""
+    row = connection.execute(query("identity")).fetchone()
+    if row is None:
+        raise NotInstalled("Forge is not installed in this database", fix="forge init")
+    return LogIdentity(row[0], row[1], row[2])
+
+
+def check(about: About, lake: Lake, connection: Connection) -> None:
+    """Raises unless the lake mirrors this database, as it is or as it was before a failover or restore."""
+    if about.log == identity(connection):
+        return
+    was = "SELECT FROM forge.log_identity i WHERE i.uuid::text = %s"
+    if connection.execute(was, (about.log.uuid,)).fetchone() is None:
+        raise LakeError(
+            f"the lake {lake.path} is that of another database", fix="give another --lake, or the database it mirrors"
+        )
 
 
 def begin(
-    spark: SparkSession, lake: Lake, log: LogIdentity, *, generation: int, start: str, tables: str | None
+    spark: SparkSession,
+    lake: Lake,
+    connection: Connection,
+    *,
+    generation: int,
+    start: str,
+    tables: str | None,
+    types: Types,
 ) -> About:
     """Record a new run."""
     before = read(spark, lake)
     run = 1 if before is None else before.run + 1
-    about = About(run, f"forge-{uuid.uuid4()}", log, generation, start, tables, datetime.now(UTC))
+    log = identity(connection)
+    now = connection.execute("SELECT clock_timestamp()").fetchone()
+    assert now is not None
+    about = About(run, f"forge-{uuid.uuid4()}", log, generation, start, tables, types, now[0])
     row = (
         about.run,
         about.application,
@@ -78,6 +135,7 @@ def begin(
         generation,
         start,
         tables,
+        types.json,
         about.began,
         FORMAT,
     )

@@ -34,14 +34,15 @@ import msgspec
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
 from forge.pipeline.bronze import definitions
 from forge.pipeline.horizon import horizons
-from forge.pipeline.instants import Instant, at_or_before, of_micros
+from forge.pipeline.instants import Instant, at_or_before
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver.layout import layout
 from forge.pipeline.silver.names import METADATA
-from forge.pipeline.tables import exists, load
+from forge.pipeline.tables import exists, load, of_micros
 
 WHOLE_TABLE: Final = ("snapshot", "truncate", "schema", "invalidate")
 """What happens to a table as a whole: after the first two its rows are known, after the others they are not."""
@@ -107,7 +108,6 @@ def key_of(text: str) -> object:
 def alive(instant: Instant) -> str:
     """The condition under which a version in the history is what its row was.
 
-    >>> from forge.cursor import Snapshot
     >>> print(alive(Instant(datetime(2026, 1, 31, 12, tzinfo=UTC), Snapshot.parse("5:9:6,7"))))
     _op <> 'delete'
     AND _valid_from <= TIMESTAMP '2026-01-31T12:00:00.000000Z'
@@ -116,10 +116,10 @@ def alive(instant: Instant) -> str:
       OR _valid_to > TIMESTAMP '2026-01-31T12:00:00.000000Z'
       OR (_end_transaction >= 9 OR _end_transaction IN (6, 7)))
     """
-    at = literal(instant.at)
+    at, snapshot = literal(instant.at), instant.snapshot
     return (
-        f"_op <> 'delete'\nAND _valid_from <= {at}\nAND (_transaction IS NULL OR {_seen('_transaction', instant)})\n"
-        f"AND (_end_seq IS NULL\n  OR _valid_to > {at}\n  OR {_unseen('_end_transaction', instant)})"
+        f"_op <> 'delete'\nAND _valid_from <= {at}\nAND (_transaction IS NULL OR {_seen('_transaction', snapshot)})\n"
+        f"AND (_end_seq IS NULL\n  OR _valid_to > {at}\n  OR {unseen('_end_transaction', snapshot)})"
     )
 
 
@@ -128,14 +128,17 @@ def literal(at: datetime) -> str:
     return f"TIMESTAMP '{at.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%S.%fZ')}'"
 
 
-def _seen(xid: str, instant: Instant) -> str:
-    snapshot = instant.snapshot
+def _seen(xid: str, snapshot: Snapshot) -> str:
     running = ", ".join(map(str, snapshot.running))
     return f"({xid} < {snapshot.xmax}" + (f" AND {xid} NOT IN ({running}))" if running else ")")
 
 
-def _unseen(xid: str, instant: Instant) -> str:
-    snapshot = instant.snapshot
+def unseen(xid: str, snapshot: Snapshot) -> str:
+    """The condition under which a transaction is not seen in a snapshot.
+
+    >>> unseen("x", Snapshot.parse("5:9:6,7"))
+    '(x >= 9 OR x IN (6, 7))'
+    """
     running = ", ".join(map(str, snapshot.running))
     return f"({xid} >= {snapshot.xmax}" + (f" OR {xid} IN ({running}))" if running else ")")
 
@@ -208,7 +211,7 @@ class _Past:
         for each in self.definitions:
             first[each.name] = min(first.get(each.name, each.version), each.version)
         seen = f"(at <= {literal(self.instant.at)}"
-        seen += f" AND (`transaction` IS NULL OR {_seen('`transaction`', self.instant)}))"
+        seen += f" AND (`transaction` IS NULL OR {_seen('`transaction`', self.instant.snapshot)}))"
         ours = [f"(name = {_text(table)} AND version = {first[table]})" for table in tables if table in first]
         began = f"(op = 'schema' AND context IS NULL AND ({' OR '.join(ours) or 'false'}))"
         good, bad = "op IN ('snapshot', 'truncate')", f"(op IN ('schema', 'invalidate') AND NOT {began})"

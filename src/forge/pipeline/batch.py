@@ -15,6 +15,8 @@ from pyspark.sql import functions as F
 
 from forge.change import Op
 from forge.changelog.connection import Connection
+from forge.changelog.reader import START
+from forge.cursor import Snapshot
 from forge.pipeline import bronze, instants, ledger
 from forge.pipeline.about import About
 from forge.pipeline.definitions import Definition
@@ -25,7 +27,7 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.ledger import Entry
 from forge.pipeline.silver import table
 from forge.pipeline.silver.types import Types
-from forge.pipeline.source.offset import Offset
+from forge.pipeline.source.offset import Offset, TableShare
 from forge.pipeline.tables import of_micros
 
 AT_A_TIME: Final = 3
@@ -65,6 +67,7 @@ class Batches:
         self._types = types
         self._definitions: dict[int, Definition] = {}
         self._gold = Gold(spark, lake)
+        self._began: Snapshot | None = None
 
     def take(self, changes: DataFrame, batch: int, began: float) -> Entry:
         """Bring a batch into the lake; its line in the ledger when that is done."""
@@ -135,15 +138,22 @@ class Batches:
 
     def _copy_instants(self, offset: Offset) -> None:
         """Keep the recorded instants whose snapshot the lake has come to; a page at a time, however many there are."""
-        spark, lake, about = self._spark, self._lake, self._about
-        known = instants.newest(spark, lake)
-        since = max(filter(None, [known, about.began if about.start not in ("history", "log") else None]), default=None)
+        spark, lake = self._spark, self._lake
+        since, began = instants.newest(spark, lake), self._first_snapshot(offset)
         while rows := self._connection.execute(_INSTANTS, (since, PAGE)).fetchall():
             covered = instants.covered(rows, offset.cursor.snapshot)
-            instants.copy(spark, lake, covered)
+            instants.copy(spark, lake, instants.following(covered, began))
             if len(covered) < len(rows) or len(rows) < PAGE:
                 break
             since = rows[-1][0]
+
+    def _first_snapshot(self, offset: Offset) -> Snapshot:
+        """What the run began with: before that nobody followed the log, or not for this run."""
+        if self._began is None:
+            shares = [Snapshot.parse(piece.snapshot) for piece in offset.pieces if isinstance(piece, TableShare)]
+            known = ledger.first_snapshot(self._spark, self._lake, self._about.run)
+            self._began = known or next(iter(shares), START)
+        return self._began
 
 
 def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None, set[date]]:

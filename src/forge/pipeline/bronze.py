@@ -13,10 +13,11 @@ from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, S
 
 from forge.changelog.connection import Connection
 from forge.changelog.queries import query
+from forge.errors import LakeError
 from forge.pipeline.changes import BRONZE
 from forge.pipeline.definitions import Definition, decode, encode
 from forge.pipeline.lake import Lake
-from forge.pipeline.tables import append_once, exists, load
+from forge.pipeline.tables import append_once, day_of, exists, load
 from forge.values import Column
 
 DEFINITIONS: Final = StructType(
@@ -41,7 +42,7 @@ def append(
     changes: DataFrame, lake: Lake, application: str, run: int, batch: int, *, version: int | None = None
 ) -> None:
     """Keep the changes of a batch, unless the application has written this version, its number unless given."""
-    rows = changes.withColumns({"day": F.to_date("at"), "batch": F.lit(number(run, batch)).cast("long")}).select(
+    rows = changes.withColumns({"day": day_of("at"), "batch": F.lit(number(run, batch)).cast("long")}).select(
         *BRONZE.names
     )
     append_once(rows, lake.changes, application, batch if version is None else version, "day")
@@ -87,6 +88,7 @@ def learn(
         )
         for version, schema, table, columns, key in rows
     ]
+    _check_names([*known.values(), *found])
     keep(spark, lake, found)
     return {**known, **{definition.version: definition for definition in found}}
 
@@ -104,6 +106,14 @@ def keep(spark: SparkSession, lake: Lake, found: Iterable[Definition]) -> None:
         frame.write.format("delta").mode("append").save(lake.definitions)
 
 
-def newest(known: Mapping[int, Definition], table: str) -> Definition:
-    """How a table, named with its schema, is defined now."""
-    return max((each for each in known.values() if each.name == table), key=lambda each: each.version)
+def _check_names(known: Iterable[Definition]) -> None:
+    """Raises when two tables would have one place in the lake, which names with a dot in them can do."""
+    places: dict[str, Definition] = {}
+    for each in known:
+        other = places.setdefault(each.name, each)
+        if (other.schema, other.table) != (each.schema, each.table):
+            raise LakeError(
+                f"two tables are called {each.name}: {each.table!r} of {each.schema!r}, {other.table!r} of"
+                f" {other.schema!r}",
+                fix="rename one of them, or name the tables of the lake with --tables",
+            )

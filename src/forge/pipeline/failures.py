@@ -1,7 +1,7 @@
 """Spark's failures as Forge's errors: one line that says what is wrong, and one that says what to do.
 
 An error of Forge's that was raised in a process of Spark's, the source's or a task's, comes back as text only; it is
-found there again. What is neither stays as it is.
+found there again. SQL of the user's that Spark cannot read is said in a line. What is neither stays as it is.
 """
 
 import re
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from forge import errors
 from forge.errors import ForgeError, LakeError
@@ -27,7 +27,7 @@ _PLACES: Final = (
     (
         re.compile(r"No FileSystem for scheme[^\n]*|Class [\w.]*FileSystem not found"),
         "Spark does not know the lake's filesystem",
-        "add its jars, e.g. --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2 for s3a",
+        "add its jars, e.g. --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.5.0 for s3a",
     ),
     (
         re.compile(r"No space left on device[^\n]*"),
@@ -44,13 +44,15 @@ _PLACES: Final = (
 
 def translate(failure: BaseException) -> ForgeError | None:
     """The error of Forge's that a failure of Spark's stands for; None when it stands for itself."""
-    text = str(failure)
+    text = str(failure).strip()
     if raised := _RAISED.search(text):
         kind: type[ForgeError] = getattr(errors, raised[1], ForgeError)
         return kind(raised[2], fix=raised[3])
     for place, message, fix in _PLACES:
         if found := place.search(text):
             return LakeError(f"{message}: {' '.join(found[0].split())[:160]}", fix=fix)
+    if isinstance(failure, AnalysisException):
+        return ForgeError(f"Spark refuses it: {text.splitlines()[0][:300]}", fix="mend what it names")
     return None
 
 

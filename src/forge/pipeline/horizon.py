@@ -11,9 +11,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from forge.pipeline.instants import of_micros
 from forge.pipeline.lake import Lake
-from forge.pipeline.tables import exists, load
+from forge.pipeline.tables import exists, load, of_micros
 
 CHANGES: Final = "*"
 """Stands for bronze, where a table's name stands for its history."""
@@ -23,16 +22,12 @@ SCHEMA: Final = StructType([StructField("what", StringType(), False), StructFiel
 
 def note(spark: SparkSession, lake: Lake, what: str, until: datetime) -> None:
     """Say that what is older is about to be purged."""
-    spark.createDataFrame([(what, until)], SCHEMA).coalesce(1).write.format("delta").mode("append").save(path_of(lake))
+    spark.createDataFrame([(what, until)], SCHEMA).coalesce(1).write.format("delta").mode("append").save(lake.horizon)
 
 
 def horizons(spark: SparkSession, lake: Lake) -> dict[str, datetime]:
     """From when on bronze, and the histories of tables, are whole; what was never purged is not in it."""
-    if not exists(spark, path_of(lake)):
+    if not exists(spark, lake.horizon):
         return {}
-    rows = load(spark, path_of(lake)).groupBy("what").agg(F.max(F.unix_micros("until")).alias("until")).collect()
+    rows = load(spark, lake.horizon).groupBy("what").agg(F.max(F.unix_micros("until")).alias("until")).collect()
     return {row["what"]: of_micros(row["until"]) for row in rows}
-
-
-def path_of(lake: Lake) -> str:
-    return f"{lake.path.rstrip('/')}/bronze/horizon"

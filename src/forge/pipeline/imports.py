@@ -1,22 +1,28 @@
 """Archived events into a lake: bronze once, then silver and gold, as with any batch.
 
 Files are named by what they are (`forge.pipeline.archive.import_id`): the same files twice are one import, also when
-the first one was cut short. A change that bronze has already, by its id, is not taken again.
+the first one was cut short. A change that bronze has already, by its id, is not taken again, and neither is one that
+the lake's own stream has not come to yet: it will bring it.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
+from forge.cursor import Cursor
 from forge.errors import LakeError
-from forge.pipeline import about, bronze, ledger
+from forge.pipeline import about as abouts
+from forge.pipeline import bronze, ledger
+from forge.pipeline.about import About
 from forge.pipeline.archive import read
+from forge.pipeline.asof import unseen
 from forge.pipeline.batch import found_in
 from forge.pipeline.gold import refresh
+from forge.pipeline.gold.states import forget
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver import table
 from forge.pipeline.tables import exists, load
@@ -38,11 +44,14 @@ def bring(
     paths: Sequence[str],
     envelope: Literal["forge", "debezium"] | None = None,
     *,
+    keys: Mapping[str, Sequence[str]] | None = None,
+    source: str | None = None,
     strict: bool = False,
 ) -> Imported:
-    """Bring the events of some files into a lake that is there."""
-    if about.read(spark, lake) is None:
-        raise LakeError(f"there is no lake at {lake.path}", fix="forge pipeline run --once")
+    """Bring the events of some files into a lake that is there; see `forge.pipeline.archive.read` for the options."""
+    about, entry = abouts.need(spark, lake), ledger.last(spark, lake)
+    if entry is None:
+        raise LakeError(f"the lake {lake.path} has no batch yet", fix="forge pipeline run --once")
     known = bronze.definitions(spark, lake)
     archive = read(
         spark,
@@ -50,6 +59,8 @@ def bring(
         envelope=envelope,
         definitions=list(known.values()),
         generations=ledger.generations(spark, lake),
+        keys=keys,
+        source=source,
         strict=strict,
     )
     refused = archive.refused.select("reason").limit(1).collect()
@@ -57,6 +68,7 @@ def bring(
     number = int(hashlib.sha256(archive.id.encode()).hexdigest()[:12], 16) % bronze.RUN
     bronze.keep(spark, lake, archive.definitions)
     changes = archive.unseen(load(spark, lake.changes)) if exists(spark, lake.changes) else archive.changes
+    changes = changes.where(~_to_come(about, entry.cursor))
     bronze.append(changes, lake, f"forge-import-{archive.id}", 0, number, version=0)
     known = bronze.definitions(spark, lake)
     kept = bronze.batch_of(spark, lake, 0, number)
@@ -73,9 +85,11 @@ def bring(
             batch=0,
             versions=frozenset(each.versions),
             most=each.changes,
+            types=about.types,
         )
     if found:
         refresh(spark, lake, kept)
+        forget(spark, lake)
     return Imported(
         sum(each.changes for each in found),
         {each.name: each.changes for each in found},
@@ -83,3 +97,12 @@ def bring(
         count,
         refused[0]["reason"] if refused else None,
     )
+
+
+def _to_come(about: About, cursor: Cursor) -> Column:
+    """Whether a change is one of the lake's own log, of a table that it mirrors, which its stream will bring."""
+    own = F.col("id").startswith(f"{about.log.uuid}:") & F.expr(unseen("`transaction`", cursor.snapshot))
+    if about.tables is not None:
+        names = about.tables.split(",")
+        own = own & (F.col("table").isin(names) | F.concat_ws(".", "schema", "table").isin(names))
+    return F.coalesce(own, F.lit(False))

@@ -4,7 +4,8 @@ All that the snapshot of a pair sees was committed before its time. A pair is co
 sees is in the lake's silver, never before; so whoever finds one can answer for it. What is asked for is the last pair
 at or before an instant, and only that one comes to the driver, however many there are.
 
-Pairs of a time in which the lake did not follow the log must not be copied: after a resnapshot those from before it.
+Pairs of a time in which the lake did not follow the log are not copied: after a resnapshot those from before it. An
+instant that falls into such a time is refused.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,12 +19,12 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
+from forge.pipeline.about import breaks
 from forge.pipeline.lake import Lake
-from forge.pipeline.tables import exists, load
+from forge.pipeline.tables import exists, load, of_micros
 
 SCHEMA: Final = StructType([StructField("at", TimestampType(), False), StructField("snapshot", StringType(), False)])
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LIKELY: Final = timedelta(days=1)
 """How far back a recorded instant usually is; Delta reads only the files of that time."""
 
@@ -55,6 +56,16 @@ def covered(rows: Iterable[tuple[datetime, str]], position: Snapshot) -> list[tu
     ['5:7:5']
     """
     return [(at, snapshot) for at, snapshot in rows if position.covers(Snapshot.parse(snapshot))]
+
+
+def following(rows: Iterable[tuple[datetime, str]], began: Snapshot) -> list[tuple[datetime, str]]:
+    """The pairs whose snapshots see all that a run began with.
+
+    >>> pairs = [(datetime(2026, 1, 1, 12, 0, second), text) for second, text in enumerate(["5:7:5", "5:9:", "9:9:"])]
+    >>> [text for _, text in following(pairs, Snapshot.parse("9:9:"))]
+    ['5:9:', '9:9:']
+    """
+    return [(at, snapshot) for at, snapshot in rows if Snapshot.parse(snapshot).covers(began)]
 
 
 def newest(spark: SparkSession, lake: Lake, *, since: datetime | None = None) -> datetime | None:
@@ -90,6 +101,7 @@ def at_or_before(spark: SparkSession, lake: Lake, instant: datetime) -> Instant:
     for some in (rows.where(F.col("at") > F.lit(instant - _LIKELY)), rows):
         found = some.orderBy(F.col("at").desc()).select(F.unix_micros("at"), "snapshot").first()
         if found is not None:
+            _refuse_gap(spark, lake, of_micros(found[0]), instant)
             return Instant(of_micros(found[0]), Snapshot.parse(found[1]))
     first = _time(load(spark, lake.instants), F.min)
     raise HistoryUnavailable(
@@ -98,15 +110,20 @@ def at_or_before(spark: SparkSession, lake: Lake, instant: datetime) -> Instant:
     )
 
 
+def _refuse_gap(spark: SparkSession, lake: Lake, last: datetime, instant: datetime) -> None:
+    """Raises when tables were read anew after the last pair and before the next one: the log in between is lost."""
+    after = [at for at in breaks(spark, lake) if at > last]
+    if instant == last or not after:
+        return
+    following = _time(load(spark, lake.instants).where(F.col("at") > F.lit(last)), F.min)
+    if following is None or min(after) <= following:
+        later = f", or from {following.isoformat()} on" if following else ""
+        raise HistoryUnavailable(
+            f"{instant.isoformat()} is unknown: the lake did not follow the log then, and was read anew",
+            fix=f"ask for an instant up to {last.isoformat()}{later}",
+        )
+
+
 def _time(rows: DataFrame, of: Callable[[Column], Column]) -> datetime | None:
     found = rows.agg(of(F.unix_micros("at"))).first()
     return None if found is None or found[0] is None else of_micros(found[0])
-
-
-def of_micros(micros: int) -> datetime:
-    """A time that Spark hands over says nothing of its zone, so it comes as a number.
-
-    >>> of_micros(1767225600000001).isoformat()
-    '2026-01-01T00:00:00.000001+00:00'
-    """
-    return _EPOCH + timedelta(microseconds=micros)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from forge.changelog.connection import Connection
+from forge.changelog.queries import query
 from forge.cursor import Cursor
 from forge.pipeline.source.offset import NOWHERE, snapshot_bounds
 from forge.pipeline.source.statements import source_query
@@ -20,13 +21,15 @@ class Lag(msgspec.Struct, frozen=True):
 def lag(connection: Connection, cursor: Cursor, tables: str | None) -> Lag:
     """What the log has after the cursor, of these tables (names with commas between them; None for all)."""
     last = cursor.last or NOWHERE
+    identity = connection.execute(query("identity")).fetchone()
+    assert identity is not None
     row = connection.execute(
         source_query("waiting"),
         {
             **snapshot_bounds(cursor.snapshot),
             "place": last.rank,
             "id": last.id,
-            "first": 0,
+            "first": identity[3],
             "tables": None if tables is None else [name.strip() for name in tables.split(",")],
         },
     ).fetchone()

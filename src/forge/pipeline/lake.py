@@ -4,7 +4,8 @@ bronze/changes            every change, by day            silver/current/public.
 bronze/definitions        how tables were defined         silver/history/public.orders   all its versions
 bronze/instants           instants that as-of can name    silver/quarantine              rows that did not fit
 gold/…                    who changed what, activity      checkpoint/                    where the stream stands
-about                     whose lake this is
+about                     whose lake this is              batches                        what each batch brought
+bronze/horizon            how far back bronze goes        silver/ends                    ends of whole tables
 """
 
 import msgspec
@@ -39,6 +40,10 @@ class Lake(msgspec.Struct, frozen=True):
     @property
     def instants(self) -> str:
         return self._under("bronze/instants")
+
+    @property
+    def horizon(self) -> str:
+        return self._under("bronze/horizon")
 
     @property
     def quarantine(self) -> str:

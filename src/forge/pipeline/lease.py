@@ -13,14 +13,14 @@ from forge.errors import LakeError
 
 
 @contextmanager
-def lease(url: str, lake: str) -> Iterator[Connection]:
+def lease(url: str, lake: str, *, fix: str = "stop that run first, or give another --lake") -> Iterator[Connection]:
     """Hold the lock of a lake for this block; the connection that holds it may be used for queries."""
     with typed_errors(), connect(url, application_name="forge pipeline") as connection:
         taken = connection.execute(
-            "SELECT pg_try_advisory_lock(hashtextextended('forge pipeline ' || %s, 0))", (lake,)
+            "SELECT pg_try_advisory_lock(hashtextextended('forge pipeline ' || %s, 0))", (lake.rstrip("/"),)
         ).fetchone()
         if taken != (True,):
-            raise LakeError(f"another run keeps the lake {lake}", fix="stop that run first, or give another --lake")
+            raise LakeError(f"another run keeps the lake {lake}", fix=fix)
         yield connection
 
 

@@ -105,20 +105,32 @@ def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> Entry | Non
 
 
 def generations(spark: SparkSession, lake: Lake) -> list[Cursor]:
-    """The snapshots that the generations began with, oldest first, each with the log that it is of."""
+    """The snapshots that the generations began with, from the first on, each with the log that it is of.
+
+    A generation of which no batch came to its end has that of the next one: no change is of it.
+    """
     if not exists(spark, lake.batches):
         return []
     rows = load(spark, lake.batches).where("snapshot IS NOT NULL")
     first = rows.groupBy("generation").agg(F.first("cursor").alias("cursor"), F.first("snapshot").alias("snapshot"))
-    return [
-        Cursor(Cursor.parse(row["cursor"]).log, Snapshot.parse(row["snapshot"]))
-        for row in first.orderBy("generation").collect()
-    ]
+    found: list[Cursor] = []
+    for row in first.orderBy("generation").collect():
+        began = Cursor(Cursor.parse(row["cursor"]).log, Snapshot.parse(row["snapshot"]))
+        found += [began] * (row["generation"] - len(found))
+    return found
+
+
+def first_snapshot(spark: SparkSession, lake: Lake, run: int) -> Snapshot | None:
+    """The snapshot that a run first read tables in; None when it has not yet."""
+    if not exists(spark, lake.batches):
+        return None
+    rows = load(spark, lake.batches).where(F.col("run") == run).where("snapshot IS NOT NULL")
+    row = rows.orderBy("batch").select("snapshot").first()
+    return None if row is None else Snapshot.parse(row["snapshot"])
 
 
 def _entry(row: Row) -> Entry:
-    run, at = row["run"], of_micros(row["at"])
-    assert at is not None, "it is never null"
+    run = row["run"]
     return Entry(
         run,
         row["batch"] - number(run, 0),
@@ -130,5 +142,5 @@ def _entry(row: Row) -> Entry:
         msgspec.json.decode(row["tables"], type=dict[str, int]),
         of_micros(row["newest"]),
         row["seconds"],
-        at,
+        of_micros(row["at"]),
     )

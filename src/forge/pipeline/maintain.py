@@ -20,7 +20,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
-from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -34,7 +33,8 @@ from forge.pipeline.gold.states import states
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver import ends
 from forge.pipeline.silver.layout import layout
-from forge.pipeline.tables import exists, load
+from forge.pipeline.silver.rows import quoted
+from forge.pipeline.tables import CONFLICTS, exists, load
 
 LEAST_HOURS: Final = 24
 """A file that is younger may belong to a batch that is being written, or to somebody who reads."""
@@ -103,7 +103,7 @@ def paths(spark: SparkSession, lake: Lake) -> dict[str, str]:
     """The Delta tables of a lake, by their places in it."""
     tables = sorted({each.name for each in definitions(spark, lake).values()})
     gold = [*OWN, *(state.model for state in states(spark, lake))]
-    found = [lake.about, lake.batches, lake.changes, lake.definitions, lake.instants, horizon.path_of(lake)]
+    found = [lake.about, lake.batches, lake.changes, lake.definitions, lake.instants, lake.horizon]
     found += [lake.quarantine, ends.path_of(lake)]
     found += [path(table) for table in tables for path in (lake.current, lake.history)]
     found += [lake.gold(name) for name in gold]
@@ -166,7 +166,7 @@ class _Work:
                 detail = table.detail().select("properties").first()
                 assert detail is not None
                 if detail["properties"].get(_RETENTION, _UNLESS_TOLD) != wanted:
-                    self._spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{_RETENTION}' = '{wanted}')")
+                    self._spark.sql(f"ALTER TABLE delta.{quoted(path)} SET TBLPROPERTIES ('{_RETENTION}' = '{wanted}')")
                 table.vacuum()
 
     @contextmanager
@@ -176,7 +176,7 @@ class _Work:
         result: dict[str, int] = {}
         try:
             yield result
-        except DeltaConcurrentModificationException:
+        except CONFLICTS:
             what, result = "skipped", {}
         self.done.append(Done(place, what, time.monotonic() - began, **result))
 

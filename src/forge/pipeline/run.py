@@ -21,9 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from forge.changelog.connection import Connection
-from forge.changelog.queries import query
-from forge.cursor import LogIdentity
-from forge.errors import HistoryUnavailable, LakeError, NotInstalled
+from forge.cursor import Cursor
+from forge.errors import CursorForeign, HistoryUnavailable, LakeError
 from forge.pipeline import about as abouts
 from forge.pipeline import ledger
 from forge.pipeline.about import About
@@ -35,7 +34,9 @@ from forge.pipeline.lease import held, lease
 from forge.pipeline.ledger import Entry
 from forge.pipeline.silver.types import Types
 from forge.pipeline.source import register
-from forge.pipeline.source.options import MOST_EVENTS
+from forge.pipeline.source.options import MOST_EVENTS, STARTS
+from forge.pipeline.source.planner import tracked
+from forge.pipeline.tables import CONFLICTS
 from forge.pipeline.verify import verify
 
 TRIES: Final = 4
@@ -43,6 +44,10 @@ LOST: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """Spark's word for what was checkpointed on an executor that is gone."""
 
 _log = logging.getLogger("forge.pipeline")
+
+
+class _Stopped(Exception):
+    """Raised in a batch that comes after the last one, before anything is done for it: the next run begins with it."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -54,8 +59,8 @@ class Settings(msgspec.Struct, frozen=True):
     partitions: int | None = None
     models: str | None = None
     """A folder of users' own SQL models."""
-    json: Literal["string", "variant"] = "string"
-    """What json and jsonb columns become: `string` or `variant`."""
+    json: Literal["string", "variant"] | None = None
+    """What json and jsonb columns become in a lake that begins, `string` unless given."""
 
 
 @contextmanager
@@ -97,7 +102,7 @@ class Pipeline:
         self._on_batch = on_batch
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
-        self._batches = Batches(spark, lake, about, connection, settings.models, Types(settings.json))
+        self._batches = Batches(spark, lake, about, connection, settings.models, about.types)
 
     def once(self) -> None:
         """Take in all that is committed by now, in as many batches as it takes."""
@@ -136,9 +141,10 @@ class Pipeline:
                 if not held(self._connection):
                     raise LakeError("the database is gone, and the lease of the lake with it", fix="start again")
         except StreamingQueryException:
-            if self._failure is not None:
+            if self._failure is None:
+                raise
+            if not isinstance(self._failure, _Stopped):
                 raise self._failure from None
-            raise
         finally:
             query.stop()
         self._batches.finish()
@@ -162,6 +168,8 @@ class Pipeline:
 
     def _batch(self, changes: DataFrame, batch: int) -> None:
         try:
+            if self._stopping.is_set():
+                raise _Stopped
             entry = self._taken(changes, batch)
             if self._on_batch is not None:
                 self._on_batch(entry)
@@ -171,37 +179,49 @@ class Pipeline:
             raise
 
     def _taken(self, changes: DataFrame, batch: int) -> Entry:
-        """Take in a batch, and again if an executor was lost together with what it had computed for it."""
+        """Take in a batch, and again if an executor was lost together with what it had computed for it, or if somebody
+        else, `forge pipeline maintain` say, has written to a table that it was being merged into."""
         began = time.monotonic()
         for tries_left in reversed(range(TRIES)):
             try:
                 return self._batches.take(changes, batch, began)
             except Exception as failure:
-                if not tries_left or LOST not in str(failure):
+                why = _passing(failure)
+                if not tries_left or why is None:
                     raise
-                _log.warning("an executor was lost, the batch %s is done again", batch)
+                _log.warning("%s, the batch %s is done again", why, batch)
         raise AssertionError("the last try returns or raises")
+
+
+def _passing(failure: Exception) -> str | None:
+    """What has happened, if it need not happen again; None for a failure that would come back."""
+    if LOST in str(failure):
+        return "an executor was lost"
+    return "somebody else wrote to the lake" if isinstance(failure, CONFLICTS) else None
 
 
 def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Settings, resnapshot: bool) -> About:
     """The run to go on with: the lake's newest, or a new one."""
-    row = connection.execute(query("identity")).fetchone()
-    if row is None:
-        raise NotInstalled("Forge is not installed in this database", fix="forge init")
-    log = LogIdentity(row[0], row[1], row[2])
     tables = ",".join(settings.tables) or None
     about = abouts.read(spark, lake)
     if about is None:
-        return abouts.begin(spark, lake, log, generation=0, start=settings.start, tables=tables)
-    if about.log != log and not _descends(connection, about.log):
+        _check(settings, connection)
+        types = Types(settings.json or "string")
+        return abouts.begin(spark, lake, connection, generation=0, start=settings.start, tables=tables, types=types)
+    abouts.check(about, lake, connection)
+    if settings.json not in (None, about.types.json):
         raise LakeError(
-            f"the lake {lake.path} is that of another database", fix="give another --lake, or the database it mirrors"
+            f"the lake {lake.path} keeps json as {about.types.json}", fix="leave out --variant, or give another --lake"
         )
     if resnapshot:
+        _check(settings, connection)
         entry = ledger.last(spark, lake)
         generation = about.generation if entry is None else max(about.generation, entry.generation)
         wanted = tables if settings.tables else about.tables
-        return abouts.begin(spark, lake, log, generation=generation, start="snapshot", tables=wanted)
+        # A batch that never came to its end may have begun one generation more.
+        return abouts.begin(
+            spark, lake, connection, generation=generation + 1, start="snapshot", tables=wanted, types=about.types
+        )
     if settings.tables and tables != about.tables:
         raise LakeError(
             f"the lake {lake.path} mirrors {about.tables or 'all tracked tables'}",
@@ -210,7 +230,8 @@ def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Se
     return about
 
 
-def _descends(connection: Connection, log: LogIdentity) -> bool:
-    """Whether this database was that log before a failover or restore."""
-    found = connection.execute("SELECT FROM forge.log_identity i WHERE i.uuid::text = %s", (log.uuid,)).fetchone()
-    return found is not None
+def _check(settings: Settings, connection: Connection) -> None:
+    """Raises for what no stream could begin with, before a lake is told to begin with it."""
+    tracked(connection, settings.tables or None)
+    if settings.start not in STARTS and Cursor.parse(settings.start).log != abouts.identity(connection):
+        raise CursorForeign("--start is a cursor of another log", fix="use a cursor of this database")

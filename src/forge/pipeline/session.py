@@ -61,6 +61,10 @@ def session(
         need_java()
     given = (_submitted() if submitted else {}) | given
     master = master or given.get("spark.master") or "local[*]"
+    if master.startswith("sc://"):
+        raise SparkUnavailable(
+            "the pipeline does not run through Spark Connect", fix="name the cluster itself: spark://…, yarn or k8s://…"
+        )
     wanted = settings(master, app=app) | given | {"spark.master": master}
     if jars == "cached" and not submitted:
         wanted["spark.jars"] = with_delta(given)
@@ -87,6 +91,8 @@ def settings(master: str, *, app: str = "forge") -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.adaptive.enabled": "true",
+        # Keys stand in conditions as literals, and a key may be '${name}': Spark would put a setting in its place.
+        "spark.sql.variable.substitute": "false",
         "spark.scheduler.mode": "FAIR",
         # What is merged is checkpointed already: Delta need not copy it once more.
         "spark.databricks.delta.merge.materializeSource": "none",

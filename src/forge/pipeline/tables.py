@@ -1,11 +1,26 @@
-"""Small things about Delta tables at a path."""
+"""Small things about Delta tables at a path, and about times, which mean the same in every zone."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final, overload
 
+from delta import exceptions
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, TimestampType
+
+CONFLICTS: Final = (
+    exceptions.ConcurrentAppendException,
+    exceptions.ConcurrentDeleteDeleteException,
+    exceptions.ConcurrentDeleteReadException,
+    exceptions.ConcurrentTransactionException,
+    exceptions.ConcurrentWriteException,
+    exceptions.DeltaConcurrentModificationException,
+    exceptions.MetadataChangedException,
+    exceptions.ProtocolChangedException,
+)
+"""What Delta raises when somebody else has written to a table meanwhile; in Python none is a case of another."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -31,6 +46,47 @@ def append_once(frame: DataFrame, path: str, application: str, version: int, *pa
 def micros(column: str) -> Column:
     """A time as a number: one that Spark hands over as a time says nothing of its zone."""
     return F.unix_micros(column).alias(column)
+
+
+def day_of(column: str) -> Column:
+    """The day of a time in UTC, whatever the session's time zone is."""
+    return F.expr(f"date_add(DATE '1970-01-01', CAST(floor(unix_seconds({column}) / 86400) AS INT))").alias("day")
+
+
+def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows of a frame, part by part, so that any number of them fits into memory; times are in UTC and say so."""
+    times = {field.name: field.dataType for field in frame.schema if _has_times(field.dataType)}
+    quoted = {name: F.col("`" + name.replace("`", "``") + "`") for name in times}
+    numbers = {name: _numbers(quoted[name], type) for name, type in times.items()}
+    for row in frame.withColumns(numbers).toLocalIterator():
+        found = row.asDict(recursive=True)
+        yield found | {name: _times(found[name]) for name in times}
+
+
+def _has_times(type: Any) -> bool:
+    return isinstance(type, TimestampType) or (isinstance(type, ArrayType) and _has_times(type.elementType))
+
+
+def _numbers(value: Column, type: Any) -> Column:
+    if isinstance(type, ArrayType):
+        return F.transform(value, lambda item: _numbers(item, type.elementType))
+    return F.unix_micros(value)
+
+
+def _times(number: Any) -> Any:
+    return [_times(item) for item in number] if isinstance(number, list) else of_micros(number)
+
+
+@overload
+def of_micros(number: int) -> datetime: ...
+
+
+@overload
+def of_micros(number: None) -> None: ...
+
+
+@overload
+def of_micros(number: int | None) -> datetime | None: ...
 
 
 def of_micros(number: int | None) -> datetime | None:

@@ -46,21 +46,27 @@ def as_of(
         raise typer.BadParameter("give --table for one table, or --out for all of them")
     found = lake_of(here, lake)
     with spark_for(here, master, conf) as spark:
+        from forge.pipeline import about
         from forge.pipeline.asof import key_of, lake_as_of, row_as_of, table_as_of
+        from forge.pipeline.instants import at_or_before
 
+        about.need(spark, found)
+        recorded = at_or_before(spark, found, instant)
         if table is not None:
             if key is not None:
-                frames = {table: row_as_of(spark, found, table, key_of(key), instant)}
+                frames = {table: row_as_of(spark, found, table, key_of(key), recorded)}
             else:
-                frames = {table: table_as_of(spark, found, table, instant)}
+                frames = {table: table_as_of(spark, found, table, recorded)}
         else:
-            frames = lake_as_of(spark, found, instant)
+            frames = lake_as_of(spark, found, recorded)
+        if not here.json:
+            here.done(f"as committed at {recorded.at.isoformat(sep=' ')}")
         for name, frame in frames.items():
             chosen = frame if where is None else frame.where(where)
             if out is not None:
                 with here.progress() as bar:
                     bar.step(f"writing {name}", 0)
                     chosen.write.mode("error").parquet(f"{out.rstrip('/')}/{name}")
-                here.done(f"{name} as of {instant.isoformat()} in {out.rstrip('/')}/{name}")
+                here.done(f"{name} in {out.rstrip('/')}/{name}")
             else:
                 show(here, chosen.columns, rows(chosen, None if here.json else limit + 1), limit)

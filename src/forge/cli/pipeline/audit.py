@@ -38,19 +38,23 @@ def audit(
     here = session(context)
     found = lake_of(here, lake)
     with spark_for(here, master, conf) as spark:
+        from forge.pipeline import about
+        from forge.pipeline.asof import key_of
         from forge.pipeline.gold.audit import audit as changes
 
+        about.need(spark, found)
         frame = changes(
             spark,
             found,
             since=_time("--since", since),
             until=_time("--until", until),
             table=table,
-            key=key,
+            key=None if key is None else key_of(key),
             user=user,
             trace=trace,
         )
-        show(here, frame.columns, rows(frame, None if here.json else limit + 1), limit)
+        newest_first = frame.orderBy("at", "seq", ascending=False)
+        show(here, frame.columns, rows(newest_first, None if here.json else limit + 1), limit)
 
 
 def _time(option: str, value: str | None) -> datetime | None:

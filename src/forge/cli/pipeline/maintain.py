@@ -39,8 +39,10 @@ def maintain(
         raise typer.BadParameter(f"--keep-bronze cannot be {keep_bronze!r}: give whole days, such as 365d")
     hours = time_of("--vacuum", vacuum) / 3600
     with spark_for(here, master, conf) as spark, here.progress() as bar:
+        from forge.pipeline import about
         from forge.pipeline.maintain import maintain as tidy
 
+        about.need(spark, found)
         done = tidy(
             spark,
             found,

@@ -1,10 +1,12 @@
 """What the commands of the pipeline have in common: the lake, and the Spark that works on it."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -14,6 +16,7 @@ from forge.config import seconds
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from forge.pipeline.about import About
     from forge.pipeline.lake import Lake
 
 LakeOption = Annotated[
@@ -80,9 +83,25 @@ def lake_of(run: Session, path: str | None) -> "Lake":
 
     if path is None:
         path = str(run.config.data / "lake")
-    if "://" not in path and not path.startswith("file:"):
+    if path.startswith("file:"):
+        path = unquote(urlsplit(path).path)
+    if "://" not in path:
         path = str(Path(path).expanduser().resolve())
-    return Lake(path)
+    return Lake(path.rstrip("/"))
+
+
+@contextmanager
+def own_lake(
+    spark: "SparkSession", lake: "Lake", url: str, *, fix: str = "stop that run first, or give another --lake"
+) -> Iterator["About"]:
+    """A lake that is there and mirrors this database, held for this block: nobody else writes to it."""
+    from forge.pipeline import about
+    from forge.pipeline.lease import lease
+
+    found = about.need(spark, lake)
+    with lease(url, lake.path, fix=fix) as connection:
+        about.check(found, lake, connection)
+        yield found
 
 
 @contextmanager
@@ -94,6 +113,8 @@ def spark_for(
     from forge.pipeline.session import session
 
     given = settings(conf)
+    # It says what is raised in a batch, which is raised here once more.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with run.progress() as bar:
         bar.step("starting Spark", 0)
         spark = session(master=master, conf={**(more or {}), **given}, app="forge pipeline")

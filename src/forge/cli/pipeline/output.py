@@ -21,9 +21,10 @@ SHOWN: Final = 50
 
 
 def rows(frame: "DataFrame", limit: int | None) -> Iterator[dict[str, Any]]:
-    """The rows of a frame, part by part, so that any number of them fits into memory."""
-    for row in (frame if limit is None else frame.limit(limit)).toLocalIterator():
-        yield row.asDict(recursive=True)
+    """The rows of a frame, so many at the most; times are in UTC and say so."""
+    from forge.pipeline import tables
+
+    yield from tables.rows(frame if limit is None else frame.limit(limit))
 
 
 def show(here: Session, columns: Sequence[str], found: Iterable[dict[str, Any]], limit: int) -> None:

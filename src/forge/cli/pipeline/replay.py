@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for
+from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, own_lake, spark_for
 from forge.cli.session import session
 from forge.doctor.finding import count
 from forge.errors import LakeError
@@ -28,10 +28,10 @@ def replay(
     found = lake_of(here, lake)
     with here.database() as database, spark_for(here, master, conf) as spark:
         from forge.pipeline import bronze
-        from forge.pipeline.lease import lease
+        from forge.pipeline.gold.states import forget
         from forge.pipeline.silver.replay import replay as rebuild
 
-        with lease(database.url, found.path):
+        with own_lake(spark, found, database.url) as about:
             known = sorted({each.name for each in bronze.definitions(spark, found).values()})
             names = [name for name in known if not tables or {name, name.partition(".")[2]} & set(tables)]
             if unknown := [name for name in tables or () if not any(name in (k, k.partition(".")[2]) for k in known)]:
@@ -39,9 +39,10 @@ def replay(
             with here.progress(len(names)) as bar:
                 for name in names:
                     bar.step(f"replaying {name}", 0)
-                    made = rebuild(spark, found, name)
+                    made = rebuild(spark, found, name, types=about.types)
                     bar.step(f"replayed {name}")
                     if here.json:
                         here.emit({"table": name, **made._asdict()})
                     else:
                         here.done(f"{name}   {count(made.current, 'row')}   {count(made.history, 'version')}")
+            forget(spark, found)

@@ -72,7 +72,7 @@ def run(
         with spark_for(here, master, conf) as spark:
             from forge.pipeline.run import Settings, pipeline
 
-            settings = Settings(names, start, max_events, models=models, json="variant" if variant else "string")
+            settings = Settings(names, start, max_events, models=models, json="variant" if variant else None)
             report = Report(here, every)
             with pipeline(
                 spark, database.url, where, settings, resnapshot=resnapshot, on_batch=report.batch

@@ -9,7 +9,6 @@ from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lak
 from forge.cli.session import session
 from forge.config import shown_size
 from forge.doctor.finding import count
-from forge.errors import LakeError
 from forge.feed import shown
 
 
@@ -31,9 +30,9 @@ def status(
         from forge.pipeline.lag import lag
         from forge.pipeline.status import status as looked
 
-        whose = about.read(spark, found)
-        if whose is None:
-            raise LakeError(f"there is no lake at {found.path}", fix="forge pipeline run --once")
+        whose = about.need(spark, found)
+        with connect(database.url) as connection:
+            about.check(whose, found, connection)
         entry = ledger.last(spark, found)
         state = looked(spark, found)
         with connect(database.url) as connection:

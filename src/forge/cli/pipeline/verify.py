@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for
+from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, own_lake, spark_for
 from forge.cli.session import session
 from forge.doctor.finding import count
 
@@ -27,7 +27,8 @@ def verify(
 ) -> None:
     """Compare lake and database at the snapshot that the lake stands at: counts and row hashes, differences listed.
 
-    Exact while traffic goes on. Exits with 1 when they differ.
+    Exact while traffic goes on, but not beside a run, which compares by itself with --verify. Exits with 1 when they
+    differ.
     """
     here = session(context)
     found = lake_of(here, lake)
@@ -35,7 +36,8 @@ def verify(
     with here.database() as database, spark_for(here, master, conf) as spark:
         from forge.pipeline.compare import compare
 
-        with here.progress() as bar:
+        fix = "let it compare by itself, with forge pipeline run --verify 10m, or stop it first"
+        with own_lake(spark, found, database.url, fix=fix), here.progress() as bar:
             bar.step("comparing lake and database", 0)
             report = compare(spark, found, database.url, names or None)
     if here.json:

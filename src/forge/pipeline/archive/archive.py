@@ -20,6 +20,7 @@ from forge.pipeline.archive.order import Generation
 from forge.pipeline.archive.survey import survey
 from forge.pipeline.changes import CHANGES
 from forge.pipeline.definitions import Definition
+from forge.pipeline.tables import day_of
 
 _TYPES: Final = {"string": pa.string(), "integer": pa.int32(), "long": pa.int64(), "timestamp": pa.int64()}
 _NAMES: Final = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint"}
@@ -196,8 +197,7 @@ def _copied(frame: DataFrame, plan: Plan) -> DataFrame:
 
 
 def _days(frame: DataFrame) -> list[date]:
-    day = F.to_date("at")
-    row = frame.where(F.col("reason").isNull()).agg(F.min(day), F.max(day)).first()
+    row = frame.where(F.col("reason").isNull()).agg(F.min(day_of("at")), F.max(day_of("at"))).first()
     return [] if row is None or row[0] is None else [row[0], row[1]]
 
 

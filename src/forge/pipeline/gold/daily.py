@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from forge.pipeline.horizon import CHANGES, horizons
 from forge.pipeline.lake import Lake
-from forge.pipeline.tables import exists, load
+from forge.pipeline.tables import day_of, exists, load
 
 OPS: Final = ("insert", "update", "delete", "truncate")
 """What somebody did to rows; what was read in a snapshot nobody changed."""
@@ -108,8 +108,8 @@ def churn(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
     two columns are read for it.
     """
     history = load(spark, lake.history(table)).where("_op <> 'delete'")
-    steps = history.select(_day("_valid_from"), F.lit(1).alias("step")).unionByName(
-        history.where("_valid_to IS NOT NULL").select(_day("_valid_to"), F.lit(-1).alias("step"))
+    steps = history.select(day_of("_valid_from"), F.lit(1).alias("step")).unionByName(
+        history.where("_valid_to IS NOT NULL").select(day_of("_valid_to"), F.lit(-1).alias("step"))
     )
     so_far = Window.orderBy("day").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     daily = steps.groupBy("day").agg(F.sum("step").alias("step"))
@@ -133,10 +133,6 @@ def _counts() -> list[Column]:
 def _rows(condition: Column) -> Column:
     """How many rows, or null when the table has no key."""
     return F.when(F.count("row_id") > 0, F.count_if(condition))
-
-
-def _day(column: str) -> Column:
-    return F.expr(f"date_add(DATE '1970-01-01', CAST(unix_seconds({column}) div 86400 AS INT))").alias("day")
 
 
 def _replace(rows: DataFrame, path: str, condition: str) -> None:

@@ -9,9 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from forge.pipeline.instants import of_micros
 from forge.pipeline.lake import Lake
-from forge.pipeline.tables import exists, load
+from forge.pipeline.tables import exists, load, of_micros
 
 STATE: Final = "models"
 ALL: Final = "*"

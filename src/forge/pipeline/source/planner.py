@@ -12,7 +12,7 @@ In goes an offset, out comes the next one, whose pieces tasks can read without a
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from forge.changelog.connection import Connection, connect, typed_errors
@@ -66,6 +66,15 @@ def joined(cuts: Sequence[Cut], most: int) -> list[Cut]:
     return found
 
 
+def tracked(connection: Connection, tables: Sequence[str] | None) -> list[tuple[Any, ...]]:
+    """The tables that are tracked, or those of them that are named; raises when one of these is not."""
+    rows = connection.execute(source_query("tracked"), {"tables": None if tables is None else list(tables)}).fetchall()
+    for wanted in tables or ():
+        if not any(wanted in (row[2], f"{row[1]}.{row[2]}") for row in rows):
+            raise TrackingError(f"the table {wanted} is not tracked", fix=f"forge enable {wanted}")
+    return rows
+
+
 class Planner:
     """Plans the batches of one stream over one connection."""
 
@@ -108,10 +117,6 @@ class Planner:
             raise CursorForeign("the option until is a cursor of another log", fix="use a cursor of this database")
         self._target = until.snapshot if until is not None else self._now()
 
-    def latest(self) -> Cursor:
-        """After everything that is committed."""
-        return Cursor(self.identity, self._now())
-
     def next(self, offset: Offset, most: int | None) -> Offset:
         """The offset after the next batch of at most so many changes; the same one when there is nothing to read."""
         self._check(offset.cursor)
@@ -149,10 +154,15 @@ class Planner:
         return Offset(offset.cursor, generation, known, (), shares)
 
     def _time_of(self, snapshot: Snapshot) -> str:
-        """When a snapshot was taken, as far as rows need to know: the oldest change comes after the first one."""
-        row = self.connection.execute(source_query("oldest"), {"first": self.first_id}).fetchone()
-        oldest = row[0] if row and snapshot == START else None
-        return (oldest or datetime.now(UTC)).isoformat()
+        """When a snapshot was taken, as far as rows need to know: the oldest change comes after the first one.
+
+        By the clock of the database: as-of compares it to instants that were recorded there.
+        """
+        row = self.connection.execute(source_query("times"), {"first": self.first_id}).fetchone()
+        assert row is not None
+        oldest, now = row
+        at: datetime = oldest if oldest is not None and snapshot == START else now
+        return at.isoformat()
 
     def _shares(self, table: Sequence[Any], snapshot: str, at: str, generation: int) -> list[TableShare]:
         number, _, _, _, _, key_type, rows, name = table
@@ -277,11 +287,7 @@ class Planner:
         return [row[0] for row in self.connection.execute(source_query("stale"), values)]
 
     def _tracked(self) -> list[tuple[Any, ...]]:
-        rows = self.connection.execute(source_query("tracked"), {"tables": self._tables}).fetchall()
-        for wanted in self._options.tables or ():
-            if not any(wanted in (row[2], f"{row[1]}.{row[2]}") for row in rows):
-                raise TrackingError(f"the table {wanted} is not tracked", fix=f"forge enable {wanted}")
-        return rows
+        return tracked(self.connection, self._tables)
 
     def _scope(self) -> dict[str, Any]:
         return {"first": self.first_id, "tables": self._tables}

@@ -6,8 +6,8 @@ SELECT set_config('TimeZone', 'UTC', false),
        set_config('work_mem', '64MB', false),
        set_config('statement_timeout', '0', false);
 
--- head: The snapshot now, how far the WAL must be flushed for it to be safe to keep, how far it is, and the time.
-SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text, clock_timestamp();
+-- head: The snapshot now, how far the WAL must be flushed for it to be safe to keep, and how far it is.
+SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text;
 
 -- tracked: The tables that are tracked now, each with its newest version, its key if that is one whole number, and its size.
 SELECT t.id, v.schema_name, v.table_name, v.id, v.key_columns,
@@ -22,8 +22,8 @@ JOIN LATERAL (SELECT * FROM forge.table_version v WHERE v.tracked_table = t.id O
 WHERE %(tables)s::text[] IS NULL OR v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s)
 ORDER BY t.id;
 
--- oldest: When the oldest retained change was written.
-SELECT min(l.at) FROM forge.forge_event_log l WHERE l.id >= %(first)s;
+-- times: When the oldest retained change was written, and the time.
+SELECT min(l.at), clock_timestamp() FROM forge.forge_event_log l WHERE l.id >= %(first)s;
 
 -- trimmed: Whether something is gone that an older snapshot did not show.
 SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first)s);

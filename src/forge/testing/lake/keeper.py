@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from forge.pipeline import batch, bronze, ledger
+from forge.pipeline import bronze, ledger
+from forge.pipeline.gold import daily
 from forge.pipeline.lake import Lake
 from forge.pipeline.run import Settings, pipeline
 from forge.pipeline.session import QUIETLY, session
@@ -23,8 +24,9 @@ STEPS: Final[dict[str, tuple[Any, str, bool]]] = {
     "bronze": (bronze, "append", True),
     "learned": (bronze, "learn", True),
     "history": (merge._Merge, "_into_history", True),
+    "current": (merge._Merge, "_into_current", True),
     "silver": (table, "take", True),
-    "gold": (batch, "refresh", True),
+    "gold": (daily, "refresh", True),
     "ledger": (ledger, "record", True),
 }
 """Where each step is: a function, and whether the end comes after it or before."""

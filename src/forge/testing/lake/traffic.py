@@ -16,7 +16,7 @@ SCHEMA: Final = (
     "create table label (word text primary key, times int not null default 0)",
     "create table tally (n int, what text)",
 )
-WORDS: Final = ("", "a", "b, c", 'd"e', "f\ng", "ünïcödé", "'", "NULL", "\\N")
+WORDS: Final = ("", "a", "b, c", 'd"e', "f\ng", "ünïcödé", "'", "NULL", "\\N", "${spark.app.name}")
 
 
 def prepare(connection: Connection) -> None:
