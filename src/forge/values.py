@@ -27,7 +27,7 @@ json, ranges, composites
 or types of extensions
 text, uuid, ranges, enums,  str, PostgreSQL's text form               "…"
 composites, anything else
-not sent                    UNAVAILABLE                               {"$unavailable": true}
+not sent, or redacted       UNAVAILABLE                               {"$unavailable": true}
 ==========================  ========================================  ====================================
 
 A `real` is the float that its shortest text names: 0.1 stays 0.1. A whole number of more than 4,300 digits
@@ -46,6 +46,11 @@ prints them:
 {'id': 9007199254740993}
 >>> {**row, **images.partial('{"price": 12}')}
 {'id': 9007199254740993, 'price': Decimal('12'), 'secret': UNAVAILABLE}
+
+Where values were taken out of the log, the image names their columns under `$redacted`:
+
+>>> images.row('{"id": 1, "price": {"$redacted": true}, "$redacted": ["price"]}')
+{'id': 1, 'price': UNAVAILABLE, 'secret': UNAVAILABLE}
 """
 
 import json
@@ -61,6 +66,9 @@ from forge.errors import DecodeError
 
 MOST_LEVELS: Final = 200
 """How deep arrays and objects are nested in a value at the most."""
+
+REDACTED: Final = "$redacted"
+"""Under this name an image lists the columns whose values were taken out of it; a column of that name is a column."""
 
 _MOST_DIGITS = 4300
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
@@ -93,6 +101,7 @@ class Images:
         self._hidden = tuple(column.name for column in self.columns if column.kind == "hidden")
         self._fixes = tuple((column.name, fix) for column in self.columns if (fix := _FIXES[column.kind]) is not None)
         self._whole = None if self._hidden else self._unsent.keys()
+        self._marks = REDACTED not in self._unsent
         self._only_key = self.key_names[0] if len(self.key_names) == 1 else None
         floats = any(column.kind in ("float", "float[]") for column in self.columns)
         self._read = _decode_negative_zero if floats else _decode
@@ -118,6 +127,8 @@ class Images:
     def partial(self, raw: bytes | str) -> dict[str, Any]:
         """Only the columns that the image has."""
         row = self._decode(raw)
+        if REDACTED in row and self._marks:
+            _take_out(row)
         for name in self._hidden:
             row.pop(name, None)
         try:
@@ -145,10 +156,19 @@ class Images:
         return row
 
     def _fill(self, row: dict[str, Any]) -> dict[str, Any]:
+        if REDACTED in row and self._marks:
+            _take_out(row)
         filled = {**self._unsent, **row}
         for name in self._hidden:
             filled[name] = UNAVAILABLE
         return filled
+
+
+def _take_out(row: dict[str, Any]) -> None:
+    names = row.pop(REDACTED)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _not_an_image(f"{REDACTED} is no list of columns")
+    row |= dict.fromkeys(names, UNAVAILABLE)
 
 
 _fast = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode

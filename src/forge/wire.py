@@ -1,7 +1,8 @@
 """Forge's wire form: a Change in, one JSON object out, and exactly the same Change back.
 
 The object has `table`, `schema`, `operation` in upper case, `id` (the key as one word, null when unknown),
-`timestamp` (ISO 8601, UTC, microseconds, Z) and, for an update, `changed_columns`; then what Forge adds:
+`timestamp` (ISO 8601, UTC, microseconds, Z) and, for an update, `changed_columns`, for a redaction
+`redacted_columns`; then what Forge adds:
 `change_id`, `key`, `before`, `after`, `source`, `context`, and `hidden` if there is any.
 
 `JSON.parse` in a browser must harm nothing, so a value that it would round or could not read is tagged with
@@ -56,6 +57,8 @@ def _wire(change: Change, *, rows: bool) -> dict[str, Any]:
     }
     if change.op is Op.UPDATE:
         wire["changed_columns"] = change.changed
+    elif change.op is Op.REDACT:
+        wire["redacted_columns"] = change.hidden
     wire["change_id"] = change.id
     if rows:
         source, context = change.source, change.context

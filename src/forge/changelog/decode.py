@@ -74,6 +74,8 @@ class Decoder:
             elif before is not None:
                 old = images.row(before)
                 key = images.key(old)
+                if op == "R":  # it names a row, and is none
+                    old = None
             found.append(
                 Change(
                     f"{log}:{id}",

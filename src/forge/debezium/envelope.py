@@ -29,6 +29,8 @@ class Order(NamedTuple):
 def encode(change: Change, *, columns: Sequence[Column] | None = None, order: Order | None = None) -> bytes | None:
     """The envelope; None for a change that is no row event: schema, invalidate, redact.
 
+    So who reads envelopes alone does not hear of a redaction.
+
     With `order`, and a transaction that is known, there is a `transaction` block. Raise EncodeError as `wire.encode`
     does.
     """

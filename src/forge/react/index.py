@@ -77,6 +77,8 @@ class Index(Generic[Key]):
                 return table.touched((before,), None)
             case Op.UPDATE if before is not None and after is not None:
                 return table.touched((before, after), _may_have_changed(change, before, after))
+            case Op.REDACT:  # the past was changed, not the rows
+                return set()
             case _:
                 return {entry.key for entry in table.every}
 

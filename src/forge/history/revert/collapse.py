@@ -112,7 +112,7 @@ class _Life:
 
 def collapse(changes: Sequence[Logged]) -> list[Undo]:
     """The undoing of changes in the log's order, one write for each row, in no order. All must be of single rows."""
-    moved = _moves(changes)
+    moved = moves(changes)
     lives: list[_Life] = []
     at: dict[tuple[int, str | None], _Life] = {}
     gone: dict[tuple[int, str | None], _Life] = {}
@@ -142,8 +142,8 @@ def collapse(changes: Sequence[Logged]) -> list[Undo]:
     return [undo for life in lives if (undo := life.undo()) is not None]
 
 
-def _moves(changes: Iterable[Logged]) -> dict[int, int]:
-    """Changes of keys: the insert's id to its delete's, and the delete's to its insert's."""
+def moves(changes: Iterable[Logged]) -> dict[int, int]:
+    """The changes of keys: the insert's id to its delete's, and the delete's to its insert's."""
     deletes: dict[object, list[Logged]] = defaultdict(list)
     inserts: dict[object, list[Logged]] = defaultdict(list)
     for change in changes:

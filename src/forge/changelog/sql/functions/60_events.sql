@@ -4,7 +4,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $b
     SELECT coalesce(array_agg(o.key ORDER BY o.n), '{}') || coalesce(hidden, '{}')
     FROM json_each(before) WITH ORDINALITY o (key, value, n)
     LEFT JOIN json_each(after) a (key, value) ON a.key = o.key
-    WHERE o.value::text IS DISTINCT FROM a.value::text AND o.key <> ALL (coalesce(hidden, '{}'))
+    WHERE o.value::text IS DISTINCT FROM a.value::text AND o.key <> ALL (coalesce(hidden, '{}')) AND o.key <> '$redacted'
 $body$;
 
 -- The log as people query it.

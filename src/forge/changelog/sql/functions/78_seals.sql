@@ -1,0 +1,162 @@
+-- The chain of seals: see forge.history.chain for what it proves.
+
+-- What is sealed of a row, value by value, in order. `hidden` is given, because a redaction adds to it.
+CREATE OR REPLACE FUNCTION forge.event_leaves(event forge.forge_event_log, hidden text[])
+RETURNS TABLE (n bigint, path text, name text, value text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT 0::bigint, 'row', NULL::text, json_build_array(
+        event.id, event.rank, event.transaction_id::text, (extract(epoch FROM event.at) * 1000000)::bigint, event.day::text, event.version,
+        event.op::text, event.row_id, hidden, event.user_id, event.function_name, event.trace_id, event.context::text, event.db_user,
+        event.application_name)::text
+    UNION ALL SELECT b.n, 'before.' || b.key, b.key, b.value::text FROM json_each(event.before) WITH ORDINALITY b (key, value, n)
+    UNION ALL SELECT 10000 + a.n, 'after.' || a.key, a.key, a.value::text FROM json_each(event.after) WITH ORDINALITY a (key, value, n)
+$body$;
+
+-- The digest of a row: of its values, each with a salt of its own that comes from the row's; for a row with a redaction, as
+-- that proves it.
+CREATE OR REPLACE FUNCTION forge.event_digest(event forge.forge_event_log, salt bytea, redacted forge.redaction) RETURNS bytea
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT sha256(string_agg(CASE
+        WHEN (redacted).event_id IS NULL THEN sha256(sha256(salt || convert_to(v.path, 'UTF8')) || convert_to(v.value, 'UTF8'))
+        ELSE coalesce(decode((redacted).proof -> v.path ->> 'leaf', 'hex'),
+                      sha256(coalesce(decode((redacted).proof -> v.path ->> 'salt', 'hex'), '') || convert_to(v.value, 'UTF8')))
+        END, ''::bytea ORDER BY v.n))
+    FROM forge.event_leaves(event, CASE WHEN (redacted).event_id IS NULL THEN (event).hidden ELSE (redacted).hidden END) v
+    WHERE (redacted).event_id IS NULL OR v.name IS DISTINCT FROM '$redacted' OR (redacted).proof ? v.path
+$body$;
+
+CREATE OR REPLACE FUNCTION forge.seal_head(seal forge.log_seal) RETURNS bytea
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT sha256(seal.previous || convert_to(json_build_array(seal.id, seal.day::text, seal.log, seal.since::text, seal.until::text, seal.last_place,
+                                              seal.last_id, seal.rows)::text, 'UTF8') || seal.root)
+$body$;
+
+CREATE OR REPLACE FUNCTION forge.is_sealed() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT coalesce((SELECT s.enabled FROM forge.sealing s ORDER BY s.id DESC LIMIT 1), false)
+$body$;
+
+-- Puts a seal behind the last one.
+CREATE OR REPLACE FUNCTION forge.add_seal(seal forge.log_seal) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    SELECT s.id + 1, s.head INTO seal.id, seal.previous FROM forge.log_seal s ORDER BY s.id DESC LIMIT 1;
+    IF seal.id IS NULL THEN
+        seal.id := 0;
+        seal.previous := sha256(uuid_send(gen_random_uuid()));
+    END IF;
+    seal.root := sha256(seal.digests);
+    seal.head := forge.seal_head(seal);
+    seal.sealed_at := clock_timestamp();
+    INSERT INTO forge.log_seal SELECT seal.*;
+END
+$body$;
+
+CREATE OR REPLACE FUNCTION forge.start_sealing(enabled boolean) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    LOCK TABLE forge.log_seal IN SHARE ROW EXCLUSIVE MODE;
+    IF enabled IS DISTINCT FROM forge.is_sealed() THEN
+        INSERT INTO forge.sealing (enabled) VALUES (enabled);
+    END IF;
+    IF enabled AND NOT EXISTS (SELECT FROM forge.log_seal) THEN
+        PERFORM forge.add_seal(ROW(NULL, '-infinity', '', '1:1:', '1:1:', 0, 0, 0, '{}', '', '', NULL, NULL, NULL, NULL)::forge.log_seal);
+    END IF;
+END
+$body$;
+
+-- Seals up to so many rows that are committed and not sealed yet, all of one day, and returns how many; 0 when there are none.
+CREATE OR REPLACE FUNCTION forge.seal_page(most integer) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    last    forge.log_seal;
+    found   forge.log_seal;
+    self    forge.log_identity;
+    today   date;
+BEGIN
+    IF NOT forge.is_sealed() THEN
+        RETURN 0;
+    END IF;
+    self := forge.current_identity();
+    LOCK TABLE forge.log_seal IN SHARE ROW EXCLUSIVE MODE;
+    SELECT * INTO last FROM forge.log_seal ORDER BY id DESC LIMIT 1;
+    -- rows of an older incarnation, or of before there were seals: their transactions' numbers say nothing here
+    IF last.log <> self.uuid::text THEN
+        FOR today IN SELECT forge.log_days() LOOP
+            SELECT * INTO found FROM forge.sealed_page(today, '1:1:', pg_current_snapshot(), '-infinity', 0, 0, 1, self.first_id - 1, most, true);
+            IF found.rows > 0 THEN
+                found.log := last.log;
+                PERFORM forge.add_seal(found);
+                RETURN found.rows;
+            END IF;
+        END LOOP;
+        last.since := '1:1:'; last.until := '1:1:'; last.day := 'infinity'; last.last_place := 0; last.last_id := 0;
+    END IF;
+    FOR attempt IN 1..2 LOOP
+        FOR today IN SELECT d FROM forge.log_days() d WHERE d >= last.day LOOP
+            SELECT * INTO found FROM forge.sealed_page(today, last.since, last.until, last.day, last.last_place, last.last_id,
+                                                       self.first_id, 9223372036854775807, most, false);
+            IF found.rows > 0 THEN
+                found.log := self.uuid;
+                PERFORM forge.add_seal(found);
+                RETURN found.rows;
+            END IF;
+        END LOOP;
+        -- that batch is done: the next one is what was committed since
+        last.since := last.until; last.until := pg_current_snapshot(); last.day := '-infinity'; last.last_place := 0; last.last_id := 0;
+    END LOOP;
+    RETURN 0;
+END
+$body$;
+
+-- The days that the log has, the overflow last.
+CREATE OR REPLACE FUNCTION forge.log_days() RETURNS SETOF date
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT to_date(substring(c.relname FROM '^forge_event_log_([0-9]{8})$'), 'YYYYMMDD') AS day
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'forge.forge_event_log'::regclass AND NOT i.inhdetachpending AND c.relname ~ '^forge_event_log_[0-9]{8}$'
+    UNION ALL SELECT 'infinity' ORDER BY 1
+$body$;
+
+-- A seal over the next rows of a day between two snapshots, not yet part of the chain. With `rest`, whatever is in no seal.
+CREATE OR REPLACE FUNCTION forge.sealed_page(
+    today date, since pg_snapshot, until pg_snapshot, reached date, place bigint, id bigint, first_id bigint, last_id bigint, most integer, rest boolean
+) RETURNS SETOF forge.log_seal
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $body$
+    SELECT NULL::bigint, today, NULL::text, since, until, max(p.place), (array_agg(p.id ORDER BY p.place DESC, p.id DESC))[1], count(*)::integer,
+           array_agg(p.id ORDER BY p.place, p.id), string_agg(p.salt, '' ORDER BY p.place, p.id),
+           string_agg(forge.event_digest(p.event, p.salt, NULL), '' ORDER BY p.place, p.id), NULL::bytea, NULL::bytea, NULL::bytea, NULL::timestamptz
+    FROM (
+        SELECT l AS event, l.id, coalesce(l.rank, l.id) AS place, uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) AS salt
+        FROM forge.forge_event_log l
+        LEFT JOIN (SELECT unnest(s.events) AS event FROM forge.log_seal s WHERE rest AND s.day = today) known ON known.event = l.id
+        WHERE l.day = today AND l.id BETWEEN first_id AND sealed_page.last_id AND known.event IS NULL
+          AND (rest OR l.transaction_id >= pg_snapshot_xmin(since)
+               AND pg_visible_in_snapshot(l.transaction_id, until) AND NOT pg_visible_in_snapshot(l.transaction_id, since)
+               AND (today > reached OR (coalesce(l.rank, l.id), l.id) > (sealed_page.place, sealed_page.id)))
+        ORDER BY coalesce(l.rank, l.id), l.id
+        LIMIT most) p
+$body$;
+
+-- After days were dropped: their rows' part of the chain goes too. Returns how many seals that were.
+CREATE OR REPLACE FUNCTION forge.forget_seals() RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    forgotten integer;
+BEGIN
+    WITH old AS (
+        SELECT s.id, s.events FROM forge.log_seal s
+        WHERE s.events IS NOT NULL AND s.rows > 0 AND isfinite(s.day) AND s.day NOT IN (SELECT forge.log_days())
+          AND EXISTS (SELECT FROM forge.trimmed t WHERE t.partition = 'forge_event_log_' || to_char(s.day, 'YYYYMMDD'))
+    ), gone AS (
+        DELETE FROM forge.redaction r USING old WHERE r.event_id = ANY (old.events)
+    )
+    UPDATE forge.log_seal s SET events = NULL, salts = NULL, digests = NULL FROM old WHERE s.id = old.id;
+    GET DIAGNOSTICS forgotten = ROW_COUNT;
+    RETURN forgotten;
+END
+$body$;
+REVOKE ALL ON FUNCTION forge.start_sealing(boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION forge.seal_page(integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION forge.add_seal(forge.log_seal) FROM PUBLIC;
+REVOKE ALL ON FUNCTION forge.forget_seals() FROM PUBLIC;
