@@ -28,11 +28,11 @@ from typing import Any, Final, NamedTuple, Self
 
 import psycopg
 
+from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.source import Batch, Status, in_snapshot
 from forge.change import Change, Op, Source
-from forge.changelog.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.changelog.decode import SOURCE_KIND
 from forge.changelog.follow import Ears, Wakeup, follow

@@ -18,8 +18,8 @@ from typing import Final, Literal
 import msgspec
 import psycopg
 
+from forge.backoff import Backoff
 from forge.changelog import locks
-from forge.changelog.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, connect_async, translate
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader

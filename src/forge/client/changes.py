@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Final, Self
 
+from forge.backoff import Backoff
 from forge.change import Change
-from forge.client.backoff import Backoff
 from forge.client.errors import Unreachable, passing, told
-from forge.client.http import Events, Http
+from forge.client.http import PATIENT, Events, Http
 from forge.client.messages import About, AuthTold, Bye, read
 from forge.client.sse import Event
 from forge.cursor import Cursor
@@ -32,7 +32,7 @@ class Changes:
         tables: Sequence[str],
         after: Cursor | str | None,
         where: Callable[[Change], bool] | None = None,
-        backoff: Callable[[], Backoff] = Backoff,
+        backoff: Callable[[], Backoff] = PATIENT,
     ) -> None:
         self._http = http
         self._parameters = [("backpressure", "pause"), *(("table", table) for table in tables)]

@@ -6,15 +6,20 @@ A 401 is tried once more with a newer token, if there can be one: nothing was do
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, Self
 
 import httpx
 
+from forge.backoff import Backoff
 from forge.client.errors import NOT_FORGE, Closed, ProtocolError, Unauthorized, Unreachable, told
 from forge.client.messages import ErrorBody, read
 from forge.client.sse import Event, Parser
 from forge.client.tokens import Tokens
 from forge.errors import ForgeError
+
+PATIENT: Final = partial(Backoff, 0.25, 30.0)
+"""How a client waits before it connects anew."""
 
 Parameters = Sequence[tuple[str, str]]
 _NONE: Final[Mapping[str, str]] = {}

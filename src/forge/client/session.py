@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from forge.client.backoff import Backoff
+from forge.backoff import Backoff
 from forge.client.errors import Closed, Refused, ResultMismatch, TooMany, Unreachable, passing, told
-from forge.client.http import Http
+from forge.client.http import PATIENT, Http
 from forge.client.live import Live, Metrics
 from forge.client.messages import About, AuthTold, Bye, Delta, Opened, Whole, read
 from forge.client.sse import Event
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class Session:
     """Keeps subscriptions alive."""
 
-    def __init__(self, http: Http, metrics: Metrics, backoff: Callable[[], Backoff] = Backoff) -> None:
+    def __init__(self, http: Http, metrics: Metrics, backoff: Callable[[], Backoff] = PATIENT) -> None:
         self._http = http
         self._metrics = metrics
         self._new_backoff = backoff

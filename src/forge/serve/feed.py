@@ -34,8 +34,8 @@ import psycopg
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from forge.backoff import Backoff
 from forge.change import Op
-from forge.changelog.backoff import Backoff
 from forge.changelog.connection import translate
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor

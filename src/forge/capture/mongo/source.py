@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure, PyMongoError
 
+from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.mongo import pushdown
@@ -30,7 +31,6 @@ from forge.capture.mongo.server import LOST, TOO_OLD, Address, Server, foreign
 from forge.capture.source import Batch, Status
 from forge.capture.urls import split_option
 from forge.change import Change
-from forge.changelog.backoff import Backoff
 from forge.errors import ConfigError, CursorForeign, CursorInvalid, ForgeError, SourceError
 
 CAPABILITIES: Final = Capabilities(

@@ -12,6 +12,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.mysql import catalog, settings
@@ -24,7 +25,6 @@ from forge.capture.mysql.tail import PAUSES, Reading, Tail, place_order, resumed
 from forge.capture.mysql.view import View
 from forge.capture.source import Batch, Status
 from forge.change import Change
-from forge.changelog.backoff import Backoff
 from forge.errors import CursorInvalid
 from forge.values import Column
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from forge.backoff import Backoff
 from forge.capture.filters import Filter
 from forge.capture.mysql import catalog, settings
 from forge.capture.mysql.address import Address, Connection, Unreachable
@@ -24,7 +25,6 @@ from forge.capture.mysql.cursor import Cursor, Place
 from forge.capture.mysql.feed import Feed
 from forge.capture.mysql.view import View
 from forge.capture.source import Batch
-from forge.changelog.backoff import Backoff
 from forge.errors import CursorExpired, CursorForeign, ForgeError, SourceError
 
 AHEAD = 4

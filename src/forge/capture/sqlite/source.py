@@ -13,6 +13,7 @@ from threading import Event, Lock
 from time import monotonic
 from typing import Final, Protocol, Self, TypeVar
 
+from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.source import Batch, Status
@@ -20,7 +21,6 @@ from forge.capture.sqlite.cursor import KIND, Cursor
 from forge.capture.sqlite.file import PATIENCE, File, may_pass
 from forge.capture.sqlite.queue import LOOK_AROUND, Queue
 from forge.capture.sqlite.snapshot import Snapshot
-from forge.changelog.backoff import Backoff
 from forge.errors import CursorInvalid, SourceError
 
 CAPABILITIES: Final = Capabilities(

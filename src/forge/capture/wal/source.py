@@ -13,6 +13,7 @@ from typing import Final, Self
 import msgspec
 import psycopg
 
+from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities, Part
 from forge.capture.filters import Filter
 from forge.capture.source import Batch, Status
@@ -28,7 +29,6 @@ from forge.capture.wal.session import Wants
 from forge.capture.wal.slot import Limits, explain, sql
 from forge.capture.wal.snapshot import Page, Rows, flushed, take
 from forge.capture.wal.upstream import Upstream, end_of_wal
-from forge.changelog.backoff import Backoff
 from forge.changelog.connection import translate
 from forge.cursor import Snapshot, wal_position
 from forge.errors import (

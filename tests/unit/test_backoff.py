@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.client.backoff import Backoff
+from forge.backoff import Backoff
 
 
 @given(st.lists(st.floats(0, 1), min_size=12, max_size=12), st.floats(0, 100))

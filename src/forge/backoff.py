@@ -1,0 +1,37 @@
+"""How long to wait before the next try: twice as long each time up to a limit, and never the same for two that wait."""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+
+class Backoff:
+    """Seconds between tries.
+
+    >>> backoff = Backoff(0.25, 1.0, chance=lambda: 1.0)
+    >>> [backoff.next() for _ in range(4)], backoff.spent, backoff.next(at_least=5.0)
+    ([0.25, 0.5, 1.0, 1.0], True, 6.0)
+    >>> backoff.reset()
+    >>> backoff.next()
+    0.25
+    """
+
+    def __init__(self, first: float = 0.1, most: float = 5.0, *, chance: Callable[[], float] = random.random) -> None:
+        self._first: Final = first
+        self._most: Final = most
+        self._chance: Final = chance
+        self._limit = first
+
+    @property
+    def spent(self) -> bool:
+        """Whether the next wait is one of the longest."""
+        return self._limit >= self._most
+
+    def next(self, at_least: float = 0.0) -> float:
+        """From half of the limit to all of it, after what the other side asked to wait."""
+        limit, self._limit = self._limit, min(self._most, self._limit * 2)
+        return at_least + limit * (0.5 + 0.5 * self._chance())
+
+    def reset(self) -> None:
+        """All is well again."""
+        self._limit = self._first
