@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final, final
+from typing import Any, Final, Literal, TypeVar, final
 
 import msgspec
 
+from forge.errors import RowMismatch
+
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class Op(StrEnum):
@@ -153,6 +156,34 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         if len(values) == 1:
             return text(values[0])
         return json.dumps([text(value) for value in values], ensure_ascii=False)
+
+    def into(
+        self,
+        wanted: type[T],
+        /,
+        *,
+        image: Literal["before", "after"] | None = None,
+        unknown: Literal["ignore", "error"] = "ignore",
+    ) -> T:
+        """The row as a value of the application's type: a SQLAlchemy model (transient), a dataclass, a msgspec Struct,
+        a pydantic model, a TypedDict or dict.
+
+        It is the row after the change, and before it for a delete, unless `image` says which. Columns that the type
+        does not have are ignored, or an error. Raises RowMismatch; see `forge.into`.
+        """
+        from forge.into import row_into
+
+        if image not in (None, "before", "after"):
+            raise RowMismatch(f"image is {image!r}", fix='pass "before" or "after"')
+        name = image or ("before" if self.op is Op.DELETE else "after")
+        row = self.before if name == "before" else self.after
+        if row is None:
+            article = "an" if self.op.value[0] in "aeiou" else "a"
+            raise RowMismatch(
+                f"{article} {self.op.value} of {self.table} has no row {name} it",
+                fix="take the other image" if self.before or self.after else "look at change.op first",
+            )
+        return row_into(wanted, row, table=self.table, unknown=unknown)
 
 
 def same(left: object, right: object) -> bool:

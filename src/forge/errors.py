@@ -69,6 +69,10 @@ class DecodeError(ForgeError):
     """An encoded change is not in the form it claims to be in."""
 
 
+class RowMismatch(ForgeError):
+    """A change has no such row, or its row does not fit the type that it was to become."""
+
+
 class HistoryUnavailable(ForgeError):
     """The log cannot tell what was then; no answer is given. `oldest` is the oldest instant that it can tell of."""
 
