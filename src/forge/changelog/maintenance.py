@@ -15,6 +15,7 @@ What always holds:
   the log may be larger than the cap.
 - A pair (instant, snapshot) in `forge.instant` says: all that the snapshot sees was committed before the instant.
   Pairs are recorded while something changes, `instants` seconds apart; they grow in both.
+- Where the log is sealed (`forge.history.chain`), every round seals what was committed by then, page by page.
 """
 
 import asyncio
@@ -42,6 +43,7 @@ PAYLOADS_KEPT: Final = timedelta(days=1)
 
 _LOCK_TIMEOUT: Final = "100ms"
 _BATCH: Final = 1000
+_SEALED: Final = 5000
 _BUDGET: Final = 5.0
 _SETTLE: Final = 1.0
 _STANDBY: Final = 5.0
@@ -82,6 +84,7 @@ class Report(msgspec.Struct):
     trimmed_instants: int = 0
     trimmed_payloads: int = 0
     refreshed: int = 0
+    sealed: int = 0
     size: int = 0
     problems: list[str] = msgspec.field(default_factory=list)
 
@@ -243,6 +246,8 @@ class Keeper:
         with self._step(report, "instants"):
             self.record_instant()
             report.trimmed_instants = self._batches(_TRIM_INSTANTS, before=_midnight(kept))
+        with self._step(report, "seals"):
+            report.sealed = self._seal()
         return report
 
     def record_instant(self) -> bool:
@@ -269,6 +274,16 @@ class Keeper:
         else:
             self._unfinished = [xid for xid in self._unfinished if not snapshot.sees(xid)]
         return True
+
+    def _seal(self) -> int:
+        """Seal what is committed, where the log is sealed; how many rows. What is left is sealed in the next round."""
+        deadline = time.monotonic() + _BUDGET
+        total = 0
+        with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a redaction is going on
+            while time.monotonic() < deadline and (rows := self._value("SELECT forge.seal_page(%s)", _SEALED)):
+                total += rows
+            self._value("SELECT forge.forget_seals()")
+        return total
 
     def _refresh(self, report: Report) -> None:
         """Bring what is logged up to the tables' definitions, each by itself."""

@@ -26,12 +26,14 @@ from forge.cli import (
     init,
     maintain,
     pipeline,
+    redact,
     revert,
     serve,
     slot,
     status,
     tail,
     trim,
+    verify_log,
 )
 from forge.cli.arguments import Command, hoist
 from forge.cli.session import Session, forget_output

@@ -1,0 +1,286 @@
+"""The chain of seals: whatever is done to the log afterwards shows; redaction and retention do not break it."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from forge.changelog import partitions
+from forge.changelog.connection import Connection, connect
+from forge.changelog.maintenance import Policy, run_once
+from forge.errors import HistoryUnavailable
+from forge.history import chain
+from forge.history.redact import redact
+from tests.integration.log import enable
+
+LOG = "forge.forge_event_log"
+
+
+@pytest.fixture
+def sealed(connection: Connection) -> Connection:
+    """A log with three seals: 2 rows, 3 rows, 1 row, and a row that is not sealed."""
+    connection.execute("SELECT forge.current_identity()")
+    connection.execute("CREATE TABLE people (id int PRIMARY KEY, email text, note text)")
+    enable(connection, "people")
+    chain.start(connection)
+    while chain.seal(connection):
+        pass
+    for statement, rows in (
+        ("INSERT INTO people VALUES (1, 'ada@x', 'a'), (2, 'bob@x', 'b')", 2),
+        ("UPDATE people SET note = 'c'; DELETE FROM people WHERE id = 2", 3),
+        ("UPDATE people SET email = 'new@x' WHERE id = 1", 1),
+    ):
+        connection.execute(statement.encode())
+        assert chain.seal(connection) == rows
+        assert chain.seal(connection) == 0
+    connection.execute("INSERT INTO people VALUES (3)")
+    return connection
+
+
+def ids(connection: Connection) -> list[int]:
+    return [id for (id,) in connection.execute(f"SELECT id FROM {LOG} WHERE op <> 'S' ORDER BY id".encode())]
+
+
+def found(connection: Connection, **options: Any) -> set[tuple[str, int | None]]:
+    return {(finding.what, finding.event) for finding in chain.verify(connection, **options).broken}
+
+
+def test_an_untouched_log_verifies(sealed: Connection) -> None:
+    report = chain.verify(sealed)
+    assert (report.enabled, report.broken, report.unsealed, report.redacted) == (True, [], 1, 0)
+    assert report.rows == 7
+    today = datetime.now(UTC).date()
+    [head] = chain.heads(sealed)
+    assert (head.day, head.head, head.rows) == (today, report.head, 7)
+    assert chain.verify(sealed, day=today, head=head.head).broken == []
+    assert chain.verify(sealed, day=today - timedelta(days=3)).rows == 0
+    chain.seal(sealed)
+    assert chain.verify(sealed, head=head.head).unsealed == 0
+    assert found(sealed, head=head.head) == set()
+    assert found(sealed, head="00" * 32) == {("head", None)}
+
+
+TAMPER: dict[str, tuple[str, Callable[[list[int]], set[tuple[str, int | None]]]]] = {
+    "a value": (
+        "UPDATE {log} SET after = replace(after::text, 'ada@x', 'eve@x')::json WHERE id = {0}",
+        lambda ids: {("changed", ids[0])},
+    ),
+    "who": ("UPDATE {log} SET user_id = 'eve' WHERE id = {2}", lambda ids: {("changed", ids[2])}),
+    "when": ("UPDATE {log} SET at = at + interval '1 microsecond' WHERE id = {2}", lambda ids: {("changed", ids[2])}),
+    "hidden": ("UPDATE {log} SET hidden = '{{note}}' WHERE id = {2}", lambda ids: {("changed", ids[2])}),
+    "a deleted row": ("DELETE FROM {log} WHERE id = {3}", lambda ids: {("removed", ids[3])}),
+    "a new row": (
+        "INSERT INTO {log} SELECT (jsonb_populate_record(l, '{{\"id\": {new}}}')).* FROM {log} l WHERE id = {1}",
+        lambda ids: {("inserted", ids[0] + 1_000)},
+    ),
+    "a row twice": ("INSERT INTO {log} SELECT * FROM {log} WHERE id = {1}", lambda ids: {("inserted", ids[1])}),
+    "two rows swapped": (
+        "UPDATE {log} SET id = CASE id WHEN {2} THEN {3} ELSE {2} END WHERE id IN ({2}, {3})",
+        lambda ids: {("changed", ids[2]), ("changed", ids[3])},
+    ),
+    "another rank": ("UPDATE {log} SET rank = {0} WHERE id = {3}", lambda ids: {("changed", ids[3])}),
+    "another day": (
+        "UPDATE {log} SET day = day + 1 WHERE id = {3}",
+        lambda ids: {("removed", ids[3]), ("inserted", ids[3])},
+    ),
+    "a digest": (
+        "UPDATE forge.log_seal SET digests = set_byte(digests, 5, 1 + get_byte(digests, 5) % 250) WHERE id = 3",
+        lambda ids: {("seal", None), ("changed", ids[2])},
+    ),
+    "a forged redaction": (
+        "UPDATE {log} SET after = forge.redacted_image(after, '{{email}}') WHERE id = {0};"
+        "INSERT INTO forge.redaction SELECT {0}, '{{email}}', '{{1}}', NULL, jsonb_object_agg(path, '{{}}'::jsonb)"
+        " FROM {log} l, forge.event_leaves(l, NULL) WHERE l.id = {0}",
+        lambda ids: {("changed", ids[0])},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAMPER)
+def test_whatever_is_altered_is_found(sealed: Connection, name: str) -> None:
+    statement, expected = TAMPER[name]
+    known = ids(sealed)
+    sealed.execute(statement.format(*known, log=LOG, new=known[0] + 1_000).encode())
+    assert found(sealed) == expected(known)
+
+
+@pytest.mark.parametrize("which", [2, 3])
+def test_a_seal_that_is_removed_is_missed(sealed: Connection, which: int) -> None:
+    sealed.execute("DELETE FROM forge.log_seal WHERE id = %s", (which,))
+    broken = chain.verify(sealed).broken
+    assert ("seal", which + 1) in {(finding.what, finding.seal) for finding in broken}
+    assert "inserted" in {finding.what for finding in broken}
+
+
+def test_removing_the_newest_seals_takes_a_head_from_elsewhere_to_see(sealed: Connection) -> None:
+    head = chain.verify(sealed).head
+    assert head is not None
+    newest = "(SELECT max(id) FROM forge.log_seal)"
+    sealed.execute(
+        f"DELETE FROM {LOG} WHERE id = {ids(sealed)[-2]}; DELETE FROM forge.log_seal WHERE id = {newest}".encode()
+    )
+    assert found(sealed) == set()
+    assert found(sealed, head=head) == {("head", None)}
+    sealed.execute("DELETE FROM forge.log_seal")
+    assert found(sealed, head=head) == {("head", None)}
+
+
+def test_a_rewritten_chain_has_other_heads(sealed: Connection) -> None:
+    head = chain.verify(sealed).head
+    sealed.execute("DELETE FROM forge.log_seal")
+    chain.stop(sealed)
+    chain.start(sealed)
+    while chain.seal(sealed):
+        pass
+    assert found(sealed) == set()
+    assert found(sealed, head=head) == {("head", None)}
+
+
+def test_redaction_keeps_it_whole_and_protects_the_rest(sealed: Connection) -> None:
+    first = ids(sealed)[0]
+    redact(sealed, "people", 1, ["email"], reason="asked")
+    report = chain.verify(sealed)
+    assert (report.broken, report.redacted) == ([], 3)
+    redact(sealed, "people", 1, ["email", "note"])
+    assert chain.verify(sealed).broken == []
+    while chain.seal(sealed):
+        pass
+    assert chain.verify(sealed).broken == []
+    redact(sealed, "people", 2, ["note"])
+    assert chain.verify(sealed).broken == []
+    # the salts are gone: digests cannot be guessed at
+    row = sealed.execute("SELECT substr(salts, 1, 32) FROM forge.log_seal WHERE %s = ANY (events)", (first,)).fetchone()
+    assert row == (bytes(32),)
+    sealed.execute(
+        f"UPDATE {LOG} SET after = replace(after::text, '\"id\":1', '\"id\":9')::json WHERE id = {first}".encode()
+    )
+    assert found(sealed) == {("changed", first)}
+    sealed.execute(
+        f"UPDATE {LOG} SET after = replace(after::text, '\"id\":9', '\"id\":1')::json WHERE id = {first}".encode()
+    )
+    assert found(sealed) == set()
+    sealed.execute(
+        f"UPDATE {LOG} SET after = replace(after::text, '{{\"$redacted\":true}}', '5')::json WHERE id = {first}".encode()
+    )
+    assert found(sealed) == {("redacted", first)}
+
+
+def test_a_redaction_without_its_tombstone_is_found(sealed: Connection) -> None:
+    done = redact(sealed, "people", 2, ["email"])
+    sealed.execute(f"DELETE FROM {LOG} WHERE id = %s".encode(), (done.tombstones[0],))
+    assert {what for what, _ in found(sealed)} == {"redacted"}
+
+
+def test_late_commits_are_sealed_and_nothing_twice(sealed: Connection, database: str) -> None:
+    with connect(database) as slow:
+        slow.execute("BEGIN; INSERT INTO people VALUES (10)")
+        sealed.execute("INSERT INTO people VALUES (11)")
+        assert chain.seal(sealed) == 2
+        assert chain.seal(sealed) == 0
+        assert chain.verify(sealed).unsealed == 0
+        slow.execute("COMMIT")
+    assert chain.verify(sealed).unsealed == 1
+    assert found(sealed) == set()
+    assert chain.seal(sealed) == 1
+    sealed.execute("INSERT INTO people SELECT g FROM generate_series(100, 124) g")
+    assert [chain.seal(sealed, 10) for _ in range(4)] == [10, 10, 5, 0]
+    report = chain.verify(sealed)
+    assert (report.broken, report.unsealed, report.rows) == ([], 0, 35)
+    once = sealed.execute("SELECT count(*), count(DISTINCT e) FROM forge.log_seal, unnest(events) e").fetchone()
+    assert once == (35, 35)
+
+
+def test_maintenance_seals_and_may_be_killed_in_the_middle(sealed: Connection, database: str) -> None:
+    sealed.execute("INSERT INTO people SELECT g, 'x' FROM generate_series(1000, 13000) g")
+    victim = threading.Thread(target=lambda: _quiet(lambda: run_once(database)))
+    victim.start()
+    deadline = time.monotonic() + 20
+    kill = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'forge maintenance' AND query LIKE '%%seal_page%%' AND datname = current_database()"
+    )
+    while victim.is_alive() and not sealed.execute(kill).fetchone():
+        assert time.monotonic() < deadline
+    victim.join(20)
+    assert found(sealed) == set()
+    assert run_once(database).problems == []
+    report = chain.verify(sealed)
+    assert (report.broken, report.unsealed, report.rows) == ([], 0, 7 + 1 + 12_001)
+
+
+def _quiet(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except psycopg.OperationalError:
+        return
+
+
+def test_retention_keeps_the_heads(sealed: Connection, database: str) -> None:
+    today = datetime.now(UTC).date()
+    old = today - timedelta(days=40)
+    partitions.make(sealed, old)
+    sealed.execute(f"UPDATE {LOG} SET day = %s, at = at - interval '40 days' WHERE op = 'I'".encode(), (old,))
+    sealed.execute("DELETE FROM forge.log_seal; DELETE FROM forge.sealing")
+    chain.start(sealed)
+    while chain.seal(sealed):
+        pass
+    before = chain.heads(sealed)
+    assert [one.day for one in before] == [old, today]
+    report = run_once(database, Policy(retention_days=30))
+    assert partitions.partition_name(old) in report.dropped
+    run_once(database, Policy(retention_days=30))
+    assert chain.heads(sealed)[0] == before[0]
+    after = chain.verify(sealed, head=before[0].head)
+    assert (after.broken, after.dropped) == ([], [old])
+    row = sealed.execute("SELECT count(*) FROM forge.log_seal WHERE events IS NULL").fetchone()
+    assert row == (1,)
+    sealed.execute("DELETE FROM forge.trimmed")
+    assert {finding.day for finding in chain.verify(sealed).broken} == {old}
+
+
+def test_rows_of_an_older_incarnation_are_sealed_too(connection: Connection) -> None:
+    connection.execute("CREATE TABLE people (id int PRIMARY KEY)")
+    enable(connection, "people")
+    connection.execute("INSERT INTO people VALUES (1), (2)")
+    chain.start(connection)
+    while chain.seal(connection):
+        pass
+    connection.execute("INSERT INTO people VALUES (3)")
+    connection.execute(
+        "UPDATE forge.log_identity SET timeline = timeline + 7 WHERE id = (SELECT max(id) FROM forge.log_identity)"
+    )
+    connection.execute("INSERT INTO people VALUES (4)")
+    while chain.seal(connection):
+        pass
+    connection.execute("INSERT INTO people VALUES (5)")
+    while chain.seal(connection):
+        pass
+    report = chain.verify(connection)
+    assert (report.broken, report.unsealed, report.rows) == ([], 0, 6)
+    connection.execute(f"DELETE FROM {LOG} WHERE id = {ids(connection)[1]}".encode())
+    assert {what for what, _ in found(connection)} == {"removed"}
+
+
+def test_off_is_the_default(connection: Connection, database: str) -> None:
+    connection.execute("CREATE TABLE people (id int PRIMARY KEY)")
+    enable(connection, "people")
+    connection.execute("INSERT INTO people VALUES (1)")
+    assert run_once(database).sealed == 0
+    assert connection.execute("SELECT count(*) FROM forge.log_seal").fetchone() == (0,)
+    with pytest.raises(HistoryUnavailable, match="the log is not sealed") as caught:
+        chain.verify(connection)
+    assert caught.value.fix == "forge verify-log --start"
+    chain.start(connection)
+    assert run_once(database).sealed == 2
+    chain.stop(connection)
+    connection.execute("INSERT INTO people VALUES (2)")
+    assert run_once(database).sealed == 0
+    report = chain.verify(connection)
+    assert (report.enabled, report.broken, report.unsealed) == (False, [], 1)
+    chain.start(connection)
+    assert run_once(database).sealed == 1
+    assert chain.heads(connection)[0].day == date.fromordinal(datetime.now(UTC).toordinal())
