@@ -163,9 +163,8 @@ def test_redaction_keeps_it_whole_and_protects_the_rest(sealed: Connection) -> N
         f"UPDATE {LOG} SET after = replace(after::text, '\"id\":9', '\"id\":1')::json WHERE id = {first}".encode()
     )
     assert found(sealed) == set()
-    sealed.execute(
-        f"UPDATE {LOG} SET after = replace(after::text, '{{\"$redacted\":true}}', '5')::json WHERE id = {first}".encode()
-    )
+    filled = f"UPDATE {LOG} SET after = replace(after::text, '{{\"$redacted\":true}}', '5')::json WHERE id = {first}"
+    sealed.execute(filled.encode())
     assert found(sealed) == {("redacted", first)}
 
 

@@ -55,7 +55,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     init, enable, disable, status, tail, serve, pipeline, slot, crosscheck,
-    history, audit, asof, revert, trim, maintain, doctor, config, demo,
+    history, audit, asof, revert, redact, verify_log, trim, maintain, doctor, config, demo,
 )  # fmt: skip
 for command in COMMANDS:
     command.register(app)
