@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction
-from django.conf import settings  # type: ignore[import-untyped]
+from django import conf  # type: ignore[import-untyped]
 from django.db import connections  # type: ignore[import-untyped]
 from django.db.backends.signals import connection_created  # type: ignore[import-untyped]
 from django.db.transaction import atomic  # type: ignore[import-untyped]
@@ -70,7 +70,7 @@ def watch() -> None:
 
 
 def _created(*, connection: Any, **_: Any) -> None:
-    names = getattr(settings, "FORGE_DATABASES", ("default",))
+    names = getattr(conf.settings, "FORGE_DATABASES", ("default",))
     if connection.vendor != "postgresql" or connection.alias not in names:
         return
     if not any(isinstance(wrapper, _Saying) for wrapper in connection.execute_wrappers):
@@ -125,7 +125,7 @@ def _context(request: HttpRequest) -> context:
 
 
 def _user(request: HttpRequest) -> Any:
-    if chosen := getattr(settings, "FORGE_USER", None):
+    if chosen := getattr(conf.settings, "FORGE_USER", None):
         return (import_string(chosen) if isinstance(chosen, str) else chosen)(request)
     user: Any = getattr(request, "user", None)
     return user.pk if user is not None and user.is_authenticated else None
