@@ -9,7 +9,7 @@ A text equals only itself, letter for letter, whatever the database's collation 
 texts in the forms of `forge.values`. Part of a document is named with dots.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -45,11 +45,13 @@ def predicate(sql: str) -> Test:
     """A condition as a function of a row; raises ConfigError for what is not one."""
     try:
         parsed = sqlglot.parse(f"({sql}\n)", dialect="postgres")
+        if len(parsed) != 1 or not isinstance(parsed[0], e.Paren):
+            raise ConfigError(f"{sql!r} is not a condition on a row", fix=_FIX)
+        test = _compiled(parsed[0], sql)
     except SqlglotError as error:
         raise ConfigError(f"{sql!r} is not a condition on a row", fix=_FIX) from error
-    if len(parsed) != 1 or not isinstance(parsed[0], e.Paren):
-        raise ConfigError(f"{sql!r} is not a condition on a row", fix=_FIX)
-    test = _compiled(parsed[0], sql)
+    except RecursionError:
+        raise ConfigError(f"{sql[:60]!r}… is nested too deeply", fix="write it with fewer parentheses") from None
 
     def holds(row: Row) -> bool | None:
         found = test(row)
@@ -63,7 +65,8 @@ def _compiled(node: e.Expression, sql: str) -> Callable[[Row], Any]:
     if isinstance(node, e.Paren):
         return _compiled(node.this, sql)
     if isinstance(node, (e.And, e.Or)):
-        return _joined(_compiled(node.this, sql), _compiled(node.expression, sql), short=isinstance(node, e.Or))
+        parts = [_compiled(part, sql) for part in node.flatten()]  # type: ignore[arg-type]
+        return _chained(parts, short=isinstance(node, e.Or))
     if isinstance(node, e.Not) or node.args.get("negate"):
         inner = _compiled(node.this if isinstance(node, e.Not) else _affirmed(node), sql)
         return lambda row: found if (found := inner(row)) is None or found is _NULL else not found
@@ -75,11 +78,7 @@ def _compiled(node: e.Expression, sql: str) -> Callable[[Row], Any]:
         return _compiled(e.And(this=low, expression=high), sql)
     if isinstance(node, e.In) and node.expressions:
         equal = [e.EQ(this=node.this, expression=value) for value in node.expressions]
-        tests = [_compiled(each, sql) for each in equal]
-        found = tests[0]
-        for test in tests[1:]:
-            found = _joined(found, test, short=True)
-        return found
+        return _chained([_compiled(each, sql) for each in equal], short=True)
     if isinstance(node, e.Is) and isinstance(node.expression, e.Null):
         value = _operand(node.this, sql)
         return lambda row: None if (found := value(row)) is None else found is _NULL
@@ -93,6 +92,14 @@ def _affirmed(node: e.Expression) -> e.Expression:
     found = node.copy()
     found.set("negate", None)
     return found
+
+
+def _chained(tests: Sequence[Callable[[Row], Any]], *, short: bool) -> Callable[[Row], Any]:
+    """All joined by AND or OR, halves of halves, so that a thousand of them are not a thousand calls deep."""
+    if len(tests) == 1:
+        return tests[0]
+    half = len(tests) // 2
+    return _joined(_chained(tests[:half], short=short), _chained(tests[half:], short=short), short=short)
 
 
 def _joined(left: Callable[[Row], Any], right: Callable[[Row], Any], *, short: bool) -> Callable[[Row], Any]:

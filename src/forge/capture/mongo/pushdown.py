@@ -181,7 +181,7 @@ def _may(node: e.Expression, where: _Where, *, negated: bool) -> Expression:
     if node.args.get("negate"):  # as in IS NOT NULL
         negated = not negated
     if isinstance(node, (e.And, e.Or)):
-        parts = [_may(side, where, negated=negated) for side in (node.this, node.expression)]
+        parts = [_may(part, where, negated=negated) for part in node.flatten()]  # type: ignore[arg-type]
         return _all(parts) if isinstance(node, e.And) is not negated else _any(parts)
     if isinstance(node, e.Between):
         low = e.GTE(this=node.this, expression=node.args["low"])
