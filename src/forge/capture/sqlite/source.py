@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from math import inf
 from threading import Event, Lock
 from time import monotonic
 from typing import Final, Protocol, Self, TypeVar
@@ -128,9 +129,13 @@ class SqliteSource:
         return str(await self._once(Queue.start))
 
     async def ack(self, cursor: str) -> None:
-        """Remove what is before the cursor."""
+        """Remove what is before the cursor; while others keep the file locked, that is left to the next time."""
         parsed = Cursor.parse(cursor)
-        await self._once(lambda queue: queue.remove(parsed))
+        try:
+            await self._once(lambda queue: queue.remove(parsed))
+        except SourceError as error:
+            if may_pass(error.__cause__) != inf:
+                raise
 
     async def status(self) -> Status:
         """How the queue stands; `lag_changes` is what nobody has acknowledged."""
