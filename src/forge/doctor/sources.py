@@ -78,7 +78,7 @@ def lacking(capabilities: Capabilities) -> Iterator[Finding]:
     """What a consumer must not count on."""
     _, unable = described(capabilities)
     if unable:
-        yield info("capabilities", f"it does not {', not '.join(unable)}")
+        yield info("capabilities", f"it cannot {', nor '.join(unable)}")
 
 
 def retention(kind: str, capabilities: Capabilities) -> Finding:
