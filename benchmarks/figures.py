@@ -6,12 +6,14 @@ from typing import Literal
 
 import msgspec
 
-Form = Literal["ratio", "percent", "rate", "µs", "ms", "s", "kB", "MB", "count"]
+Form = Literal["ratio", "percent", "share", "rate", "ns", "µs", "ms", "s", "kB", "MB", "count"]
 
 _FORMS: dict[Form, str] = {
     "ratio": "{:.2f}×",
     "percent": "{:.0%}",
+    "share": "{:.2%}",
     "rate": "{:,.0f}/s",
+    "ns": "{:,.0f} ns",
     "µs": "{:.1f} µs",
     "ms": "{:.2f} ms",
     "s": "{:.2f} s",

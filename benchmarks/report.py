@@ -24,6 +24,7 @@ TITLES = {
     "polling": "A poll with nothing new",
     "memory": "Bounded memory",
     "matching": "Matching a change to live queries",
+    "query_bus": "The query bus",
     "live_latency": "Live queries: commit to client, 200 changes a second",
     "fanout": "Fan-out of one query",
     "feed_grid": "Changes a second to authorized clients",
