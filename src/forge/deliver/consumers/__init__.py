@@ -1,0 +1,35 @@
+"""Durable consumers: functions and sinks that get every change, at least once, in the order of each row.
+
+    @app.consumer("search", tables=["orders"])
+    async def index(ctx, change):
+        await search.upsert(change.key["id"], change.after)
+
+The cursor is saved after the side effect, so what a crash interrupts comes again, with the same `change.id`. What a
+handler writes through `ctx.tx` happens exactly once, because the cursor is saved in that transaction. One worker at a
+time works on a consumer, or on each of its `shards`, whichever nodes there are.
+"""
+
+from forge.deliver.consumers.context import Context
+from forge.deliver.consumers.definition import Consumer, Consumers
+from forge.deliver.consumers.errors import (
+    ConsumerInvalid,
+    ConsumerLost,
+    ConsumerUnknown,
+    HandlerMisused,
+    HandlerTimeout,
+)
+from forge.deliver.consumers.node import ConsumerNode, Sample, Settings
+
+__all__ = [
+    "Consumer",
+    "ConsumerInvalid",
+    "ConsumerLost",
+    "ConsumerNode",
+    "ConsumerUnknown",
+    "Consumers",
+    "Context",
+    "HandlerMisused",
+    "HandlerTimeout",
+    "Sample",
+    "Settings",
+]

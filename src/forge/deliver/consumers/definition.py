@@ -1,0 +1,164 @@
+"""A consumer as an application declares it: a name, a handler, which changes it wants, and how it is tried.
+
+What is wrong with a declaration is told when it is made (ConsumerInvalid), never while changes wait.
+"""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from forge.capture.filters import Filter
+from forge.change import Op
+from forge.config import nearest
+from forge.deliver.consumers.errors import ConsumerInvalid
+from forge.deliver.consumers.sending import sending
+from forge.deliver.message import Envelope
+from forge.deliver.sink import Sink
+
+Handler = Callable[..., Awaitable[object]]
+H = TypeVar("H", bound=Handler)
+Start = Literal["now", "start"]
+
+MOST_BATCH: Final = 10_000
+MOST_SHARDS: Final = 256
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}")
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """What is wanted of one consumer. Times in seconds."""
+
+    name: str
+    handler: Handler
+    wanted: Filter = Filter()
+    batch: int | None = None
+    """How many changes a call is given at the most; None for a handler of one change."""
+    shards: int = 1
+    tries: int | None = 8
+    """How often a change is tried before it is parked; None for ever."""
+    timeout: float | None = 60.0
+    backoff: tuple[float, float] = (0.1, 60.0)
+    """The first wait after a failure, and the longest."""
+    start: Start = "now"
+    """Where a consumer that the database does not know yet begins: with what is committed from now on, or with all
+    that the log retains."""
+    sink: Sink | None = None
+
+    def check(self) -> None:
+        """Raise ConsumerInvalid for what cannot work."""
+        if not _NAME.fullmatch(self.name):
+            raise ConsumerInvalid(
+                f"{self.name!r} is not a consumer's name",
+                fix="up to 63 letters, digits and . : _ -, such as orders-to-nats",
+            )
+        if not inspect.iscoroutinefunction(self.handler):
+            raise ConsumerInvalid(
+                f"the handler of {self.name} is not an async function",
+                fix="async def handle(ctx, change), with what blocks in asyncio.to_thread",
+            )
+        _check_parameters(self)
+        limits: list[tuple[bool, str, object, str]] = [
+            (self.batch is None or _whole(self.batch, 1, MOST_BATCH), "batch", self.batch, f"1 to {MOST_BATCH:,}"),
+            (_whole(self.shards, 1, MOST_SHARDS), "shards", self.shards, f"1 to {MOST_SHARDS}"),
+            (self.tries is None or _whole(self.tries, 1, 1000), "tries", self.tries, "1 to 1,000, or None for ever"),
+            (self.timeout is None or self.timeout > 0, "timeout", self.timeout, "seconds above 0, or None"),
+            (0 < self.backoff[0] <= self.backoff[1], "backoff", self.backoff, "(first, longest) seconds"),
+            (self.start in ("now", "start"), "start", self.start, '"now" or "start"'),
+        ]
+        for holds, what, value, wanted in limits:
+            if not holds:
+                raise ConsumerInvalid(f"{what} of {self.name} cannot be {value!r}", fix=f"give {wanted}")
+        self.wanted.check()
+
+
+class Consumers:
+    """The consumers of an application, by name."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, Consumer] = {}
+
+    def consumer(self, name: str, /, **options: Any) -> Callable[[H], H]:
+        """Mark an async function as the handler of a consumer; see `declare`."""
+
+        def mark(handler: H) -> H:
+            self.declare(name, handler, **options)
+            return handler
+
+        return mark
+
+    def declare(
+        self,
+        name: str,
+        handler: Handler,
+        *,
+        tables: Sequence[str] = (),
+        ops: Sequence[Op | str] = (),
+        columns: Sequence[str] = (),
+        where: str | None = None,
+        sink: Sink | None = None,
+        **options: Any,
+    ) -> Consumer:
+        """Take a consumer in; the options are the fields of `Consumer`."""
+        if isinstance(tables, str) or isinstance(ops, str) or isinstance(columns, str):
+            raise ConsumerInvalid(f"tables, ops and columns of {name} are lists", fix='tables=["orders"]')
+        unknown = options.keys() - {"batch", "shards", "tries", "timeout", "backoff", "start"}
+        if unknown:
+            raise ConsumerInvalid(
+                f"a consumer has no option {min(unknown)}",
+                fix="use tables, ops, columns, where, batch, shards, tries, timeout, backoff or start",
+            )
+        wanted = Filter(tuple(tables), tuple(_op(name, op) for op in ops), tuple(columns), where)
+        found = Consumer(name, handler, wanted, sink=sink, **options)
+        found.check()
+        if name in self.named:
+            raise ConsumerInvalid(f"there are two consumers called {name}", fix="give one another name")
+        self.named[name] = found
+        return found
+
+    def deliver(
+        self,
+        name: str,
+        *,
+        to: Sink,
+        envelope: Envelope = "forge",
+        topic: str | None = None,
+        batch: int = 100,
+        tries: int | None = None,
+        **options: Any,
+    ) -> Consumer:
+        """A consumer that sends every change to a sink, as a message.
+
+        What the receiver does not take is tried for as long as it takes unless `tries` says otherwise, because it is
+        the receiver that is down; what it refuses is parked.
+        """
+        if not callable(getattr(to, "send", None)) or not callable(getattr(to, "close", None)):
+            raise ConsumerInvalid(f"{name} is to deliver to a {type(to).__name__}, which is no sink", fix="pass a Sink")
+        if envelope not in ("forge", "debezium"):
+            raise ConsumerInvalid(f"envelope of {name} cannot be {envelope!r}", fix='use "forge" or "debezium"')
+        handler = sending(to, topic=topic, envelope=envelope)
+        return self.declare(name, handler, sink=to, batch=batch, tries=tries, **options)
+
+
+def _op(name: str, value: Op | str) -> Op:
+    try:
+        return Op(value.lower())
+    except ValueError:
+        close = nearest(value, [op.value for op in Op])
+        fix = f"did you mean {close}?" if close else f"use {', '.join(Op)}"
+        raise ConsumerInvalid(f"ops of {name} cannot have {value!r}", fix=fix) from None
+
+
+def _whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _check_parameters(consumer: Consumer) -> None:
+    try:
+        inspect.signature(consumer.handler).bind(None, None)
+    except TypeError:
+        what = "change" if consumer.batch is None else "changes"
+        raise ConsumerInvalid(
+            f"the handler of {consumer.name} does not take (ctx, {what})", fix=f"async def handle(ctx, {what})"
+        ) from None

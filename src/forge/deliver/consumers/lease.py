@@ -1,0 +1,121 @@
+"""The session by which a node holds its consumers: advisory locks, saves, and proof that it still has them.
+
+The server ends a session that says nothing for `TTL` seconds, and its locks go with it, so a node that hangs or is cut
+off loses them. The node counts from when it last *asked* something that was answered, so it knows before the server
+that its time is over: `holds` is false by then, and no worker begins a call that it could not save.
+
+Saves are not waited for on disk: one that a crash of the server takes back is a change delivered again.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, LiteralString
+
+import psycopg
+
+from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
+from forge.deliver.consumers.errors import ConsumerLost
+from forge.deliver.consumers.sql import sql
+
+TTL: Final = 5.0
+MARGIN: Final = 1.0
+ANSWER: Final = 4.0
+"""Seconds after which a server that has not answered counts as lost."""
+
+SHARDS: Final = int.from_bytes(b"Forg")
+"""The first number of the two-part locks of shards; the second is the row of forge.consumer_cursor."""
+MEMBERS: Final = SHARDS + 1
+"""Likewise of the shared locks by which nodes say that they would work on a consumer; the second is its first shard."""
+
+
+class Lease:
+    """One session. Statements may be asked by many tasks; they run one after the other."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+        self._busy = asyncio.Lock()
+        self._proof = time.monotonic()
+        self.pid = connection.info.backend_pid
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, name: str) -> AsyncIterator["Lease"]:
+        connection = await connect_async(url, application_name=name)
+        try:
+            lease = cls(connection)
+            with typed_errors():
+                for setting, value in (
+                    ("idle_session_timeout", f"{TTL:.0f}s"),
+                    ("synchronous_commit", "off"),
+                    ("lock_timeout", "2s"),
+                ):
+                    await lease.ask("SELECT set_config(%(name)s, %(value)s, false)", {"name": setting, "value": value})
+            yield lease
+        finally:
+            await connection.close()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the locks are ours for sure."""
+        return time.monotonic() - self._proof < TTL - MARGIN and not self._connection.closed
+
+    def check(self) -> None:
+        """Raise unless they are."""
+        if not self.holds:
+            raise ConsumerLost("the session that holds the consumers is lost", fix="nothing: it is opened anew")
+
+    async def ask(self, query: LiteralString, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """Rows; raises when the server does not answer in time, and then the session is lost."""
+        async with self._busy:
+            asked = time.monotonic()
+            timer = asyncio.get_running_loop().call_later(ANSWER, hang_up, self._connection)
+            try:
+                cursor = await self._connection.execute(query, values)
+                rows = await cursor.fetchall() if cursor.description else []
+            finally:
+                timer.cancel()
+            self._proof = asked
+            return rows
+
+    async def durably(self, query: LiteralString, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """As `ask`, and what it writes is on disk when it returns."""
+        await self.ask("SET synchronous_commit = on")
+        try:
+            return await self.ask(query, values)
+        finally:
+            if not self._connection.closed:
+                await self.ask("SET synchronous_commit = off")
+
+    async def lock(self, id: int) -> bool:
+        """Try to become the one worker of a shard."""
+        rows = await self.ask("SELECT pg_try_advisory_lock(%(space)s, %(id)s)", {"space": SHARDS, "id": id})
+        return bool(rows[0][0])
+
+    async def unlock(self, id: int) -> None:
+        """Let another be it."""
+        await self.ask("SELECT pg_advisory_unlock(%(space)s, %(id)s)", {"space": SHARDS, "id": id})
+
+    async def join(self, id: int) -> None:
+        """Say that this node would work on a consumer."""
+        await self.ask("SELECT pg_try_advisory_lock_shared(%(space)s, %(id)s)", {"space": MEMBERS, "id": id})
+
+    async def holders(self) -> tuple[dict[int, set[int]], dict[int, int]]:
+        """The sessions of nodes that would work on each consumer, and who works on each shard."""
+        members: dict[int, set[int]] = {}
+        workers: dict[int, int] = {}
+        for pid, space, id in await self.ask(sql("holders"), {"spaces": [SHARDS, MEMBERS]}):
+            if space == SHARDS:
+                workers[id] = pid
+            else:
+                members.setdefault(id, set()).add(pid)
+        return members, workers
+
+
+def hang_up(connection: psycopg.AsyncConnection[Any]) -> None:
+    """End a connection at once, without a word to the server, which may not listen any more."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,415 @@
+"""A node that works on consumers: it takes shards that nobody works on, and gives some up when more nodes come.
+
+Any number of nodes may run the same application. Each has one lease; a shard is worked on by who holds its lock, and
+nobody else. A node that ends, dies or is cut off loses its locks, and the others take its shards within a second or
+so. When a node joins, those that hold the most give it shards one by one, each after the call that is under way.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+import psycopg
+
+from forge.backoff import Backoff
+from forge.changelog.follow import Wakeup
+from forge.changelog.reader import Reader
+from forge.cursor import Cursor
+from forge.deliver.consumers.definition import Consumer
+from forge.deliver.consumers.errors import ConsumerInvalid, ConsumerLost
+from forge.deliver.consumers.lag import Lag, lag_of, lag_values
+from forge.deliver.consumers.lease import Lease
+from forge.deliver.consumers.sql import sql
+from forge.deliver.consumers.watchdog import Watchdog
+from forge.deliver.consumers.worker import Counts, Stopped, Worker, line_of
+from forge.errors import CursorError, ForgeError, ServerError
+
+_LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError, ConsumerLost)
+_PATIENCE: Final = 5.0
+"""Seconds after which a free shard is taken by who can, whoever should."""
+_COUNTED: Final = 10_000
+_log = logging.getLogger("forge.consumers")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How a node works. Times in seconds."""
+
+    tick: float = 0.25
+    """Between two looks at which shards are free, paused, moved."""
+    report: float = 1.0
+    """Between two reports of how its shards fare."""
+    lag: float = 5.0
+    """Between two measurements of how far behind they are."""
+    idle: float = 10.0
+    """After which the cursor of a consumer that finds nothing is saved all the same."""
+    blocked: float = 1.0
+    """After which a handler that blocks the event loop is reported."""
+    wakeup: Wakeup = "notify"
+    """How the first worker learns of a commit; the others listen. With "auto" it keeps writers from notifying each time
+    under load, which in `forge serve` the node does already."""
+
+
+class Shard(NamedTuple):
+    """A row of the database."""
+
+    id: int
+    name: str
+    shard: int
+    shards: int
+    state: str
+    fence: int
+    replay: bool
+
+
+class Sample(NamedTuple):
+    """What Prometheus is told of a shard that this node works on."""
+
+    consumer: str
+    shard: int
+    counts: Counts
+    lag: Lag | None
+    tries: int
+
+
+class _Held:
+    """A shard that this node works on."""
+
+    def __init__(self, worker: Worker, task: "asyncio.Task[None]", owner: str) -> None:
+        self.worker = worker
+        self.task = task
+        self.owner = owner
+        self.lag: Lag | None = None
+        self.told: tuple[int, Lag | None] | None = None
+        self.stopping = False
+
+
+class ConsumerNode:
+    """Works on consumers while `run` does."""
+
+    def __init__(
+        self,
+        url: str,
+        consumers: Iterable[Consumer],
+        settings: Settings = Settings(),  # noqa: B008
+        name: str | None = None,
+    ) -> None:
+        self.consumers = {consumer.name: consumer for consumer in consumers}
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self.settings = settings
+        self.working = asyncio.Event()
+        """Set while the node has a lease."""
+        self._url = url
+        self._held: dict[int, _Held] = {}
+        self._totals: dict[tuple[str, int], Counts] = {}
+        self._waits: dict[int, Backoff] = {}
+        self._due: dict[int, float] = {}
+        self._free: dict[int, float] = {}
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until `stop`, or cancelled. Raises what cannot pass by itself: a consumer that cannot be registered,
+        Forge not installed, and a server that is not there at first."""
+        backoff, connected = Backoff(), False
+        async with Watchdog(self._busy, after=self.settings.blocked):
+            while not self._stopping.is_set():
+                try:
+                    async with Lease.open(self._url, f"forge consumers {self.name}"[:63]) as lease:
+                        if not connected:
+                            await self._register(lease)
+                        connected = True
+                        self.working.set()
+                        await self._work(lease)
+                except _LOST as error:
+                    if not connected:
+                        raise
+                    delay = backoff.next()
+                    _log.warning("consumers: lost the lease, again in %.2f s: %s", delay, line_of(error))
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(delay):
+                            await self._stopping.wait()
+                finally:
+                    self.working.clear()
+
+    def stop(self) -> None:
+        """Let every call that is under way end, save, and end."""
+        self._stopping.set()
+
+    async def close(self) -> None:
+        """Close the sinks, when nothing runs any more."""
+        for consumer in self.consumers.values():
+            if consumer.sink is not None:
+                await consumer.sink.close()
+
+    def samples(self) -> Iterator[Sample]:
+        """How the shards fare that this node works on or did."""
+        lags = {(held.worker.consumer.name, held.worker.shard): held for held in self._held.values()}
+        for (name, shard), counts in sorted(self._totals.items()):
+            held = lags.get((name, shard))
+            now = counts if held is None else counts + held.worker.counts
+            yield Sample(name, shard, now, held.lag if held else None, held.worker.tries if held else 0)
+
+    def _busy(self) -> list[str]:
+        held = list(self._held.values())
+        return sorted({each.worker.consumer.name for each in held if each.worker.calling is not None})
+
+    # Registering
+
+    async def _register(self, lease: Lease) -> None:
+        """Make every consumer known that is not; its shards begin at one cursor."""
+        async with Reader.open(self._url) as reader:
+            now, start = str(await reader.now()), str(reader.start())
+        for consumer in self.consumers.values():
+            await self._reshard(lease, consumer)
+            values = {
+                "name": consumer.name,
+                "shards": consumer.shards,
+                "tables": list(consumer.wanted.tables),
+                "cursor": now if consumer.start == "now" else start,
+            }
+            await lease.durably(sql("register"), values)
+
+    async def _reshard(self, lease: Lease, consumer: Consumer) -> None:
+        """A consumer that had another number of shards has the new one if all stand at one place and nobody works."""
+        rows = await lease.ask(sql("standing"), {"name": consumer.name})
+        if not rows or rows[0][2] == consumer.shards:
+            return
+        places = {cursor for _, _, _, cursor in rows}
+        if len(places) > 1:
+            raise ConsumerInvalid(
+                f"{consumer.name} has {rows[0][2]} shards in the database and {consumer.shards} here, and its shards"
+                " stand at different places",
+                fix=f"stop it, then: forge consumers rewind {consumer.name} --to oldest (delivers some changes again)",
+            )
+        _, workers = await lease.holders()
+        if any(id in workers for id, *_ in rows):
+            raise ConsumerInvalid(
+                f"{consumer.name} is being worked on with {rows[0][2]} shards, and has {consumer.shards} here",
+                fix="stop the nodes that run the older program first",
+            )
+        await lease.durably(sql("reshard"), {"name": consumer.name, "shards": consumer.shards, "cursor": places.pop()})
+
+    # Working
+
+    async def _work(self, lease: Lease) -> None:
+        """Hold what is our share, for as long as the lease does."""
+        reported = measured = 0.0
+        joined = False
+        try:
+            while self._held or not self._stopping.is_set():
+                shards = [Shard(*row) for row in await lease.ask(sql("shards"), {"names": list(self.consumers)})]
+                if not joined:
+                    for shard in shards:
+                        if shard.shard == 0:
+                            await lease.join(shard.id)
+                    joined = True
+                members, workers = await lease.holders()
+                spread = Spread(shards, members, workers, lease.pid)
+                await self._settle(lease, shards, spread)
+                await self._take(lease, shards, spread)
+                now = time.monotonic()
+                if now - measured >= self.settings.lag:
+                    await self._measure(lease)
+                    measured = now
+                if now - reported >= self.settings.report:
+                    await self._report(lease)
+                    reported = now
+                await asyncio.sleep(self.settings.tick if not self._stopping.is_set() else self.settings.tick / 10)
+        finally:
+            await self._drop_all()
+
+    async def _settle(self, lease: Lease, shards: list[Shard], spread: "Spread") -> None:
+        """Look after what is held: workers that ended, are paused or fenced off, or that another node should have."""
+        known = {shard.id: shard for shard in shards}
+        extra = spread.extra()
+        for id, held in list(self._held.items()):
+            shard = known.get(id)
+            if held.task.done():
+                await self._ended(lease, id, held)
+                continue
+            held.stopping = (
+                held.stopping
+                or self._stopping.is_set()
+                or id in extra
+                or shard is None
+                or shard.state != "running"
+                or shard.fence != held.worker.fence
+            )
+            if held.stopping:
+                if held.worker.stop():
+                    held.task.cancel()
+                continue
+            if shard is not None and shard.replay:
+                held.worker.replay()
+            await held.worker.idle(self.settings.idle)
+
+    async def _take(self, lease: Lease, shards: list[Shard], spread: "Spread") -> None:
+        """Begin to work on shards that nobody works on, as far as they are our share."""
+        now = time.monotonic()
+        for shard in shards:
+            if shard.state != "running" or spread.taken(shard.id) or shard.id in self._held:
+                self._free.pop(shard.id, None)
+                continue
+            since = self._free.setdefault(shard.id, now)
+            if self._stopping.is_set() or now < self._due.get(shard.id, 0.0):
+                continue
+            if not spread.may_take(shard) and now - since < _PATIENCE:
+                continue
+            if await lease.lock(shard.id):
+                spread.took(shard.id)
+                await self._begin(lease, shard)
+
+    async def _begin(self, lease: Lease, shard: Shard) -> None:
+        rows = await lease.durably(sql("take_over"), {"id": shard.id})
+        if not rows:
+            await lease.unlock(shard.id)
+            return
+        cursor, fence = rows[0]
+        leads = self.settings.wakeup != "notify" and not self._held
+        await lease.ask(sql("own"), {"name": shard.name, "shard": shard.shard, "owner": self.name})
+        worker = Worker(
+            self.consumers[shard.name],
+            self._url,
+            lease,
+            id=shard.id,
+            shard=shard.shard,
+            cursor=cursor,
+            fence=fence,
+            wakeup=self.settings.wakeup if leads else "notify",
+        )
+        task = asyncio.get_running_loop().create_task(worker.run(), name=f"consumer {shard.name}/{shard.shard}")
+        self._held[shard.id] = _Held(worker, task, self.name)
+        self._totals.setdefault((shard.name, shard.shard), Counts())
+
+    async def _ended(self, lease: Lease, id: int, held: _Held) -> None:
+        """A worker ended by itself: say why, and let it be tried again after a while."""
+        error = None if held.task.cancelled() else held.task.exception()
+        worker, name = held.worker, held.worker.consumer.name
+        if isinstance(error, CursorError):
+            text = f"{error}; go on: forge consumers rewind {name} --to start, or --to now"
+            _log.error("%s has expired: %s", name, text)
+            await lease.ask(sql("expire"), {"name": name, "shard": worker.shard, "error": text})
+        elif error is not None and not isinstance(error, (Stopped, ConsumerLost)):
+            worker.counts.error = line_of(error)
+            fix = f" (fix: {error.fix})" if isinstance(error, ForgeError) else ""
+            backoff = self._waits.setdefault(id, Backoff(0.5, 30.0))
+            delay = backoff.next()
+            self._due[id] = time.monotonic() + delay
+            _log.error(
+                "%s cannot go on, again in %.1f s: %s%s", name, delay, line_of(error), fix,
+                exc_info=None if isinstance(error, (ForgeError, psycopg.Error)) else error,
+            )  # fmt: skip
+        await self._let_go(lease, id, held)
+
+    async def _let_go(self, lease: Lease, id: int, held: _Held) -> None:
+        self._count(held)
+        await self._tell(lease, held)
+        await lease.ask(
+            sql("disown"), {"name": held.worker.consumer.name, "shard": held.worker.shard, "owner": held.owner}
+        )
+        await lease.unlock(id)
+        del self._held[id]
+
+    async def _drop_all(self) -> None:
+        """The lease is lost: no worker may go on."""
+        for held in self._held.values():
+            held.task.cancel()
+        await asyncio.gather(*(held.task for held in self._held.values()), return_exceptions=True)
+        for held in self._held.values():
+            self._count(held)
+        self._held.clear()
+
+    # Telling
+
+    async def _measure(self, lease: Lease) -> None:
+        for held in self._held.values():
+            worker = held.worker
+            values = lag_values(Cursor.parse(worker.saved), worker.consumer.wanted.tables, _COUNTED)
+            held.lag = lag_of((await lease.ask(sql("lag"), values))[0])
+
+    async def _report(self, lease: Lease) -> None:
+        for id, held in list(self._held.items()):
+            if held.worker.counts.delivered:
+                self._waits.pop(id, None)
+            await self._tell(lease, held)
+
+    async def _tell(self, lease: Lease, held: _Held) -> None:
+        worker = held.worker
+        told = (worker.tries, held.lag)
+        if not worker.counts and told == held.told:
+            return
+        held.told = told
+        counts = self._count(held)
+        values = {"delivered": counts.delivered, "retried": counts.retried, "parked": counts.parked}
+        lag = {"lag_events": held.lag and held.lag.events, "lag_seconds": held.lag and held.lag.seconds}
+        await lease.ask(
+            sql("report"),
+            {
+                **values,
+                **lag,
+                "error": counts.error,
+                "tries": worker.tries,
+                "name": worker.consumer.name,
+                "shard": worker.shard,
+            },
+        )
+
+    def _count(self, held: _Held) -> Counts:
+        """Take over what a worker counted."""
+        counts, held.worker.counts = held.worker.counts, Counts()
+        place = (held.worker.consumer.name, held.worker.shard)
+        self._totals[place] = self._totals[place] + counts
+        return counts
+
+
+class Spread:
+    """Which node works on which shards, as the locks tell."""
+
+    def __init__(
+        self, shards: Iterable[Shard], members: dict[int, set[int]], workers: dict[int, int], own: int
+    ) -> None:
+        self._own = own
+        self._workers = dict(workers)
+        self._ids: dict[str, list[int]] = {}
+        for shard in shards:
+            self._ids.setdefault(shard.name, []).append(shard.id)
+        self._members = {name: members.get(ids[0], set()) | {own} for name, ids in self._ids.items()}
+
+    def taken(self, id: int) -> bool:
+        return id in self._workers
+
+    def took(self, id: int) -> None:
+        self._workers[id] = self._own
+
+    def may_take(self, shard: Shard) -> bool:
+        """Whether no other node has fewer shards of this consumer."""
+        counts = self._counts(shard.name)
+        return counts[self._own] <= min(counts.values())
+
+    def extra(self) -> set[int]:
+        """One shard of each consumer of which another node has two fewer than this one.
+
+        >>> shards = [Shard(id, "c", id, 3, "running", 1, False) for id in range(3)]
+        >>> Spread(shards, {0: {71, 72}}, {0: 71, 1: 71, 2: 71}, 71).extra()
+        {2}
+        >>> Spread(shards, {0: {71, 72}}, {0: 71, 1: 71, 2: 72}, 71).extra()
+        set()
+        """
+        found = set()
+        for name, ids in self._ids.items():
+            counts = self._counts(name)
+            if counts[self._own] - min(counts.values()) >= 2:
+                found.add([id for id in ids if self._workers.get(id) == self._own][-1])
+        return found
+
+    def _counts(self, name: str) -> dict[int, int]:
+        counts = dict.fromkeys(self._members[name], 0)
+        for id in self._ids[name]:
+            if (pid := self._workers.get(id)) is not None:
+                counts[pid] = counts.get(pid, 0) + 1
+        return counts

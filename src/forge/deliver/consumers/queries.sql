@@ -1,0 +1,137 @@
+-- register: A consumer's shard, if the database does not know it yet.
+WITH made AS (
+    INSERT INTO forge.consumer (name, shard, shards, tables)
+    SELECT %(name)s, s, %(shards)s, %(tables)s FROM generate_series(0, %(shards)s::integer - 1) s
+    ON CONFLICT (name, shard) DO UPDATE SET tables = excluded.tables
+    WHERE forge.consumer.tables IS DISTINCT FROM excluded.tables
+)
+INSERT INTO forge.consumer_cursor (name, shard, cursor)
+SELECT %(name)s, s, %(cursor)s FROM generate_series(0, %(shards)s::integer - 1) s
+ON CONFLICT (name, shard) DO NOTHING;
+
+-- standing: Every shard of a consumer, in order.
+SELECT r.id, c.shard, c.shards, r.cursor FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)
+WHERE c.name = %(name)s ORDER BY c.shard;
+
+-- reshard: Another number of shards, all at one place; letters find theirs by their hash.
+WITH kept AS (UPDATE forge.consumer SET shards = %(shards)s WHERE name = %(name)s AND shard < %(shards)s),
+     fenced AS (UPDATE forge.consumer_cursor SET fence = fence + 1 WHERE name = %(name)s AND shard < %(shards)s),
+     gone AS (DELETE FROM forge.consumer WHERE name = %(name)s AND shard >= %(shards)s),
+     met AS (DELETE FROM forge.consumer_barrier WHERE consumer = %(name)s),
+     made AS (
+         INSERT INTO forge.consumer (name, shard, shards, tables, state)
+         SELECT c.name, s, %(shards)s, c.tables, c.state
+         FROM generate_series(0, %(shards)s::integer - 1) s JOIN forge.consumer c ON c.name = %(name)s AND c.shard = 0
+         WHERE NOT EXISTS (SELECT FROM forge.consumer o WHERE o.name = %(name)s AND o.shard = s))
+INSERT INTO forge.consumer_cursor (name, shard, cursor)
+SELECT %(name)s, s, %(cursor)s FROM generate_series(0, %(shards)s::integer - 1) s
+WHERE NOT EXISTS (SELECT FROM forge.consumer_cursor o WHERE o.name = %(name)s AND o.shard = s);
+
+-- shards: What a node has to know of its consumers: state, fence, and whether letters are to be sent again.
+SELECT r.id, c.name, c.shard, c.shards, c.state, r.fence,
+       EXISTS (SELECT FROM forge.dead_letter d WHERE d.consumer = c.name AND d.replay)
+FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)
+WHERE c.name = ANY (%(names)s) ORDER BY c.name, c.shard;
+
+-- holders: Which sessions hold which locks of consumers: (session, kind of lock, number).
+SELECT l.pid, l.classid::bigint, l.objid::bigint FROM pg_locks l
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.classid::bigint = ANY (%(spaces)s)
+  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
+
+-- take_over: A new owner, with a fence that nobody had before.
+UPDATE forge.consumer_cursor r SET fence = r.fence + 1 FROM forge.consumer c
+WHERE r.id = %(id)s AND c.name = r.name AND c.shard = r.shard AND c.state = 'running'
+RETURNING r.cursor, r.fence;
+
+-- own: Who works on a shard.
+UPDATE forge.consumer SET owner = %(owner)s, tries = 0 WHERE name = %(name)s AND shard = %(shard)s;
+
+-- disown: Nobody works on a shard any more, unless another has begun to.
+UPDATE forge.consumer SET owner = NULL, tries = 0 WHERE name = %(name)s AND shard = %(shard)s AND owner = %(owner)s;
+
+-- save: The cursor, by the holder of the fence alone; no row says that it is another's now.
+UPDATE forge.consumer_cursor SET cursor = %(cursor)s, saved_at = clock_timestamp()
+WHERE id = %(id)s AND fence = %(fence)s RETURNING id;
+
+-- fenced: Whether the fence still holds, until the end of this transaction.
+SELECT id FROM forge.consumer_cursor WHERE id = %(id)s AND fence = %(fence)s FOR SHARE;
+
+-- report: How a shard fares; counts are added to.
+UPDATE forge.consumer SET delivered = delivered + %(delivered)s, retried = retried + %(retried)s,
+    parked = parked + %(parked)s, tries = %(tries)s, lag_events = %(lag_events)s, lag_seconds = %(lag_seconds)s,
+    last_error = coalesce(%(error)s, last_error),
+    error_at = CASE WHEN %(error)s::text IS NULL THEN error_at ELSE clock_timestamp() END,
+    reported_at = clock_timestamp()
+WHERE name = %(name)s AND shard = %(shard)s;
+
+-- expire: What follows the cursor is gone: no worker begins before somebody says where to go on.
+UPDATE forge.consumer SET state = 'expired', last_error = %(error)s, error_at = clock_timestamp()
+WHERE name = %(name)s AND shard = %(shard)s AND state = 'running';
+
+-- lag: How many changes of its tables lie behind a cursor, up to a limit, and since when the first of them waits.
+WITH behind AS (
+    SELECT l.at FROM forge.forge_event_log l
+    WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+      AND l.id >= (SELECT i.first_id FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1)
+      AND (%(until)s::text IS NULL OR NOT pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
+           OR (coalesce(l.rank, l.id), l.id) > (%(place)s::bigint, %(last)s::bigint))
+      AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
+          SELECT v.id FROM forge.table_version v
+          WHERE v.table_name ~ ANY (%(tables)s) OR v.schema_name || '.' || v.table_name ~ ANY (%(tables)s))))
+    LIMIT %(most)s
+)
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(b.at))::double precision FROM behind b;
+
+-- park: A change that waits for somebody; once, however often it is parked.
+INSERT INTO forge.dead_letter (consumer, hash, schema_name, table_name, key, change_id, change, error, tries, behind)
+VALUES (%(consumer)s, %(hash)s, %(schema)s, %(table)s, %(key)s, %(change_id)s, %(change)s, %(error)s, %(tries)s, %(behind)s)
+ON CONFLICT (consumer, change_id) DO NOTHING;
+
+-- blocked: Of these rows, those that have letters, or whose table has: what comes after must queue behind them.
+SELECT DISTINCT d.schema_name, d.table_name, d.key FROM forge.dead_letter d
+WHERE d.consumer = %(consumer)s AND (d.schema_name, d.table_name) IN (
+    SELECT s, t FROM unnest(%(schemas)s::text[], %(tables)s::text[]) u (s, t))
+  AND (d.key IS NULL OR d.key = ANY (%(keys)s));
+
+-- blocked_tables: Of these tables, those that have letters of any row.
+SELECT DISTINCT d.schema_name, d.table_name FROM forge.dead_letter d
+WHERE d.consumer = %(consumer)s AND (d.schema_name, d.table_name) IN (
+    SELECT s, t FROM unnest(%(schemas)s::text[], %(tables)s::text[]) u (s, t));
+
+-- any_letters: Whether a consumer has letters at all.
+SELECT EXISTS (SELECT FROM forge.dead_letter d WHERE d.consumer = %(consumer)s);
+
+-- next_letter: The first letter of a shard that is to be sent again.
+SELECT d.id, d.change, d.schema_name, d.table_name, d.key FROM forge.dead_letter d
+WHERE d.consumer = %(consumer)s AND d.replay AND d.hash %% %(shards)s = %(shard)s ORDER BY d.id LIMIT 1;
+
+-- letter_sent: A letter has been handled.
+DELETE FROM forge.dead_letter WHERE id = %(id)s;
+
+-- letter_failed: A letter stays, and all behind it.
+UPDATE forge.dead_letter d SET replay = false,
+    error = CASE WHEN d.id = %(id)s THEN %(error)s ELSE d.error END,
+    tries = CASE WHEN d.id = %(id)s THEN d.tries + %(tries)s ELSE d.tries END,
+    behind = d.id <> %(id)s
+WHERE d.consumer = %(consumer)s AND d.id >= %(id)s AND (d.schema_name, d.table_name) = (%(schema)s, %(table)s)
+  AND (%(key)s::text IS NULL OR d.key IS NULL OR d.key = %(key)s);
+
+-- once: True in the transaction that is the first to say so.
+INSERT INTO forge.consumer_once (consumer, id) VALUES (%(consumer)s, %(id)s) ON CONFLICT DO NOTHING RETURNING true;
+
+-- arrive: A shard has handled all that comes before a change of a whole table.
+INSERT INTO forge.consumer_barrier (consumer, change_id, shard) VALUES (%(consumer)s, %(change_id)s, %(shard)s)
+ON CONFLICT DO NOTHING;
+
+-- arrived: How many shards have come to it, whether it is handled, and who of those waiting there is the first; how many
+-- shards wait anywhere, and the first change that is waited for.
+WITH waiting AS (
+    SELECT b.change_id, b.shard FROM forge.consumer_barrier b WHERE b.consumer = %(consumer)s AND NOT EXISTS (
+        SELECT FROM forge.consumer_barrier d WHERE d.consumer = b.consumer AND d.change_id = b.change_id AND d.done)
+)
+SELECT count(*), coalesce(bool_or(b.done), false), min(b.shard),
+       (SELECT count(DISTINCT w.shard) FROM waiting w), (SELECT min(w.change_id) FROM waiting w)
+FROM forge.consumer_barrier b WHERE b.consumer = %(consumer)s AND b.change_id = %(change_id)s;
+
+-- passed: The change at a barrier is handled, and the shard that did it goes on.
+UPDATE forge.consumer_barrier SET done = true WHERE consumer = %(consumer)s AND change_id = %(change_id)s;
