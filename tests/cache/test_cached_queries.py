@@ -48,7 +48,8 @@ async def test_only_what_a_change_may_concern_is_ended(database: str, shop: Conn
         await node.ask("orders_of", customer_id=8)
         await node.ask("notes")
         xid = await node.change("pay", id=1)
-        assert await node.hit("notes"), "another table, at once"
+        assert xid is not None
+        assert await node.hit("notes", after=After(frozenset({xid}))), "another table, at once"
         await node.followed(xid)
         assert await node.hit("orders_of", customer_id=8), "another customer's, when the log has told whose it was"
         assert not await node.hit("orders_of", customer_id=7)

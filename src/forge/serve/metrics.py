@@ -34,6 +34,18 @@ COUNTERS: Final = {
 }
 
 
+CACHE_COUNTERS: Final = {
+    "hits": "Questions answered from the cache.",
+    "misses": "Questions that had their query run.",
+    "joined": "Questions answered by a run that was under way.",
+    "waited": "Questions answered by another node's run that was under way.",
+    "stored": "Results that were kept.",
+    "touched": "Kept results that a change ended.",
+    "late": "Results that were touched before they could be kept.",
+    "bypassed": "Questions answered without the cache: the log or the store could not be reached.",
+}
+
+
 class Counts(Protocol):
     """What `forge.react.reactor.Metrics` has."""
 
@@ -78,7 +90,8 @@ class Observed(Protocol):
 class Instruments:
     """The metrics of a reactor and of those connected to it.
 
-    `sessions` and `waiting` count open sessions and pushes that wait to be sent. A gauge that nobody counts is absent.
+    `sessions` and `waiting` count open sessions and pushes that wait to be sent, `cache` what `CACHE_COUNTERS` names.
+    What nobody counts is absent.
     """
 
     def __init__(
@@ -87,9 +100,11 @@ class Instruments:
         *,
         sessions: Callable[[], int] | None = None,
         waiting: Callable[[], int] | None = None,
+        cache: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         self.sessions = sessions
         self.waiting = waiting
+        self.cache = cache
         self._registry = CollectorRegistry()
         self._registry.register(_Reading(reactor, self))
         self._seconds = Histogram(
@@ -130,3 +145,6 @@ class _Reading(Collector):
             yield GaugeMetricFamily("forge_sessions", "Open sessions.", self._instruments.sessions())
         if self._instruments.waiting is not None:
             yield GaugeMetricFamily("forge_pushes_waiting", "Pushes that wait to be sent.", self._instruments.waiting())
+        if self._instruments.cache is not None:
+            for name, count in self._instruments.cache().items():
+                yield CounterMetricFamily(f"forge_cache_{name}", CACHE_COUNTERS[name], count)

@@ -78,6 +78,7 @@ class Node:
             reactor,
             sessions=lambda: len(self.sessions),
             waiting=lambda: sum(session.waiting for session in self.sessions.values()),
+            cache=None if cached is None else lambda: msgspec.structs.asdict(cached.keeper.metrics),
         )
         reactor.on_latency = self.instruments.observe
         reactor.on_push.append(trace_push)

@@ -7,8 +7,8 @@ must be shown (`forge.cursor.After`), P those that were acknowledged by this nod
 An entry is shown only if
 
 1. *nothing touched it*: no change that F shows and C does not meets what it read;
-2. *the asker's own writes are in it, or do not concern it*: each of W is shown by C, or by F and then (1) says that it
-   does not concern the entry;
+2. *the asker's own writes are in it, or do not concern it*: each of W is shown by C; or by F, and then (1) says that
+   it does not concern the entry; or is one of P that wrote none of the entry's tables;
 3. *nor do those of this node concern it*: each of P is shown by C, or wrote none of the entry's tables;
 4. F is current: the log has been read within the last seconds (`ledger.SILENCE`);
 5. its era is this one: same log, same timeline, same start of the server. After a crash PostgreSQL gives numbers of
@@ -246,8 +246,10 @@ class Keeper(Generic[Reads]):
             known = self._adopted(key, entry)
         if known is None or known.touched:
             return False
-        if not after.seen(known.snapshot, followed):
-            return False
+        if after:
+            concerned = frozenset(xid for xid in after.xids if not self.ledger.apart(xid, known.tables))
+            if not After(concerned, after.upto).seen(known.snapshot, followed):
+                return False
         return not self.ledger.waits(known.snapshot, known.tables)
 
     def _serving(self) -> bool:

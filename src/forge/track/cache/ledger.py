@@ -133,6 +133,11 @@ class Ledger:
             return None
         return (change for change in self._record if not snapshot.sees(transaction(change)))
 
+    def apart(self, xid: int, tables: Iterable[str]) -> bool:
+        """Whether a transaction is known to have written none of these tables, before the log tells."""
+        written = self._pending.get(xid)
+        return written is not None and not any(table == ANY_TABLE or table in written for table in tables)
+
     def waits(self, snapshot: Snapshot, tables: Iterable[str]) -> bool:
         """Whether a write of these tables that was acknowledged here may be missing in a snapshot."""
         read = None
