@@ -28,7 +28,7 @@ from forge.errors import (
     ServerError,
     TrackingError,
 )
-from forge.history.asof import AsOf, row_as_of, table_as_of
+from forge.history.asof import AsOf, as_of, at_instant, row_as_of, table_as_of
 from forge.track.bus import QueryEvent, observe, on
 from forge.track.context import transaction
 from forge.track.current import Current, context, current
@@ -75,6 +75,8 @@ __all__ = [
     "ServerError",
     "Source",
     "TrackingError",
+    "as_of",
+    "at_instant",
     "context",
     "current",
     "debezium",

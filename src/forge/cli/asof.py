@@ -74,10 +74,10 @@ def as_of(
                 if as_csv:
                     write_csv(columns, rows)
                     continue
+                show_rows(run, columns, rows, limit=limit, table=name if len(tables) > 1 else None)
                 if not run.json:
                     found = past.at.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds")
                     run.err.print(f"{shown(past.name)} as of {found}", style="dim", soft_wrap=True)
-                show_rows(run, columns, rows, limit=limit, table=name if len(tables) > 1 else None)
 
 
 def show_rows(

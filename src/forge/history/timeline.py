@@ -161,7 +161,8 @@ def timeline(
         walk = _Walk(connection, found)
         start = Place(_LAST, _LAST, word) if before is None else Place.parse(before)
         entries, following = walk.page(start, limit, follow=follow)
-        return Timeline(found.name, given, tuple(entries), following and following.token())
+        typed = (entry.change.key for entry in entries if entry.change.key and entry.change.row_id == word)
+        return Timeline(found.name, next(typed, given), tuple(entries), following and following.token())
 
 
 class _Walk:

@@ -24,8 +24,13 @@ from forge.history.asof import table_as_of
 from forge.react import catalog
 from forge.react.database import Context, Db, Parameters, QueryFailed
 from forge.react.registry import Call
+from forge.values import Column
 
 _VIEW = "forge_query_of_the_past"
+_COLUMNS = (
+    "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod) FROM pg_attribute a"
+    " WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
+)
 
 
 async def ask(url: str, call: Call, at: datetime, timeout: float = 60.0) -> Any:
@@ -109,10 +114,17 @@ class _PastDb(Db):
             raise HistoryUnavailable(
                 f"{table} has row-level security, and the past has not", fix="read it with forge.table_as_of"
             )
-        past = await asyncio.to_thread(_rows, self._url, found.as_string(), self._at)
+        columns, past = await asyncio.to_thread(_rows, self._url, found.as_string(), self._at)
         if any(table == other for _, other in self._made):
             raise HistoryUnavailable(f"two schemas have a table {table}", fix="ask of one of them at a time")
-        await self._connection.execute(sql.SQL("CREATE TEMP TABLE {} (LIKE {})").format(sql.Identifier(table), found))
+        now = await self._connection.execute(_COLUMNS, (found.as_string(),))
+        if await now.fetchall() == [(column.name, column.type) for column in columns]:
+            shape: sql.Composable = sql.SQL("LIKE {}").format(found)
+        else:  # as it was defined then, but for collations
+            shape = sql.SQL(", ").join(
+                sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns
+            )
+        await self._connection.execute(sql.SQL("CREATE TEMP TABLE {} ({})").format(sql.Identifier(table), shape))
         await self._connection.execute(
             sql.SQL(
                 "INSERT INTO {0} SELECT (json_populate_record(NULL::{0}, r)).* FROM json_array_elements(%s) r"
@@ -140,16 +152,16 @@ class _PastDb(Db):
                 )
 
 
-def _rows(url: str, table: str, at: datetime) -> str:
-    """The table's rows as JSON, in the forms that PostgreSQL reads."""
+def _rows(url: str, table: str, at: datetime) -> tuple[tuple[Column, ...], str]:
+    """The columns that the table had, and its rows as JSON, in the forms that PostgreSQL reads."""
     with connect(url, application_name="forge as-of") as connection:
-        rows = table_as_of(connection, table, at).rows
-    for row in rows:
+        found = table_as_of(connection, table, at)
+    for row in found.rows:
         for name, value in row.items():
             if value is UNAVAILABLE:
                 raise HistoryUnavailable(f"the log does not have {name} of {table}", fix="do not exclude the column")
             row[name] = _readable(value)
-    return msgspec.json.encode(rows).decode()
+    return found.columns, msgspec.json.encode(found.rows).decode()
 
 
 def _readable(value: Any) -> Any:

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from types import FrameType
 
 from starlette.applications import Starlette
@@ -125,8 +126,8 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
             Route("/forge/session/{id}/unsubscribe", routes.unsubscribe, methods=["POST"]),
             Route("/forge/session/{id}/auth", routes.renew, methods=["POST"]),
             Route("/forge/changes", _Streaming(lambda *call: changes(node, *call)), methods=["GET"]),
-            Route("/forge/history/{table}/{key:path}", lambda request: history(node, request), methods=["GET"]),
-            Route("/forge/audit", lambda request: audited(node, request), methods=["GET"]),
+            Route("/forge/history/{table}/{key:path}", partial(history, node), methods=["GET"]),
+            Route("/forge/audit", partial(audited, node), methods=["GET"]),
             Route("/forge/openapi.json", routes.openapi, methods=["GET"]),
             Route("/healthz", routes.healthy, methods=["GET"]),
             Route("/readyz", routes.ready, methods=["GET"]),

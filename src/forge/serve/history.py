@@ -152,7 +152,9 @@ def permissions(claims: Mapping[str, Any]) -> frozenset[str]:
 def _shown(entry: Entry, tenant: tuple[str, str]) -> bool:
     """Whether every image of an entry is the tenant's; what has none is of the whole table."""
     images = [image for image in (entry.change.before, entry.change.after) if image is not None]
-    moved = [one.before for one in entry.diff if one.column == tenant[0]]
+    moved = entry.op in ("UPDATE", "KEY") and any(
+        one.column == tenant[0] and msgspec.UNSET not in (one.before, one.after) for one in entry.diff
+    )
     return bool(images) and not moved and all(_owns(image, tenant) for image in images)
 
 

@@ -1,0 +1,193 @@
+"""Random histories of several writers: at every recorded instant as-of is the copy taken in that snapshot."""
+
+import random
+import threading
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from forge.changelog.connection import Connection, connect
+from forge.errors import HistoryUnavailable
+from forge.history.asof import as_of, row_as_of, table_as_of
+from tests.history.moments import Moment, begin, differing, in_order, record
+
+PASSING = (
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.DuplicateColumn,
+    psycopg.errors.LockNotAvailable,
+)
+"""What writers do to each other, and what a column that another one dropped does to them; nothing is written then."""
+
+
+class Writer:
+    """One client that writes at random, in transactions with savepoints."""
+
+    def __init__(self, url: str, seed: int, *, truncates: bool, redefines: bool) -> None:
+        self._dice = random.Random(seed)
+        self._url = url
+        self._truncates = truncates
+        self._redefines = redefines
+        self._columns = 0
+        self.failure: Exception | None = None
+
+    def run(self, transactions: int) -> None:
+        try:
+            with connect(self._url) as connection:
+                connection.execute("SET lock_timeout = '2s'")
+                for _ in range(transactions):
+                    self._transaction(connection)
+        except Exception as error:
+            self.failure = error
+
+    def _transaction(self, connection: Connection) -> None:
+        dice = self._dice
+        try:
+            with connection.transaction(force_rollback=dice.random() < 0.15):
+                for _ in range(dice.randrange(1, 4)):
+                    with connection.transaction(force_rollback=dice.random() < 0.2):
+                        self._write(connection)
+                if self._truncates and dice.random() < 0.12:
+                    connection.execute(dice.choice([b"TRUNCATE item", b"TRUNCATE note", b"TRUNCATE item, note"]))
+            if self._redefines and dice.random() < 0.25:
+                self._redefine(connection)
+        except PASSING:
+            return
+
+    def _write(self, connection: Connection) -> None:
+        dice = self._dice
+        key, other, word = dice.randrange(12), dice.randrange(12), dice.choice("abc")
+        price = Decimal(dice.randrange(1000)) / 100
+        match dice.randrange(10):
+            case 0 | 1 | 2:
+                connection.execute(
+                    "INSERT INTO item (id, part, name, price, tags) VALUES (%s, 1, %s, %s, %s)"
+                    " ON CONFLICT (id, part) DO UPDATE SET price = excluded.price",
+                    (key, word, price, [key, other]),
+                )
+            case 3:
+                connection.execute("UPDATE item SET name = %s WHERE id = %s", (word, key))
+            case 4:
+                connection.execute("UPDATE item SET price = price + 1 WHERE id < %s", (key,))
+            case 5:
+                connection.execute("DELETE FROM item WHERE id = %s", (key,))
+            case 6:
+                connection.execute("UPDATE item SET id = %s, part = part + 1 WHERE id = %s", (other, key))
+            case 7:
+                connection.execute("DELETE FROM item WHERE id = %s AND part = 1", (key,))
+                connection.execute("INSERT INTO item (id, part, name) VALUES (%s, 1, 'again')", (key,))
+            case 8:
+                connection.execute("INSERT INTO note (body, n) SELECT %s, x FROM generate_series(1, 3) x", (word,))
+            case 9:
+                connection.execute("UPDATE note SET n = n + 1 WHERE body = %s", (word,))
+                connection.execute("DELETE FROM note WHERE n > 4 AND body = %s", (word,))
+
+    def _redefine(self, connection: Connection) -> None:
+        dice = self._dice
+        name = f"more_{dice.randrange(4)}"
+        statement = dice.choice(
+            [
+                f"ALTER TABLE item ADD COLUMN {name} int DEFAULT 7",
+                f"ALTER TABLE item ADD COLUMN {name} text DEFAULT md5(random()::text)",
+                f"ALTER TABLE item DROP COLUMN {name}",
+                f"ALTER TABLE item RENAME COLUMN {name} TO other_{name}",
+                f"ALTER TABLE item RENAME COLUMN other_{name} TO {name}",
+                "ALTER TABLE item ALTER name TYPE varchar(100)",
+                "ALTER TABLE item ALTER name TYPE text",
+            ]
+        )
+        connection.execute(statement.encode())
+
+
+def ran(database: str, connection: Connection, seed: int, *, truncates: bool, redefines: bool) -> list[Moment]:
+    """The moments of a random history of three writers, recorded while they write."""
+    begin(connection)
+    connection.execute(
+        "CREATE TABLE item (id int, part int, name text, price numeric, tags int[], PRIMARY KEY (id, part));"
+        "CREATE TABLE note (body text, n int)"
+    )
+    connection.execute("SELECT public.forge_enable_reactivity('item'), public.forge_enable_reactivity('note')")
+    writers = [
+        Writer(database, seed * 10 + place, truncates=truncates and place == 0, redefines=redefines and place == 1)
+        for place in range(3)
+    ]
+    threads = [threading.Thread(target=writer.run, args=(20,)) for writer in writers]
+    for thread in threads:
+        thread.start()
+    moments = [record(connection, ["item", "note"])]
+    while any(thread.is_alive() for thread in threads):
+        moments.append(record(connection, ["item", "note"]))
+        threads[0].join(0.05)
+    for thread in threads:
+        thread.join()
+    moments.append(record(connection, ["item", "note"]))
+    assert [writer.failure for writer in writers] == [None] * 3
+    dice = random.Random(seed)
+    return moments if len(moments) < 25 else [moments[0], *sorted(dice.sample(moments[1:-1], 23)), moments[-1]]
+
+
+@pytest.mark.contract("T9")
+@pytest.mark.every_version
+@pytest.mark.parametrize("seed", [1, 2])
+def test_writes_and_truncates(database: str, connection: Connection, seed: int) -> None:
+    moments = ran(database, connection, seed, truncates=True, redefines=False)
+    for moment in moments:
+        found = as_of(connection, ["item", "note"], moment.at)
+        for table, past in found.items():
+            assert past.at == moment.at
+            assert in_order(past.rows) == in_order(moment.copies[table]), table
+    moment = random.Random(seed).choice(moments)
+    for key in range(12):
+        for part in (1, 2):
+            expected = [row for row in moment.copies["item"] if (row["id"], row["part"]) == (key, part)]
+            assert row_as_of(connection, "item", {"id": key, "part": part}, moment.at).rows == expected
+
+
+@pytest.mark.contract("T9")
+@pytest.mark.parametrize("seed", [3, 4])
+def test_writes_and_truncates_while_columns_come_and_go(database: str, connection: Connection, seed: int) -> None:
+    moments = ran(database, connection, seed, truncates=True, redefines=True)
+    now = set(moments[-1].copies["item"][0]) if moments[-1].copies["item"] else set()
+    for moment in moments:
+        expected = moment.copies["item"]
+        forgotten = {name for row in expected for name in row} - now | {"name"} | _made_since(expected, now)
+        found = table_as_of(connection, "item", moment.at).rows
+        assert differing(found, expected, ("id", "part"), forgotten) == []
+        assert in_order(table_as_of(connection, "note", moment.at).rows) == in_order(moment.copies["note"])
+
+
+def _made_since(rows: list[dict[str, object]], now: set[str]) -> set[str]:
+    """A column of that name may be another one by now."""
+    return {name for row in rows for name in row if "more_" in name}
+
+
+@pytest.mark.contract("T9")
+def test_a_rewrite_is_told_or_refused_but_never_guessed(connection: Connection) -> None:
+    begin(connection)
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY, n int)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    moments, refused = [], 0
+    dice = random.Random(5)
+    for step in range(30):
+        match dice.randrange(6):
+            case 0:
+                connection.execute("ALTER TABLE item ALTER n TYPE int USING n * 2")
+            case 1 if step > 8:
+                connection.execute("TRUNCATE item")
+            case _:
+                connection.execute(
+                    "INSERT INTO item VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET n = excluded.n",
+                    (dice.randrange(6), step),
+                )
+        moments.append(record(connection, ["item"]))
+    for moment in moments:
+        try:
+            found = table_as_of(connection, "item", moment.at).rows
+        except HistoryUnavailable as error:
+            refused += 1
+            assert error.oldest is not None  # noqa: PT017
+            continue
+        assert in_order(found) == in_order(moment.copies["item"])
+    assert 0 < refused < len(moments)

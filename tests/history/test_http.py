@@ -1,0 +1,137 @@
+"""History and audit over HTTP: closed unless granted, by tenant, in pages."""
+
+import time
+from typing import Any
+
+import jwt
+import pytest
+
+from forge.app import Forge
+from forge.changelog.connection import Connection
+from forge.serve.auth import AuthSettings
+from forge.serve.node import Options
+from tests.history.moments import begin, record
+from tests.integration.serving import serving
+
+SECRET = "s" * 32
+AUTH = AuthSettings(algorithms=("HS256",), secret=SECRET)
+
+
+def token(**claims: Any) -> dict[str, str]:
+    coded = jwt.encode({"sub": "ada", "exp": time.time() + 60, **claims}, SECRET, algorithm="HS256")
+    return {"authorization": f"Bearer {coded}"}
+
+
+GRANTED = token(scope="openid forge:history")
+
+
+@pytest.fixture
+def shop(connection: Connection) -> Connection:
+    begin(connection)
+    connection.execute("CREATE TABLE orders (id int PRIMARY KEY, status text, tenant text, card text, pin text)")
+    connection.execute("CREATE TABLE page (path text PRIMARY KEY)")
+    connection.execute(
+        "SELECT forge_enable_reactivity('orders', exclude => '{pin}', mask => '{card}'),"
+        " forge_enable_reactivity('page')"
+    )
+    connection.execute("INSERT INTO orders VALUES (1, 'placed', 'acme', '4111', '0000'), (2, 'x', 'zeta', '4222', '1')")
+    connection.execute("UPDATE orders SET status = 'paid', pin = '1111', card = '4333' WHERE id = 1")
+    connection.execute("INSERT INTO page VALUES ('c/d e')")
+    record(connection, ["orders"])
+    connection.execute("UPDATE orders SET tenant = 'zeta' WHERE id = 1")
+    connection.execute("DELETE FROM orders WHERE id = 1")
+    return connection
+
+
+async def test_history_and_audit(database: str, shop: Connection) -> None:
+    async with serving(Forge(database, options=Options(auth=AUTH))) as served:
+        get = served.client.get
+        page = (await get("/forge/history/orders/1?limit=3", headers=GRANTED)).json()
+        assert (page["table"], page["key"], [entry["op"] for entry in page["entries"]]) == (
+            "public.orders",
+            {"id": 1},
+            ["DELETE", "UPDATE", "UPDATE"],
+        )
+        rest = (await get(f"/forge/history/orders/1?before={page['next']}", headers=GRANTED)).json()
+        assert [entry["op"] for entry in rest["entries"]] == ["INSERT", "SCHEMA"]
+        assert rest["next"] is None
+        assert page["entries"][2]["diff"] == [
+            {"column": "status", "before": "placed", "after": "paid"},
+            {"column": "card", "hidden": True},
+            {"column": "pin", "hidden": True},
+        ]
+        then = (await get("/forge/history/orders/1?at=now", headers=GRANTED)).json()
+        assert (then["row"]["status"], then["row"]["pin"]) == ("paid", {"$unavailable": True})
+        slashes = (await get("/forge/history/page/c%2Fd%20e", headers=GRANTED)).json()
+        assert slashes["entries"][0]["key"] == {"path": "c/d e"}
+        audit = (await get("/forge/audit?table=orders&op=update&limit=1", headers=GRANTED)).json()
+        assert audit["entries"][0]["changed_columns"] == ["tenant"]
+        more = (await get(f"/forge/audit?table=orders&op=update&before={audit['next']}", headers=GRANTED)).json()
+        assert [entry["changed_columns"] for entry in more["entries"]] == [["status", "card", "pin"]]
+        counted = (await get("/forge/audit?by=table,op&since=1h", headers=GRANTED)).json()["counts"]
+        assert {(line["table"], line["op"]): line["changes"] for line in counted}["public.orders", "UPDATE"] == 2
+        document = (await get("/forge/openapi.json")).json()
+        assert {"/forge/history/{table}/{key}", "/forge/audit"} <= document["paths"].keys()
+        for path in ("/forge/history/orders/1", "/forge/history/orders/2", "/forge/audit"):
+            body = (await get(path, headers=GRANTED)).text
+            assert not {"4111", "4222", "4333", "0000", "1111"} & set(_words(body))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip('"') for word in text.replace(":", " ").replace(",", " ").replace("}", " ").split()]
+
+
+async def test_it_is_closed_unless_granted(database: str, shop: Connection) -> None:
+    paths = ("/forge/history/orders/1", "/forge/audit")
+    async with serving(Forge(database, options=Options(auth=AUTH))) as served:
+        for path in paths:
+            assert (await served.client.get(path)).status_code == 401
+            for claims in ({}, {"scope": "openid"}, {"scope": "forge:history2"}, {"permissions": "forge_history"}):
+                assert (await served.client.get(path, headers=token(**claims))).status_code == 403
+            for name in ("permissions", "scp"):
+                answer = await served.client.get(path, headers=token(**{name: ["forge:history"]}))
+                assert answer.status_code == 200
+            refused = await served.client.get(path, headers=token(scope="forge:history", tenant="acme"))
+            assert (refused.status_code, "whose a row is" in refused.text) == (403, True)
+    for options in (Options(), Options(auth=AUTH, history=None)):
+        async with serving(Forge(database, options=options)) as served:
+            for path in paths:
+                assert (await served.client.get(path, headers=GRANTED)).status_code == 403
+
+
+async def test_a_tenant_sees_its_own_rows_only(database: str, shop: Connection) -> None:
+    async with serving(Forge(database, options=Options(auth=AUTH, tenant_column="tenant"))) as served:
+
+        async def seen(tenant: str, path: str) -> list[tuple[str, Any]]:
+            headers = token(scope="forge:history", tenant=tenant)
+            entries = (await served.client.get(path, headers=headers)).json()["entries"]
+            return [(entry["op"], entry["key"]) for entry in entries]
+
+        assert await seen("acme", "/forge/history/orders/1") == [("UPDATE", {"id": 1}), ("INSERT", {"id": 1})]
+        assert await seen("zeta", "/forge/history/orders/1") == [("DELETE", {"id": 1})]
+        assert await seen("nobody", "/forge/history/orders/1") == []
+        assert await seen("zeta", "/forge/audit") == [("DELETE", "1"), ("INSERT", "2")]
+        headers = token(scope="forge:history", tenant="zeta")
+        then = (await served.client.get("/forge/history/orders/1?at=now", headers=headers)).json()
+        assert then["row"] is None
+
+
+async def test_bad_questions(database: str, shop: Connection) -> None:
+    async with serving(Forge(database, options=Options(auth=AUTH))) as served:
+        for path, code in (
+            ("/forge/history/nothing/1", 404),
+            ("/forge/history/orders/x", 400),
+            ("/forge/history/orders/a=1,b=2", 400),
+            ("/forge/history/orders/1?limit=0", 400),
+            ("/forge/history/orders/1?before=x", 400),
+            ("/forge/history/orders/1?at=2026-01-01T00:00", 400),
+            ("/forge/history/orders/1?at=2020-01-01T00:00Z", 410),
+            ("/forge/audit?op=paint", 400),
+            ("/forge/audit?by=colour", 400),
+            ("/forge/audit?since=soon", 400),
+            ("/forge/audit?limit=many", 400),
+        ):
+            answer = await served.client.get(path, headers=GRANTED)
+            assert answer.status_code == code, path
+            assert answer.json()["error"]["fix"]
+            assert ("oldest" in answer.json()) == (code == 410)
