@@ -26,11 +26,16 @@ from typing import Any, Final, TypeVar, overload
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from forge.change import Op
 from forge.changelog.connection import connect
 from forge.changelog.install import install, require_installed
 from forge.changelog.maintenance import Policy, maintain
 from forge.config import Config, load
 from forge.database import database
+from forge.deliver.consumers import ConsumerNode, Consumers
+from forge.deliver.consumers import Settings as ConsumerSettings
+from forge.deliver.message import Envelope
+from forge.deliver.sink import Sink
 from forge.errors import ServerError
 from forge.react import past
 from forge.react.cached import Cached
@@ -79,6 +84,7 @@ class Forge:
         self._title = title
         self.cache = cache or Cache()
         """Where results of queries marked with `cache=` are kept; in this process unless another is given."""
+        self.consumers = Consumers()
         self._asgi: ForgeApp | None = None
 
     @overload
@@ -117,6 +123,42 @@ class Forge:
             return marked
 
         return mark if function is None else mark(function)
+
+    def consumer(
+        self,
+        name: str,
+        /,
+        *,
+        tables: Sequence[str] = (),
+        ops: Sequence[Op | str] = (),
+        columns: Sequence[str] = (),
+        where: str | None = None,
+        **options: Any,
+    ) -> Callable[[F], F]:
+        """Mark an async function as a durable consumer: it gets every change, at least once, in the order of each row.
+
+        Options: `batch` (a list of up to so many changes a call), `shards`, `tries`, `timeout`, `backoff`, `start`; see
+        `forge.deliver.consumers.Consumer`.
+        """
+        return self.consumers.consumer(name, tables=tables, ops=ops, columns=columns, where=where, **options)
+
+    def deliver(
+        self,
+        name: str,
+        *,
+        to: Sink,
+        tables: Sequence[str] = (),
+        ops: Sequence[Op | str] = (),
+        columns: Sequence[str] = (),
+        where: str | None = None,
+        envelope: Envelope = "forge",
+        topic: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Send every change to a sink: a durable consumer whose handler is the sink."""
+        self.consumers.deliver(
+            name, to=to, tables=tables, ops=ops, columns=columns, where=where, envelope=envelope, topic=topic, **options
+        )
 
     def as_of(self, at: datetime) -> "AsOf":
         """The application's queries as they would have been answered at an instant."""
@@ -174,11 +216,34 @@ class Forge:
             keeping = asyncio.get_running_loop().create_task(maintain(found.url, policy))
             keeping.add_done_callback(_ended)
             try:
-                yield node
+                async with self._consuming(found.url) as consuming:
+                    node.instruments.consumers = consuming.samples
+                    yield node
             finally:
                 keeping.cancel()
                 await asyncio.gather(keeping, return_exceptions=True)
                 await node.stop()
+
+    async def consume(self) -> None:
+        """Work on the consumers, without serving, until cancelled; `forge consumers run` does this."""
+        config = self._config()
+        with database(config) as found:
+            async with self._consuming(found.url, ConsumerSettings(wakeup=config.wakeup)) as consuming:
+                await consuming.ended
+
+    @contextlib.asynccontextmanager
+    async def _consuming(
+        self,
+        url: str,
+        settings: ConsumerSettings = ConsumerSettings(),  # noqa: B008
+    ) -> AsyncIterator[ConsumerNode]:
+        """Work on the consumers while the block lasts; the calls that are under way may end."""
+        consuming = ConsumerNode(url, self.consumers.named.values(), settings)
+        try:
+            async with consuming.running():
+                yield consuming
+        finally:
+            await consuming.close()
 
     def asgi(self) -> ForgeApp:
         """The application as ASGI, to be served or mounted; always the same one."""

@@ -3,7 +3,7 @@
 Each `Instruments` has a registry of its own, so that any number of them live in one process.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -11,6 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from forge.deliver.consumers import Sample
 
 Stage = Literal["commit_to_batch", "debounce", "run", "push", "commit_to_push"]
 
@@ -104,6 +106,8 @@ class Instruments:
     ) -> None:
         self.sessions = sessions
         self.waiting = waiting
+        self.consumers: Callable[[], Iterable[Sample]] = lambda: ()
+        """How the consumers fare that this node works on."""
         self.cache = cache
         self._registry = CollectorRegistry()
         self._registry.register(_Reading(reactor, self))
@@ -148,3 +152,29 @@ class _Reading(Collector):
         if self._instruments.cache is not None:
             for name, count in self._instruments.cache().items():
                 yield CounterMetricFamily(f"forge_cache_{name}", CACHE_COUNTERS[name], count)
+        yield from _consumers(list(self._instruments.consumers()))
+
+
+def _consumers(samples: Sequence[Sample]) -> Iterator[Metric]:
+    labels = ["consumer", "shard"]
+    counters = {
+        name: CounterMetricFamily(f"forge_consumer_{name}", text, labels=labels)
+        for name, text in (
+            ("delivered", "Changes that a consumer handled."),
+            ("retried", "Calls of a consumer that failed and were tried again."),
+            ("parked", "Changes that a consumer could not handle and put aside."),
+        )
+    }
+    events = GaugeMetricFamily(
+        "forge_consumer_lag_events", "Changes not handled yet, counted to 10,000.", labels=labels
+    )
+    seconds = GaugeMetricFamily("forge_consumer_lag_seconds", "Since when the first of them waits.", labels=labels)
+    for sample in samples:
+        place = [sample.consumer, str(sample.shard)]
+        for name, family in counters.items():
+            family.add_metric(place, getattr(sample.counts, name))
+        if sample.lag is not None:
+            events.add_metric(place, sample.lag.events)
+            seconds.add_metric(place, sample.lag.seconds)
+    if samples:
+        yield from (*counters.values(), events, seconds)

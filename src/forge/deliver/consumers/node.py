@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -104,6 +104,8 @@ class ConsumerNode:
         self.settings = settings
         self.working = asyncio.Event()
         """Set while the node has a lease."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when `running` is, by itself."""
         self._url = url
         self._held: dict[int, _Held] = {}
         self._totals: dict[tuple[str, int], Counts] = {}
@@ -135,6 +137,28 @@ class ConsumerNode:
                             await self._stopping.wait()
                 finally:
                     self.working.clear()
+
+    @contextlib.asynccontextmanager
+    async def running(self, patience: float = 10.0) -> AsyncIterator[None]:
+        """Work while the block lasts; raises at once what `run` raises at first. At its end calls that are under way
+        have `patience` seconds. Without consumers there is nothing to do."""
+        if not self.consumers:
+            yield
+            return
+        task = asyncio.get_running_loop().create_task(self.run())
+        started = asyncio.get_running_loop().create_task(self.working.wait())
+        try:
+            await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            self.ended = task
+            yield
+        finally:
+            started.cancel()
+            self.stop()
+            await asyncio.wait({task}, timeout=patience)
+            task.cancel()
+            await asyncio.gather(task, started, return_exceptions=True)
 
     def stop(self) -> None:
         """Let every call that is under way end, save, and end."""

@@ -101,9 +101,14 @@ WHERE d.consumer = %(consumer)s AND (d.schema_name, d.table_name) IN (
 -- any_letters: Whether a consumer has letters at all.
 SELECT EXISTS (SELECT FROM forge.dead_letter d WHERE d.consumer = %(consumer)s);
 
--- next_letter: The first letter of a shard that is to be sent again.
-SELECT d.id, d.change, d.schema_name, d.table_name, d.key FROM forge.dead_letter d
-WHERE d.consumer = %(consumer)s AND d.replay AND d.hash %% %(shards)s = %(shard)s ORDER BY d.id LIMIT 1;
+-- next_letter: The first letter of a shard that is to be sent again and has nothing before it.
+SELECT d.id, d.change FROM forge.dead_letter d
+WHERE d.consumer = %(consumer)s AND d.replay AND d.hash %% %(shards)s = %(shard)s
+  AND NOT EXISTS (
+      SELECT FROM forge.dead_letter o
+      WHERE o.consumer = d.consumer AND o.schema_name = d.schema_name AND o.table_name = d.table_name AND o.id < d.id
+        AND (o.key IS NULL OR d.key IS NULL OR o.key = d.key))
+ORDER BY d.id LIMIT 1;
 
 -- letter_sent: A letter has been handled.
 DELETE FROM forge.dead_letter WHERE id = %(id)s;
@@ -135,3 +140,61 @@ FROM forge.consumer_barrier b WHERE b.consumer = %(consumer)s AND b.change_id = 
 
 -- passed: The change at a barrier is handled, and the shard that did it goes on.
 UPDATE forge.consumer_barrier SET done = true WHERE consumer = %(consumer)s AND change_id = %(change_id)s;
+
+-- list: Every shard: what is stored of it, who works on it, and how many letters its consumer has.
+SELECT c.name, c.shard, c.shards, c.tables, c.state, c.owner, r.id, r.cursor, r.fence, r.saved_at, c.delivered, c.retried,
+       c.parked, c.tries, c.last_error, c.error_at,
+       (SELECT count(*) FROM forge.dead_letter d WHERE d.consumer = c.name AND d.hash %% c.shards = c.shard),
+       EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+               AND l.classid::bigint = %(space)s AND l.objid::bigint = r.id
+               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)
+WHERE %(name)s::text IS NULL OR c.name = %(name)s ORDER BY c.name, c.shard;
+
+-- pause: No worker begins, and those that work end after the call that is under way.
+UPDATE forge.consumer SET state = 'paused' WHERE name = %(name)s AND state = 'running';
+
+-- resume: Workers may begin again.
+UPDATE forge.consumer SET state = 'running' WHERE name = %(name)s AND state = 'paused';
+
+-- rewind: Another place to go on from, for every shard; who works on it finds its fence gone.
+WITH moved AS (
+    UPDATE forge.consumer_cursor SET cursor = %(cursor)s, fence = fence + 1, saved_at = clock_timestamp()
+    WHERE name = %(name)s
+), met AS (
+    DELETE FROM forge.consumer_barrier WHERE consumer = %(name)s
+)
+UPDATE forge.consumer SET state = 'running', last_error = NULL, error_at = NULL, lag_events = NULL, lag_seconds = NULL
+WHERE name = %(name)s AND state = 'expired';
+
+-- instant: What was committed at an instant, as the last record at or before it says.
+SELECT i.at, i.snapshot::text FROM forge.instant i WHERE i.at <= %(at)s ORDER BY i.at DESC LIMIT 1;
+
+-- oldest_instant: The first instant that there is a record of.
+SELECT min(i.at) FROM forge.instant i;
+
+-- trimmed: Whether something is gone that a snapshot did not show.
+SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[],
+                           (SELECT i.first_id FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1));
+
+-- ask_replay: Send letters again: all of a consumer, or those of one table or row.
+UPDATE forge.dead_letter d SET replay = true
+WHERE d.consumer = %(consumer)s
+  AND (%(table)s::text IS NULL OR d.table_name = %(table)s OR d.schema_name || '.' || d.table_name = %(table)s)
+  AND (%(key)s::text IS NULL OR d.key = %(key)s);
+
+-- replaying: How many are to be sent again, and how many there are.
+SELECT count(*) FILTER (WHERE d.replay), count(*) FROM forge.dead_letter d WHERE d.consumer = %(consumer)s;
+
+-- letters: What is parked, in order.
+SELECT d.id, d.schema_name, d.table_name, d.key, d.change_id, d.error, d.tries, d.behind, d.replay, d.parked_at, d.change
+FROM forge.dead_letter d WHERE d.consumer = %(consumer)s ORDER BY d.id LIMIT %(limit)s;
+
+-- forget: A consumer that is no more: its cursor, letters and what it has done.
+WITH letters AS (DELETE FROM forge.dead_letter WHERE consumer = %(name)s),
+     met AS (DELETE FROM forge.consumer_barrier WHERE consumer = %(name)s),
+     done AS (DELETE FROM forge.consumer_once WHERE consumer = %(name)s)
+DELETE FROM forge.consumer WHERE name = %(name)s;
+
+-- snapshot_now: What is committed by now.
+SELECT pg_current_snapshot()::text;

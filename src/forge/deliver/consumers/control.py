@@ -1,0 +1,264 @@
+"""Looking at consumers and steering them, from anywhere: what `forge consumers` does, for programs.
+
+    control = Control(url)
+    await control.pause("search")
+    await control.rewind("search", "start")
+    await control.resume("search")
+
+Workers look at what is stored here several times a second. Nothing that is done here is lost when no worker runs.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
+from forge.changelog.reader import START, Reader
+from forge.config import nearest
+from forge.cursor import Cursor, LogIdentity, Snapshot
+from forge.deliver.consumers.errors import ConsumerUnknown
+from forge.deliver.consumers.lag import lag_of, lag_values
+from forge.deliver.consumers.lease import SHARDS
+from forge.deliver.consumers.sql import sql
+from forge.errors import CursorExpired, CursorForeign, CursorInvalid, HistoryUnavailable
+
+LOOK: Final = 0.05
+
+
+class Status(msgspec.Struct, frozen=True):
+    """How a shard stands. `working` says that some node holds it; `lag_events` is counted up to 100,000."""
+
+    name: str
+    shard: int
+    shards: int
+    tables: list[str]
+    state: str
+    working: bool
+    owner: str | None
+    cursor: str
+    saved_at: datetime
+    lag_events: int
+    lag_seconds: float
+    delivered: int
+    retried: int
+    parked: int
+    dead_letters: int
+    tries: int
+    last_error: str | None = None
+    error_at: datetime | None = None
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """A change that is parked, as `forge.wire` writes it."""
+
+    id: int
+    table: str
+    key: str | None
+    change_id: str
+    error: str
+    tries: int
+    behind: bool
+    replay: bool
+    parked_at: datetime
+    change: msgspec.Raw
+
+
+class Replayed(NamedTuple):
+    """What came of sending letters again; `waiting` are those that no worker has come to yet."""
+
+    sent: int
+    left: int
+    waiting: int
+
+
+class Control:
+    """The consumers of one database."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def statuses(self, name: str | None = None) -> list[Status]:
+        """Every shard of every consumer, or of one; raises ConsumerUnknown for a name that is not there."""
+        async with self._connected() as connection:
+            rows = await _rows(connection, "list", name=name, space=SHARDS)
+            if name is not None and not rows:
+                raise await self._unknown(connection, name)
+            return [await _status(connection, row) for row in rows]
+
+    async def pause(self, name: str, *, wait: float = 30.0) -> bool:
+        """Have no call begin any more; True when none is under way either, within `wait` seconds."""
+        async with self._known(name) as connection:
+            await _rows(connection, "pause", name=name)
+            deadline = time.monotonic() + wait
+            while any(row[-1] for row in await _rows(connection, "list", name=name, space=SHARDS)):
+                if time.monotonic() >= deadline:
+                    return False
+                await asyncio.sleep(LOOK)
+            return True
+
+    async def resume(self, name: str) -> None:
+        """Go on."""
+        async with self._known(name) as connection:
+            await _rows(connection, "resume", name=name)
+
+    async def rewind(self, name: str, to: Cursor | datetime | str) -> Cursor:
+        """Go on from another place: a cursor or its text, an instant, "start" (all that the log retains), "now" (only
+        what is committed from now on), or "oldest" (where the slowest shard stands).
+
+        An instant means the last one at or before it that is recorded; all that was committed after that comes again.
+        Raises CursorError for a place that the log cannot tell of; then nothing is moved.
+        """
+        async with self._known(name) as connection:
+            cursor = await self._place(connection, name, to)
+            await _rows(connection, "rewind", name=name, cursor=str(cursor))
+            return cursor
+
+    async def replay_dead(
+        self, name: str, *, table: str | None = None, key: str | None = None, wait: float = 30.0
+    ) -> Replayed:
+        """Send letters again, in order, by the consumer's own worker: all, or those of a table or of one row."""
+        async with self._known(name) as connection:
+            ((_, before),) = await _rows(connection, "replaying", consumer=name)
+            await _rows(connection, "ask_replay", consumer=name, table=table, key=key)
+            deadline = time.monotonic() + wait
+            while True:
+                ((waiting, left),) = await _rows(connection, "replaying", consumer=name)
+                if not waiting or time.monotonic() >= deadline:
+                    return Replayed(max(0, before - left), left, waiting)
+                await asyncio.sleep(LOOK)
+
+    async def letters(self, name: str, limit: int = 100) -> list[Letter]:
+        """What is parked, in order."""
+        async with self._known(name) as connection:
+            rows = await _rows(connection, "letters", consumer=name, limit=limit)
+        return [
+            Letter(
+                id, f"{schema}.{table}", key, change_id, error, tries, behind, replay, at.astimezone(UTC),
+                msgspec.Raw(change.encode()),
+            )
+            for id, schema, table, key, change_id, error, tries, behind, replay, at, change in rows
+        ]  # fmt: skip
+
+    async def forget(self, name: str) -> None:
+        """A consumer that is no more: its cursor, its letters and what it has done are gone."""
+        async with self._known(name) as connection:
+            await _rows(connection, "forget", name=name)
+
+    async def _place(self, connection: AsyncConnection, name: str, to: Cursor | datetime | str) -> Cursor:
+        reader = await Reader.over(connection)
+        if to == "now":
+            return await reader.now()
+        if to == "start":
+            return reader.start()
+        if to == "oldest":
+            rows = await _rows(connection, "standing", name=name)
+            return oldest([Cursor.parse(cursor) for _, _, _, cursor in rows])
+        if isinstance(to, datetime):
+            return await _instant(connection, reader.identity, to)
+        cursor = Cursor.parse(to) if isinstance(to, str) else to
+        if cursor.log != reader.identity:
+            raise CursorForeign("the cursor belongs to another log, or to this one before a failover", fix=_ELSE)
+        await _check(connection, cursor)
+        return cursor
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AsyncConnection]:
+        connection = await connect_async(self._url)
+        try:
+            with typed_errors():
+                yield connection
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def _known(self, name: str) -> AsyncIterator[AsyncConnection]:
+        async with self._connected() as connection:
+            if not await _rows(connection, "standing", name=name):
+                raise await self._unknown(connection, name)
+            yield connection
+
+    async def _unknown(self, connection: AsyncConnection, name: str) -> ConsumerUnknown:
+        known = {row[0] for row in await _rows(connection, "list", name=None, space=SHARDS)}
+        close = nearest(name, known)
+        fix = f"did you mean {close}?" if close else "forge consumers list shows those there are"
+        return ConsumerUnknown(f"there is no consumer {name!r}", fix=fix)
+
+
+_ELSE: Final = "rewind --to start (all that is retained), --to now, or to an instant"
+
+
+def oldest(cursors: list[Cursor]) -> Cursor:
+    """Where all of them have been: the one that saw the least, at the beginning of its batch if they differ.
+
+    >>> log = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "1", 1)
+    >>> some = [Cursor(log, Snapshot.parse(text)) for text in ("5:9:5", "5:9:5,7", "5:12:5")]
+    >>> str(oldest(some).snapshot)
+    '5:9:5,7'
+    """
+    least = min(cursors, key=lambda cursor: (cursor.snapshot.xmax, -len(cursor.snapshot.running)))
+    return least if all(cursor == least for cursor in cursors) else Cursor(least.log, least.snapshot)
+
+
+async def _rows(connection: AsyncConnection, name: str, /, **values: Any) -> list[tuple[Any, ...]]:
+    cursor = await connection.execute(sql(name), values)
+    return await cursor.fetchall() if cursor.description else []
+
+
+async def _status(connection: AsyncConnection, row: tuple[Any, ...]) -> Status:
+    name, shard, shards, tables, state, owner, _, text, _, saved_at = row[:10]
+    delivered, retried, parked, tries, error, error_at, letters, working = row[10:]
+    cursor = Cursor.parse(text)
+    lag = lag_of((await _rows(connection, "lag", **lag_values(cursor, tables)))[0])
+    return Status(
+        name=name,
+        shard=shard,
+        shards=shards,
+        tables=tables,
+        state=state,
+        working=working,
+        owner=owner if working else None,
+        cursor=text,
+        saved_at=saved_at.astimezone(UTC),
+        lag_events=lag.events,
+        lag_seconds=lag.seconds,
+        delivered=delivered,
+        retried=retried,
+        parked=parked,
+        dead_letters=letters,
+        tries=tries,
+        last_error=error,
+        error_at=error_at and error_at.astimezone(UTC),
+    )
+
+
+async def _instant(connection: AsyncConnection, log: LogIdentity, at: datetime) -> Cursor:
+    if at.tzinfo is None:
+        raise CursorInvalid(f"{at} has no time zone", fix="give one, such as 2026-11-10 09:00+00")
+    rows = await _rows(connection, "instant", at=at)
+    if not rows:
+        ((first,),) = await _rows(connection, "oldest_instant")
+        raise HistoryUnavailable(f"nothing is recorded of {at.isoformat()}", fix=_ELSE, oldest=first)
+    cursor = Cursor(log, Snapshot.parse(rows[0][1]))
+    await _check(connection, cursor)
+    return cursor
+
+
+async def _check(connection: AsyncConnection, cursor: Cursor) -> None:
+    """Raise for a place that the log cannot tell of."""
+    ((head,),) = await _rows(connection, "snapshot_now")
+    if Snapshot.parse(head).xmax < (cursor.until or cursor.snapshot).xmax:
+        raise CursorForeign("the cursor is ahead of the server: it was made before a crash or restore", fix=_ELSE)
+    if cursor.snapshot == START and cursor.last is None:
+        return
+    values: Mapping[str, Any] = {
+        "xmax": str(cursor.snapshot.xmax),
+        "running": [str(xid) for xid in cursor.snapshot.running],
+    }
+    ((gone,),) = await _rows(connection, "trimmed", **values)
+    if gone:
+        raise CursorExpired("what follows that place has been trimmed from the log", fix=_ELSE)
