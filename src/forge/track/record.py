@@ -1,8 +1,9 @@
 """The log table of a database without Forge's triggers: changes in, the same changes out.
 
 `forge_tracked_changes` has one row for each change, written by `forge.track` in the transaction that makes the change,
-so that both commit or neither. Its columns bear the names of `forge_events`; `row_key`, `old_data`, `new_data` and
-`context` are JSON text in which values that JSON does not keep are tagged as in the wire form (`forge.wire`).
+so that both commit or neither. Its columns bear the names of `forge_events`; `old_data`, `new_data` and
+`context` are JSON text in which values that JSON does not keep are tagged as in the wire form (`forge.wire`); a value
+that was not read is the tag for UNAVAILABLE.
 
     for change in forge.track.recorded(engine, after=118):
         ...
@@ -12,8 +13,11 @@ rise in the order of the changes; a reader that goes on from the last id it saw 
 open. Where that matters, follow the database's own feed (`forge.capture`).
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -63,30 +67,50 @@ LOG: Final = Table(
     Column("schema_name", String(128)),
     Column("table_name", String(128), nullable=False),
     Column("row_id", String(_LONGEST_ID), nullable=False),
-    Column("row_key", Text),
     Column("old_data", _long),
     Column("new_data", _long),
     Column("user_id", String(255)),
     Column("function_name", String(255)),
     Column("trace_id", String(64)),
     Column("context", Text),
+    Column("key_columns", Text),
     Index(f"{NAME}_row", "table_name", "row_id"),
     mysql_charset="utf8mb4",
 )
-_VARYING: Final = ("operation", "schema_name", "table_name", "row_id", "row_key", "old_data", "new_data")
-_CONSTANT: Final = ("transaction_id", "timestamp", "user_id", "function_name", "trace_id", "context")
+_VARYING: Final = ("operation", "row_id", "old_data", "new_data")
+_CONSTANT: Final = (
+    "transaction_id",
+    "timestamp",
+    "schema_name",
+    "table_name",
+    "key_columns",
+    "user_id",
+    "function_name",
+    "trace_id",
+    "context",
+)
+_NAMES: Final = (*_VARYING, *_CONSTANT)
+_ARRAYS: Final = tuple(f"forge_{name}" for name in _NAMES)
 _INSERT: Final = insert(LOG)
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A row of the log, but for what all rows of a statement share."""
+class Entries:
+    """Rows of the log, column by column, but for what all rows of a statement share; rows as `encoded` gives them."""
 
-    op: Op
-    schema: str | None
-    table: str
-    key: Mapping[str, Any] | None
-    before: Mapping[str, Any] | None = None
-    after: Mapping[str, Any] | None = None
+    __slots__ = ("after", "before", "operation", "row_id")
+
+    def __init__(self) -> None:
+        self.operation: list[str] = []
+        self.row_id: list[str] = []
+        self.before: list[str | None] = []
+        self.after: list[str | None] = []
+
+    def add(self, operation: str, row_id: str, before: str | None = None, after: str | None = None) -> None:
+        """One more row."""
+        self.operation.append(operation)
+        self.row_id.append(row_id)
+        self.before.append(before)
+        self.after.append(after)
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -94,50 +118,66 @@ class Shared(msgspec.Struct, frozen=True):
 
     transaction: str
     at: datetime
+    schema: str | None
+    table: str
+    key: str | None
+    """The names of the key's columns, as JSON; None for a change of unknown rows."""
     user_id: str | None
     function_name: str | None
     trace_id: str | None
     more: str | None
 
 
-def write(connection: Connection, entries: Sequence[Entry], shared: Shared) -> None:
+def write(connection: Connection, entries: Entries, shared: Shared) -> None:
     """Add entries to the log in the connection's transaction, by one statement."""
-    rows = [
-        (
-            entry.op.name,
-            entry.schema,
-            entry.table,
-            row_id(entry.key),
-            encoded(entry.key),
-            encoded(entry.before),
-            encoded(entry.after),
-        )
-        for entry in entries
-    ]
-    common = (
-        shared.transaction,
-        shared.at,
-        shared.user_id,
-        shared.function_name,
-        shared.trace_id,
-        shared.more,
-    )
-    dialect = connection.dialect.name
-    if dialect == "postgresql" and len(rows) > 1:
-        columns = zip(*rows, strict=True)
-        values: dict[str, Any] = {f"forge_{name}": list(column) for name, column in zip(_VARYING, columns, strict=True)}
-        values |= {f"forge_{name}": value for name, value in zip(_CONSTANT, common, strict=True)}
+    columns: tuple[list[Any], ...] = (entries.operation, entries.row_id, entries.before, entries.after)
+    common = msgspec.structs.astuple(shared)
+    dialect = connection.dialect
+    if dialect.paramstyle in _BY_PLACE:
+        _write_by_place(connection, columns, common)
+    elif dialect.name == "postgresql" and len(entries.row_id) > 1:
+        values: dict[str, Any] = dict(zip(_ARRAYS, (*columns, *common), strict=True))
         connection.execute(_from_arrays(), values, execution_options=OWN)
-        return
-    names = (*_VARYING, *_CONSTANT)
-    connection.execute(_INSERT, [dict(zip(names, (*row, *common), strict=True)) for row in rows], execution_options=OWN)
+    else:
+        rows = [dict(zip(_NAMES, (*varying, *common), strict=True)) for varying in zip(*columns, strict=True)]
+        connection.execute(_INSERT, rows, execution_options=OWN)
+
+
+def _write_by_place(connection: Connection, columns: tuple[list[Any], ...], common: tuple[Any, ...]) -> None:
+    """By the driver itself: for a thousand rows SQLAlchemy's own parameters would take as long as the database."""
+    dialect: Any = connection.dialect
+    bind = LOG.c.timestamp.type.dialect_impl(dialect).bind_processor(dialect)
+    if bind is not None:
+        common = (common[0], bind(common[1]), *common[2:])
+    sql = _by_place(dialect.paramstyle)
+    cursor = connection.connection.cursor()
+    try:
+        rows: Any = zip(*columns, *map(repeat, common), strict=False)
+        cursor.executemany(sql, rows)
+    except dialect.loaded_dbapi.Error as error:
+        raise DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, dialect=dialect) from error
+    finally:
+        cursor.close()
+
+
+_BY_PLACE: Final = {"qmark": "?", "format": "%s"}
+
+
+@cache
+def _by_place(style: str) -> str:
+    places = ", ".join([_BY_PLACE[style]] * len(_NAMES))
+    return f"INSERT INTO {NAME} ({', '.join(_quoted(name, style) for name in _NAMES)}) VALUES ({places})"
+
+
+def _quoted(name: str, style: str) -> str:
+    return f"`{name}`" if style == "format" else f'"{name}"'
 
 
 _arrays: Any = None
 
 
 def _from_arrays() -> Any:
-    """INSERT … SELECT … FROM unnest(…): PostgreSQL takes any number of rows as seven arrays."""
+    """INSERT … SELECT … FROM unnest(…): PostgreSQL takes any number of rows as four arrays."""
     global _arrays
     if _arrays is None:
         given = [bindparam(f"forge_{name}", type_=ARRAY(LOG.c[name].type)) for name in _VARYING]
@@ -148,29 +188,33 @@ def _from_arrays() -> Any:
     return _arrays
 
 
-def row_id(key: Mapping[str, Any] | None) -> str:
-    """The key as one word, as `Change.row_id` says it, cut to what an index takes."""
-    if key is None:
-        return "*"
+def row_id(key: Sequence[Any]) -> str:
+    """A key's values as one word, as `Change.row_id` says it, cut to what an index takes."""
     if len(key) == 1:
-        (value,) = key.values()
+        value = key[0]
         return str(value) if type(value) is int else text(value)[:_LONGEST_ID]
-    return msgspec.json.encode([text(value) for value in key.values()]).decode()[:_LONGEST_ID]
+    return json.dumps([text(value) for value in key], ensure_ascii=False)[:_LONGEST_ID]
 
 
-_AS_THEY_ARE: Final = frozenset({str, int, bool, type(None)})
+_AS_THEY_ARE: Final = frozenset({str, int, bool, float, type(None)})
 
 
-def encoded(row: Mapping[str, Any] | None) -> str | None:
-    """A row as JSON text.
+def encoded(row: Mapping[str, Any]) -> str:
+    """A row as JSON text: equal rows, and only they, have equal texts.
 
     >>> encoded({"id": 7, "total": __import__("decimal").Decimal("12.30")})
     '{"id":7,"total":{"$numeric":"12.30"}}'
     """
-    if row is None:
-        return None
-    said = {name: value if type(value) in _AS_THEY_ARE else encode_value(value) for name, value in row.items()}
-    return msgspec.json.encode(said).decode()
+    kinds = set(map(type, row.values()))
+    if kinds <= _AS_THEY_ARE:
+        raw = _encode(row)
+        # msgspec writes a float that JSON does not have as null
+        if float not in kinds or b"null" not in raw:
+            return raw.decode()
+    return _encode({name: encode_value(value) for name, value in row.items()}).decode()
+
+
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def create(engine: Engine) -> None:
@@ -207,7 +251,10 @@ def recorded(connection: Connection, *, after: int = 0, limit: int | None = None
 
 def _change(row: Mapping[Any, Any], source: str) -> Change:
     at = row["timestamp"]
-    key = _row(row["row_key"])
+    before, after = _row(row["old_data"]), _row(row["new_data"])
+    image = after or before
+    names = row["key_columns"]
+    key = None if image is None or names is None else {name: image[name] for name in json.loads(names)}
     more = _row(row["context"]) or {}
     return Change(
         id=f"{NAME}:{row['id']}",
@@ -217,8 +264,8 @@ def _change(row: Mapping[Any, Any], source: str) -> Change:
         source=Source("track", source, str(row["id"]), row["transaction_id"]),
         at=at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC),
         key=key,
-        before=_row(row["old_data"]),
-        after=_row(row["new_data"]),
+        before=before,
+        after=after,
         context=Context(row["user_id"], row["function_name"], row["trace_id"], more),
     )
 

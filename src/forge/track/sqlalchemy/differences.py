@@ -5,7 +5,7 @@
 
 from typing import Any, NamedTuple
 
-from forge.change import Op, same
+from forge.change import Op
 from forge.track.sqlalchemy.images import Image, Key
 from forge.track.sqlalchemy.plan import Images, Plan, known
 
@@ -52,7 +52,7 @@ def collided(plan: Plan) -> Found:
         was = before.get(key)
         if was is None:
             rows.append(Row(Op.INSERT, key, None, image))
-        elif not same(was.row, image.row):
+        elif was.text != image.text:
             rows.append(Row(Op.UPDATE, key, was, image))
     return Found(rows)
 
@@ -76,7 +76,7 @@ def updated(plan: Plan, count: int) -> Found:
             continue  # the WHERE said more than the key, and this row it did not mean
         if now != key:
             rows.append(Row(Op.DELETE, key, was, None))
-        elif was is None or image is None or not same(was.row, image.row):
+        elif was is None or image is None or was.text != image.text:
             rows.append(Row(Op.UPDATE, key, was, image))
     rows += [
         Row(Op.INSERT, now, None, after.get(now) if after is not None else None)

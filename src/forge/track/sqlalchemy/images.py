@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -29,13 +29,15 @@ from sqlalchemy import (
     cast,
     func,
     select,
+    text,
     tuple_,
     type_coerce,
 )
 from sqlalchemy import types as t
 from sqlalchemy.dialects.postgresql import JSONB
 
-from forge.change import JSON_NULL
+from forge.change import JSON_NULL, UNAVAILABLE
+from forge.track.record import encoded
 
 KEYS: Final = "forge_keys"
 CHUNK: Final = 500
@@ -45,12 +47,21 @@ Convert = Callable[[Any], Any]
 Key = tuple[Any, ...]
 
 
-class Image(NamedTuple):
+class Image:
     """A row as it was read: its key as SQLAlchemy binds it, its values, and which filters it satisfies."""
 
-    key: Key
-    row: dict[str, Any]
-    flags: tuple[Any, ...]
+    __slots__ = ("_text", "flags", "key", "row")
+
+    def __init__(self, key: Key, row: dict[str, Any], flags: tuple[Any, ...]) -> None:
+        self.key, self.row, self.flags = key, row, flags
+        self._text: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The row as the log has it. Two Images of the same row have the same text."""
+        if self._text is None:
+            self._text = encoded(self.row)
+        return self._text
 
 
 class Shape:
@@ -59,6 +70,8 @@ class Shape:
     def __init__(self, table: Table, dialect: Dialect) -> None:
         self.table: Final = table
         self.key: Final = tuple(table.primary_key.columns)
+        self.key_names: Final = tuple(column.name for column in self.key)
+        self.key_text: Final = json.dumps(self.key_names)
         self.names: Final = tuple(column.name for column in table.columns)
         self._dialect = dialect
         self._read: list[ColumnElement[Any]] = []
@@ -99,21 +112,27 @@ class Shape:
     def _condition(self, columns: Sequence[Column[Any]]) -> ColumnElement[bool]:
         if len(columns) > 1:
             return tuple_(*columns).in_(bindparam(KEYS, expanding=True))
-        if self.as_array:
+        if self._dialect.name == "postgresql":
             return columns[0] == any_(bindparam(KEYS, type_=ARRAY(columns[0].type)))
+        if self._as_json(columns):
+            return columns[0].in_(text("SELECT value FROM json_each(:forge_keys)"))
         return columns[0].in_(bindparam(KEYS, expanding=True, type_=columns[0].type))
 
-    @property
-    def as_array(self) -> bool:
-        """Whether keys of one column go as one array, of any length."""
-        return self._dialect.name == "postgresql"
+    def _as_json(self, columns: Sequence[Column[Any]]) -> bool:
+        """Whether keys of one column go as one text, of any length."""
+        return self._dialect.name == "sqlite" and len(columns) == 1 and columns[0].type.python_type is int
 
-    def chunks(self, columns: Sequence[Column[Any]], keys: Sequence[Key]) -> Iterable[list[Any]]:
+    def chunks(self, columns: Sequence[Column[Any]], keys: Sequence[Key]) -> Iterable[Any]:
         """The values of KEYS for so many keys, each small enough for one statement."""
-        values: list[Any] = list(keys) if len(columns) > 1 else [key[0] for key in keys]
-        size = len(values) if self.as_array and len(columns) == 1 else CHUNK
-        for start in range(0, len(values), size or 1):
-            yield values[start : start + size]
+        if len(columns) > 1:
+            values: list[Any] = list(keys)
+        else:
+            values = [key[0] for key in keys]
+            if values and self._as_json(columns):
+                return [json.dumps(values)]
+            if values and self._dialect.name == "postgresql":
+                return [values]
+        return [values[start : start + CHUNK] for start in range(0, len(values), CHUNK)]
 
     def images(self, found: Iterable[Sequence[Any]]) -> list[Image]:
         """What the selects above return, as Images."""
@@ -121,7 +140,7 @@ class Shape:
         end = skip + len(names)
         made = []
         for values in found:
-            row = dict(zip(names, values[skip:end], strict=True))
+            row = dict(zip(names, values[skip:end] if skip else values, strict=False))
             for name, convert in fixes:
                 value = row[name]
                 if value is not None:
@@ -132,13 +151,16 @@ class Shape:
             made.append(Image(tuple([values[place] for place in places]), row, tuple(values[end:])))
         return made
 
-    def key_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The key of a row of an Image."""
-        return {column.name: row[column.name] for column in self.key}
+    def key_of(self, image: Image) -> list[Any]:
+        """The key of a row, in the form of a Change."""
+        row = image.row
+        return [row[name] for name in self.key_names]
 
-    def key_values(self, key: Key) -> dict[str, Any]:
-        """A key as SQLAlchemy binds it, in the form of a Change."""
-        return {column.name: plain(value) for column, value in zip(self.key, key, strict=True)}
+    def unread(self, key: Key) -> Image:
+        """A row of which nothing but the key is known."""
+        row = dict.fromkeys(self.names, UNAVAILABLE)
+        row |= {name: plain(value) for name, value in zip(self.key_names, key, strict=True)}
+        return Image(key, row, ())
 
 
 def _reading(column: Column[Any], dialect: Dialect) -> tuple[ColumnElement[Any], Convert | None]:
@@ -155,9 +177,9 @@ def _reading(column: Column[Any], dialect: Dialect) -> tuple[ColumnElement[Any],
     if isinstance(stored, t.Boolean):
         return raw, None if postgres else bool
     if isinstance(stored, t.Float):
-        return raw, float
+        return raw, None if dialect.name in ("postgresql", "sqlite") else float
     if isinstance(stored, t.Numeric):
-        return raw, _decimal
+        return raw, None if postgres else _decimal
     if isinstance(stored, t.LargeBinary):
         return raw, bytes
     if isinstance(stored, t.Uuid):

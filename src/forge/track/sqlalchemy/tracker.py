@@ -171,18 +171,31 @@ class Tracker:
 
     def _record(self, connection: Connection, plan: Plan, rows: list[differences.Row]) -> None:
         table, shape, previous = plan.table, plan.shape, self._previous
-        name, context = self._registry.resource(table.schema, table.name), _context(current())
+        schema, name = table.schema, table.name
+        if plan.records:
+            entries = record.Entries()
+            for op, bound, before, after in rows:
+                image = after or (before if previous else None) or shape.unread(bound)
+                old = before.text if before is not None and previous else None
+                new = after.text if after is not None else None
+                if old is None and new is None:
+                    old, new = (image.text, None) if op is Op.DELETE else (None, image.text)
+                entries.add(op.name, record.row_id(shape.key_of(image)), old, new)
+            self._write(connection, entries, schema, name, key=shape.key_text)
+        if not self._heard(schema, name):
+            return
+        resource, context = self._registry.resource(schema, name), _context(current())
         changes = []
-        for op, key, before, after in rows:
-            image = after or before
+        for op, bound, before, after in rows:
+            image = after or before or shape.unread(bound)
             changes.append(
                 Done(
                     op,
-                    table.schema,
-                    table.name,
+                    schema,
                     name,
+                    resource,
                     context,
-                    key=shape.key_values(key) if image is None else shape.key_row(image.row),
+                    key=dict(zip(shape.key_names, shape.key_of(image), strict=True)),
                     before=before.row if before is not None and previous else None,
                     after=after.row if after is not None else None,
                     filters=plan.filters,
@@ -190,36 +203,45 @@ class Tracker:
                     after_flags=after.flags if after is not None else (),
                 )
             )
-        if plan.records:
-            self._write(connection, changes)
-        self._tell_later(connection, changes, table.schema, table.name)
+        self._tell_later(connection, changes)
 
     def _invalidate(self, connection: Connection, schema: str | None, table: str | None, verb: str) -> None:
         """Rows changed that cannot be named."""
         if table is not None and not self._registry.tracked(schema, table):
             return
-        name = None if table is None else self._registry.resource(schema, table)
-        change = Done(_OPS.get(verb, Op.INVALIDATE), schema, table, name, _context(current()))
+        op = _OPS.get(verb, Op.INVALIDATE)
         if self._records(schema, table):
             self._ensure_log(connection)
-            self._write(connection, [change], verb)
-        self._tell_later(connection, [change], schema, table)
+            entries = record.Entries()
+            entries.add(op.name, "*")
+            self._write(connection, entries, schema, table, verb=verb)
+        if self._heard(schema, table):
+            name = None if table is None else self._registry.resource(schema, table)
+            self._tell_later(connection, [Done(op, schema, table, name, _context(current()))])
 
-    def _write(self, connection: Connection, changes: list[Done], verb: str | None = None) -> None:
+    def _write(
+        self,
+        connection: Connection,
+        entries: record.Entries,
+        schema: str | None,
+        table: str | None,
+        *,
+        key: str | None = None,
+        verb: str | None = None,
+    ) -> None:
         now = current()
         more = {**now.more, "statement": verb} if verb is not None else now.more
         shared = record.Shared(
             transaction(connection).id,
             datetime.now(UTC),
+            schema,
+            table or record.EVERY_TABLE,
+            key,
             now.user_id,
             now.function_name,
             now.trace_id,
             record.encoded(more) if more else None,
         )
-        entries = [
-            record.Entry(one.op, one.schema, one.table or record.EVERY_TABLE, one.key, one.before, one.after)
-            for one in changes
-        ]
         record.write(connection, entries, shared)
 
     def _ensure_log(self, connection: Connection) -> None:
@@ -234,9 +256,10 @@ class Tracker:
 
     # Telling
 
-    def _tell_later(self, connection: Connection, changes: list[Done], schema: str | None, table: str | None) -> None:
-        if not heard() and not any(one.hears(schema, table) for one in self._subscribers):
-            return
+    def _heard(self, schema: str | None, table: str | None) -> bool:
+        return heard() or any(one.hears(schema, table) for one in self._subscribers)
+
+    def _tell_later(self, connection: Connection, changes: list[Done]) -> None:
         doing = transaction(connection)
         doing.done.extend(changes)
         if connection._is_autocommit_isolation():
