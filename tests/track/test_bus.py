@@ -29,7 +29,7 @@ from forge.errors import ConfigError
 from forge.postgres import PostgresServer
 from forge.react.registry import Auth
 from forge.react.runner import Runner
-from forge.track.bus import QueryEvent, sinks
+from forge.track.bus import QueryEvent, Subscription, sinks
 from forge.track.bus.event import semantic_op
 from forge.track.bus.hub import MOST_WAITING, hub
 from forge.track.bus.observe import ObservedCursor
@@ -201,7 +201,7 @@ def test_whoever_is_off_hears_no_more(engine: Engine) -> None:
 
 def test_listening_that_begins_or_ends_within_a_statement_is_no_error(engine: Engine) -> None:
     """The clock of a statement that began unheard was never started."""
-    kept: list[forge.track.bus.Subscription] = []
+    kept: list[Subscription] = []
 
     def begin() -> int:
         kept.append(forge.on("query", lambda event: None))
@@ -342,7 +342,12 @@ async def test_ctx_db_is_told_by_itself(database: str) -> None:
     @app.mutation
     async def make(ctx: Any, name: str) -> int:
         await ctx.db.execute("CREATE TABLE things (name text)")
+        await ctx.db.fetch("SELECT forge_enable_reactivity('things')")
         return int(await ctx.db.execute("INSERT INTO things VALUES (%(name)s)"))
+
+    @app.query
+    async def named(ctx: Any, name: str) -> Any:
+        return await ctx.db.fetch("SELECT * FROM things WHERE name = %(name)s")
 
     heard: list[QueryEvent] = []
     runner = Runner(database)
@@ -350,13 +355,17 @@ async def test_ctx_db_is_told_by_itself(database: str) -> None:
     try:
         with forge.on("query", heard.append, params=True):
             await runner.mutate(app.registry.mutations["make"], {"name": "x"}, Auth(user="ada"), "t")
+            await runner.query(app.registry.call("named", {"name": "x"}, Auth(user="bob")))
     finally:
         await runner.close()
     assert [(event.semantic_op, event.source, event.params) for event in heard] == [
         ("ddl", "ctx.db", {"name": "x"}),
+        ("select", "ctx.db", {"name": "x"}),
         ("insert", "ctx.db", {"name": "x"}),
+        ("select", "ctx.db", {"name": "x"}),
     ]
-    assert heard[1].context == forge.Current("ada", "make", "t")
+    assert heard[2].context == forge.Current("ada", "make", "t")
+    assert heard[3].context == forge.Current("bob", "named")
 
 
 def test_observing_twice_is_once_and_sessionmakers_have_engines(engine: Engine) -> None:

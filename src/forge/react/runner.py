@@ -31,6 +31,7 @@ from forge.react.index import BoundRead
 from forge.react.readset import Analysis
 from forge.react.registry import ANYONE, Auth, Call, Mutation
 from forge.track.context import transaction
+from forge.track.current import Current, context
 
 Pool = AsyncConnectionPool[AsyncConnection]
 TRIES: Final = 4
@@ -200,7 +201,7 @@ class Runner:
             reads += bound_reads(await self._declare(call.query.reads), {})
             db = _DeclaredDb(connection, call.arguments, analyze, reads)
         try:
-            async with self._in_time(call.query.name):
+            async with _said(call), self._in_time(call.query.name):
                 value = await call.query.function(Context(db, call.auth), **call.arguments)
         except psycopg.errors.FeatureNotSupported as error:
             if "cached plan" in str(error):  # a prepared statement's result has other types than it had
@@ -362,6 +363,11 @@ class _DeclaredDb(WatchedDb):
     async def _prepare(self, text: str, values: Parameters) -> None:
         with contextlib.suppress(catalog.QueryRefused):
             await super()._prepare(text, values)
+
+
+def _said(call: Call) -> context:
+    """The context of a query's run: what it asks of the database is told under its own name, and for whom it is."""
+    return context.found_by(lambda: Current(call.auth.user, call.query.name))
 
 
 async def _began(connection: AsyncConnection, auth: Auth, question: str, snapshot: str | None) -> tuple[Any, ...]:
