@@ -93,8 +93,7 @@ TAMPER: dict[str, tuple[str, Callable[[list[int]], set[tuple[str, int | None]]]]
     ),
     "a forged redaction": (
         "UPDATE {log} SET after = forge.redacted_image(after, '{{email}}') WHERE id = {0};"
-        "INSERT INTO forge.redaction SELECT {0}, '{{email}}', '{{1}}', NULL, jsonb_object_agg(path, '{{}}'::jsonb)"
-        " FROM {log} l, forge.event_leaves(l, NULL) WHERE l.id = {0}",
+        """INSERT INTO forge.redaction VALUES ({0}, '{{email}}', '{{1}}', NULL, '{{"after.email": {{"leaf": ""}}}}')""",
         lambda ids: {("changed", ids[0])},
     ),
 }  # fmt: skip
@@ -140,6 +139,7 @@ def test_a_rewritten_chain_has_other_heads(sealed: Connection) -> None:
     assert found(sealed, head=head) == {("head", None)}
 
 
+@pytest.mark.every_version
 def test_redaction_keeps_it_whole_and_protects_the_rest(sealed: Connection) -> None:
     first = ids(sealed)[0]
     redact(sealed, "people", 1, ["email"], reason="asked")
@@ -174,6 +174,7 @@ def test_a_redaction_without_its_tombstone_is_found(sealed: Connection) -> None:
     assert {what for what, _ in found(sealed)} == {"redacted"}
 
 
+@pytest.mark.every_version
 def test_late_commits_are_sealed_and_nothing_twice(sealed: Connection, database: str) -> None:
     with connect(database) as slow:
         slow.execute("BEGIN; INSERT INTO people VALUES (10)")
@@ -186,7 +187,9 @@ def test_late_commits_are_sealed_and_nothing_twice(sealed: Connection, database:
     assert found(sealed) == set()
     assert chain.seal(sealed) == 1
     sealed.execute("INSERT INTO people SELECT g FROM generate_series(100, 124) g")
-    assert [chain.seal(sealed, 10) for _ in range(4)] == [10, 10, 5, 0]
+    before = chain.verify(sealed).seals
+    assert [chain.seal(sealed, 1) for _ in range(3)] == [20, 5, 0]
+    assert chain.verify(sealed).seals == before + 25
     report = chain.verify(sealed)
     assert (report.broken, report.unsealed, report.rows) == ([], 0, 35)
     once = sealed.execute("SELECT count(*), count(DISTINCT e) FROM forge.log_seal, unnest(events) e").fetchone()

@@ -43,7 +43,7 @@ PAYLOADS_KEPT: Final = timedelta(days=1)
 
 _LOCK_TIMEOUT: Final = "100ms"
 _BATCH: Final = 1000
-_SEALED: Final = 5000
+_SEALED: Final = 1000
 _BUDGET: Final = 5.0
 _SETTLE: Final = 1.0
 _STANDBY: Final = 5.0

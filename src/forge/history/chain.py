@@ -32,7 +32,7 @@ from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.queries import queries
 from forge.errors import HistoryUnavailable
 
-PAGE: Final = 5_000
+PAGE: Final = 1_000
 """How many rows a seal covers at the most."""
 MOST_FINDINGS: Final = 1_000
 OVERFLOW: Final = date.max
@@ -92,7 +92,10 @@ def stop(connection: Connection) -> None:
 
 
 def seal(connection: Connection, most: int = PAGE) -> int:
-    """Seal what is committed and not sealed yet, up to so many rows; 0 when all of it is sealed, or sealing is off."""
+    """Seal what is committed and not sealed yet, so many rows in a seal and up to 20 seals; how many rows that was.
+
+    0 when all of it is sealed, or sealing is off.
+    """
     row = connection.cursor(row_factory=tuple_row).execute("SELECT forge.seal_page(%s)", (most,)).fetchone()
     assert row is not None
     return int(row[0])

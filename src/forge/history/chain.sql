@@ -34,7 +34,7 @@ WITH newest AS (
     SELECT sealed.id, sealed.seal, r.event_id IS NOT NULL AS redacted, CASE
         WHEN l.id IS NULL THEN CASE WHEN %(day)s <> 'infinity' OR sealed.id > coalesce((
             SELECT max(t.last_id) FROM forge.trimmed t WHERE t.partition = 'forge_event_overflow'), 0) THEN 'removed' END
-        WHEN forge.event_digest(l, sealed.salt, r) IS DISTINCT FROM sealed.digest THEN 'changed'
+        WHEN d.digest IS DISTINCT FROM sealed.digest THEN 'changed'
         WHEN r.event_id IS NOT NULL AND NOT (
             r.columns <@ ARRAY(SELECT unnest(t.hidden) FROM forge.forge_event_log t
                                WHERE t.op = 'R' AND t.id = ANY (r.tombstones) AND t.row_id = l.row_id)
@@ -48,6 +48,15 @@ WITH newest AS (
     FROM sealed
     LEFT JOIN forge.forge_event_log l ON l.day = %(day)s::text::date AND l.id = sealed.id
     LEFT JOIN forge.redaction r ON r.event_id = sealed.id
+    -- where something was redacted, each value is proved by its own salt, or, if it is gone, stands as the digest that was kept
+    CROSS JOIN LATERAL (
+        SELECT sha256(string_agg(CASE
+            WHEN r.event_id IS NULL THEN sha256(sha256(sealed.salt || convert_to(v.path, 'UTF8')) || convert_to(v.value, 'UTF8'))
+            ELSE coalesce(decode(r.proof -> v.path ->> 'leaf', 'hex'),
+                          sha256(coalesce(decode(r.proof -> v.path ->> 'salt', 'hex'), '') || convert_to(v.value, 'UTF8')))
+            END, ''::bytea ORDER BY v.n)) AS digest
+        FROM forge.event_leaves(l, CASE WHEN r.event_id IS NULL THEN l.hidden ELSE r.hidden END) v
+        WHERE r.event_id IS NULL OR v.name IS DISTINCT FROM '$redacted' OR r.proof ? v.path) d
 )
 SELECT (SELECT count(*) FROM compared), (SELECT count(*) FROM compared WHERE redacted),
        CASE WHEN (SELECT count(*) FROM newest) > 0 THEN (SELECT count(*) FROM unsealed WHERE NOT covered) ELSE 0 END::text

@@ -1,28 +1,18 @@
 -- The chain of seals: see forge.history.chain for what it proves.
 
--- What is sealed of a row, value by value, in order. `hidden` is given, because a redaction adds to it.
+-- What is sealed of a row, value by value, in order. `hidden` is given, because a redaction adds to it. Being without settings of
+-- its own it becomes part of the query that uses it, which is many times faster. The digest of a row is
+--   sha256(string_agg(sha256(sha256(salt || path) || value), '' ORDER BY n))
+-- where salt is the row's; so each value has a salt of its own, and a redaction can keep those of the values that stay.
 CREATE OR REPLACE FUNCTION forge.event_leaves(event forge.forge_event_log, hidden text[])
 RETURNS TABLE (n bigint, path text, name text, value text)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
-    SELECT 0::bigint, 'row', NULL::text, json_build_array(
+LANGUAGE sql STABLE AS $body$
+    SELECT 0::bigint, 'row'::text, NULL::text, pg_catalog.json_build_array(
         event.id, event.rank, event.transaction_id::text, (extract(epoch FROM event.at) * 1000000)::bigint, event.day::text, event.version,
         event.op::text, event.row_id, hidden, event.user_id, event.function_name, event.trace_id, event.context::text, event.db_user,
         event.application_name)::text
-    UNION ALL SELECT b.n, 'before.' || b.key, b.key, b.value::text FROM json_each(event.before) WITH ORDINALITY b (key, value, n)
-    UNION ALL SELECT 10000 + a.n, 'after.' || a.key, a.key, a.value::text FROM json_each(event.after) WITH ORDINALITY a (key, value, n)
-$body$;
-
--- The digest of a row: of its values, each with a salt of its own that comes from the row's; for a row with a redaction, as
--- that proves it.
-CREATE OR REPLACE FUNCTION forge.event_digest(event forge.forge_event_log, salt bytea, redacted forge.redaction) RETURNS bytea
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
-    SELECT sha256(string_agg(CASE
-        WHEN (redacted).event_id IS NULL THEN sha256(sha256(salt || convert_to(v.path, 'UTF8')) || convert_to(v.value, 'UTF8'))
-        ELSE coalesce(decode((redacted).proof -> v.path ->> 'leaf', 'hex'),
-                      sha256(coalesce(decode((redacted).proof -> v.path ->> 'salt', 'hex'), '') || convert_to(v.value, 'UTF8')))
-        END, ''::bytea ORDER BY v.n))
-    FROM forge.event_leaves(event, CASE WHEN (redacted).event_id IS NULL THEN (event).hidden ELSE (redacted).hidden END) v
-    WHERE (redacted).event_id IS NULL OR v.name IS DISTINCT FROM '$redacted' OR (redacted).proof ? v.path
+    UNION ALL SELECT b.n, 'before.' || b.key, b.key, b.value::text FROM pg_catalog.json_each(event.before) WITH ORDINALITY b (key, value, n)
+    UNION ALL SELECT 10000 + a.n, 'after.' || a.key, a.key, a.value::text FROM pg_catalog.json_each(event.after) WITH ORDINALITY a (key, value, n)
 $body$;
 
 CREATE OR REPLACE FUNCTION forge.seal_head(seal forge.log_seal) RETURNS bytea
@@ -65,7 +55,8 @@ BEGIN
 END
 $body$;
 
--- Seals up to so many rows that are committed and not sealed yet, all of one day, and returns how many; 0 when there are none.
+-- Seals rows that are committed and not sealed yet, so many in a seal, up to 20 seals of one day, and returns how many rows; 0 when
+-- there are none.
 CREATE OR REPLACE FUNCTION forge.seal_page(most integer) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -73,6 +64,7 @@ DECLARE
     found   forge.log_seal;
     self    forge.log_identity;
     today   date;
+    done    integer := 0;
 BEGIN
     IF NOT forge.is_sealed() THEN
         RETURN 0;
@@ -83,23 +75,27 @@ BEGIN
     -- rows of an older incarnation, or of before there were seals: their transactions' numbers say nothing here
     IF last.log <> self.uuid::text THEN
         FOR today IN SELECT forge.log_days() LOOP
-            SELECT * INTO found FROM forge.sealed_page(today, '1:1:', pg_current_snapshot(), '-infinity', 0, 0, 1, self.first_id - 1, most, true);
-            IF found.rows > 0 THEN
+            FOR found IN SELECT * FROM forge.sealed_page(today, '1:1:', pg_current_snapshot(), '-infinity', 0, 0, 1, self.first_id - 1, most, true) LOOP
                 found.log := last.log;
                 PERFORM forge.add_seal(found);
-                RETURN found.rows;
+                done := done + found.rows;
+            END LOOP;
+            IF done > 0 THEN
+                RETURN done;
             END IF;
         END LOOP;
         last.since := '1:1:'; last.until := '1:1:'; last.day := 'infinity'; last.last_place := 0; last.last_id := 0;
     END IF;
     FOR attempt IN 1..2 LOOP
         FOR today IN SELECT d FROM forge.log_days() d WHERE d >= last.day LOOP
-            SELECT * INTO found FROM forge.sealed_page(today, last.since, last.until, last.day, last.last_place, last.last_id,
-                                                       self.first_id, 9223372036854775807, most, false);
-            IF found.rows > 0 THEN
+            FOR found IN SELECT * FROM forge.sealed_page(today, last.since, last.until, last.day, last.last_place, last.last_id,
+                                                         self.first_id, 9223372036854775807, most, false) LOOP
                 found.log := self.uuid;
                 PERFORM forge.add_seal(found);
-                RETURN found.rows;
+                done := done + found.rows;
+            END LOOP;
+            IF done > 0 THEN
+                RETURN done;
             END IF;
         END LOOP;
         -- that batch is done: the next one is what was committed since
@@ -118,16 +114,17 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     UNION ALL SELECT 'infinity' ORDER BY 1
 $body$;
 
--- A seal over the next rows of a day between two snapshots, not yet part of the chain. With `rest`, whatever is in no seal.
+-- Seals over the next rows of a day between two snapshots, not yet part of the chain. With `rest`, whatever is in no seal.
 CREATE OR REPLACE FUNCTION forge.sealed_page(
     today date, since pg_snapshot, until pg_snapshot, reached date, place bigint, id bigint, first_id bigint, last_id bigint, most integer, rest boolean
 ) RETURNS SETOF forge.log_seal
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $body$
     SELECT NULL::bigint, today, NULL::text, since, until, max(p.place), (array_agg(p.id ORDER BY p.place DESC, p.id DESC))[1], count(*)::integer,
            array_agg(p.id ORDER BY p.place, p.id), string_agg(p.salt, '' ORDER BY p.place, p.id),
-           string_agg(forge.event_digest(p.event, p.salt, NULL), '' ORDER BY p.place, p.id), NULL::bytea, NULL::bytea, NULL::bytea, NULL::timestamptz
+           string_agg(d.digest, '' ORDER BY p.place, p.id), NULL::bytea, NULL::bytea, NULL::bytea, NULL::timestamptz
     FROM (
-        SELECT l AS event, l.id, coalesce(l.rank, l.id) AS place, uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) AS salt
+        SELECT l AS event, l.id, coalesce(l.rank, l.id) AS place, (row_number() OVER (ORDER BY coalesce(l.rank, l.id), l.id) - 1) / most AS chunk,
+               uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) AS salt
         FROM forge.forge_event_log l
         LEFT JOIN (SELECT unnest(s.events) AS event FROM forge.log_seal s WHERE rest AND s.day = today) known ON known.event = l.id
         WHERE l.day = today AND l.id BETWEEN first_id AND sealed_page.last_id AND known.event IS NULL
@@ -135,7 +132,11 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan =
                AND pg_visible_in_snapshot(l.transaction_id, until) AND NOT pg_visible_in_snapshot(l.transaction_id, since)
                AND (today > reached OR (coalesce(l.rank, l.id), l.id) > (sealed_page.place, sealed_page.id)))
         ORDER BY coalesce(l.rank, l.id), l.id
-        LIMIT most) p
+        LIMIT 20 * most) p
+    CROSS JOIN LATERAL (
+        SELECT sha256(string_agg(sha256(sha256(p.salt || convert_to(v.path, 'UTF8')) || convert_to(v.value, 'UTF8')), ''::bytea ORDER BY v.n)) AS digest
+        FROM forge.event_leaves(p.event, (p.event).hidden) v) d
+    GROUP BY p.chunk ORDER BY p.chunk
 $body$;
 
 -- After days were dropped: their rows' part of the chain goes too. Returns how many seals that were.
