@@ -353,7 +353,7 @@ async def test_ctx_db_is_told_by_itself(database: str) -> None:
     runner = Runner(database)
     await runner.open()
     try:
-        with forge.on("query", heard.append, params=True):
+        with forge.on("query", heard.append, params=True), forge.context(step=1):
             await runner.mutate(app.registry.mutations["make"], {"name": "x"}, Auth(user="ada"), "t")
             await runner.query(app.registry.call("named", {"name": "x"}, Auth(user="bob")))
     finally:
@@ -364,7 +364,7 @@ async def test_ctx_db_is_told_by_itself(database: str) -> None:
         ("insert", "ctx.db", {"name": "x"}),
         ("select", "ctx.db", {"name": "x"}),
     ]
-    assert heard[2].context == forge.Current("ada", "make", "t")
+    assert heard[2].context == forge.Current("ada", "make", "t", {"step": 1})
     assert heard[3].context == forge.Current("bob", "named")
 
 
@@ -414,6 +414,7 @@ def test_malformed_subscriptions_are_refused(wrong: dict[str, Any]) -> None:
         ("EXPLAIN SELECT 1", "other"),
         ("", "other"),
         ("'", "other"),
+        ("WITH a AS (SELECT '" + "x" * 10_000 + "') DELETE FROM t", "delete"),
         ("$$ delete $$", "other"),
     ],
 )

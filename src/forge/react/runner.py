@@ -366,8 +366,11 @@ class _DeclaredDb(WatchedDb):
 
 
 def _said(call: Call) -> context:
-    """The context of a query's run: what it asks of the database is told under its own name, and for whom it is."""
-    return context.found_by(lambda: Current(call.auth.user, call.query.name))
+    """The context of a query's run: what it asks of the database is told under its own name, and for whom it is.
+
+    Alone, since a run may be for many, on a task that one request happened to start.
+    """
+    return context.found_by(lambda: Current(call.auth.user, call.query.name), alone=True)
 
 
 async def _began(connection: AsyncConnection, auth: Auth, question: str, snapshot: str | None) -> tuple[Any, ...]:

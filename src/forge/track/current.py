@@ -61,21 +61,26 @@ class context:
     ) -> None:
         more_text(more)
         self._mine: Said = Current(user_text(user_id), function_text(function_name), trace_text(trace_id), more)
+        self._alone = False
         self._tokens: list[Token[Said]] = []
 
     @classmethod
-    def found_by(cls, find: Callable[[], Current]) -> Self:
-        """A block whose context is found whenever it is asked for, as a request's route is known only later."""
+    def found_by(cls, find: Callable[[], Current], *, alone: bool = False) -> Self:
+        """A block whose context is found whenever it is asked for, as a request's route is known only later.
+
+        `alone` keeps nothing of what is said around it.
+        """
         made = cls()
         made._mine = find
+        made._alone = alone
         return made
 
     def here(self) -> Current:
         """What the context would be within it, were it entered here."""
-        return _found(_within(_said.get(), self._mine))
+        return _found(self._within())
 
     def __enter__(self) -> Self:
-        self._tokens.append(_said.set(_within(_said.get(), self._mine)))
+        self._tokens.append(_said.set(self._within()))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -88,6 +93,9 @@ class context:
 
     async def __aexit__(self, *exc: object) -> None:
         self.__exit__()
+
+    def _within(self) -> Said:
+        return self._mine if self._alone else _within(_said.get(), self._mine)
 
 
 def current() -> Current:

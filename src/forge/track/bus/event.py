@@ -55,6 +55,8 @@ _OPS: Final[dict[str, SemanticOp]] = {
         "transaction",
     ),
 }
+LONGEST_REMEMBERED: Final = 4096
+"""Characters: what is longer is read anew, so that memory is bounded."""
 _WRITES: Final = frozenset({"insert", "update", "delete", "merge"})
 # Text in which no verb stands: comments, strings, quoted names, dollar-quoted bodies.
 _TOKEN: Final = re.compile(
@@ -64,7 +66,6 @@ _TOKEN: Final = re.compile(
 )
 
 
-@lru_cache(maxsize=4096)
 def semantic_op(sql: str) -> SemanticOp:
     """What a statement does. A WITH that writes anywhere does what it writes first.
 
@@ -73,6 +74,10 @@ def semantic_op(sql: str) -> SemanticOp:
     >>> semantic_op("WITH gone AS (DELETE FROM t RETURNING *) SELECT count(*) FROM gone"), semantic_op("VACUUM")
     ('delete', 'other')
     """
+    return _remembered(sql) if len(sql) <= LONGEST_REMEMBERED else _read(sql)
+
+
+def _read(sql: str) -> SemanticOp:
     first: str | None = None
     main: SemanticOp | None = None
     depth = 0
@@ -97,3 +102,6 @@ def semantic_op(sql: str) -> SemanticOp:
             main = _OPS.get(word)
         fresh = False
     return main or "other"
+
+
+_remembered = lru_cache(maxsize=4096)(_read)
