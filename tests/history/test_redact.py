@@ -7,6 +7,7 @@ import pytest
 
 from forge import debezium, wire
 from forge.change import UNAVAILABLE, Change, Op
+from forge.changelog import partitions
 from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import run_once
 from forge.changelog.reader import Reader
@@ -209,3 +210,16 @@ def test_what_is_refused(people: Connection, server: PostgresServer) -> None:
     finally:
         people.execute(f"DROP OWNED BY reader_{name}; DROP ROLE reader_{name}".encode())
     assert everything(people) == before
+
+
+def test_a_published_log_can_be_redacted(people: Connection) -> None:
+    """Where all tables are published, a table without a replica identity refuses every update."""
+    people.execute("SET client_min_messages = error")
+    people.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    assert redact(people, "people", 7, ["email"]).changes == 4
+    today = partitions.partition_name(datetime.now(UTC).date())
+    people.execute(f"ALTER TABLE forge.{today} REPLICA IDENTITY DEFAULT".encode())  # as older programs made it
+    with pytest.raises(RedactError, match="is published for updates and has no replica identity") as caught:
+        redact(people, "people", 7, ["age"])
+    people.execute(caught.value.fix.partition(",")[0].encode())
+    assert redact(people, "people", 7, ["age"]).changes == 4

@@ -140,6 +140,8 @@ def make(connection: Connection, day: date) -> None:
                 "CREATE TABLE IF NOT EXISTS {} (LIKE forge.forge_event_log INCLUDING DEFAULTS INCLUDING INDEXES)"
             ).format(name)
         )
+        # where all tables are published, a redaction could not update it otherwise
+        connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
         connection.execute(
             sql.SQL("ALTER TABLE forge.forge_event_log ATTACH PARTITION {} FOR VALUES FROM ({}) TO ({})").format(
                 name, sql.Literal(day), sql.Literal(day + timedelta(days=1))

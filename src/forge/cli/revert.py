@@ -114,7 +114,7 @@ def _tell(here: Session, done: Reverted) -> None:
     if done.transaction is None:
         here.done(f"nothing to do: all that {done.choice} changed is as it was")
         return
-    listed = ", ".join(f"{table} {number}" for table, number in done.counts.items())
+    listed = ", ".join(f"{count(number, 'row')} of {table}" for table, number in done.counts.items())
     here.done(f"{count(done.changes, 'change')} reverted in transaction {done.transaction}: {listed}")
     for row, columns in done.adjusted.items():
         here.note(f"{row}: a trigger made something else of {', '.join(columns)}")

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import psycopg
 from psycopg import Cursor as Rows
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
@@ -138,10 +139,17 @@ class _Found:
         tombstones = {span: self._tombstone(span, reason) for span in self._spans}
         done = 0
         for event in self._events:
-            found = self._rows.execute(
-                "SELECT forge.redact_event(%s, %s::text::date, %s::text::xid8, %s, %s)",
-                (event.id, event.day, event.transaction, list(event.names), tombstones[event.span]),
-            ).fetchone()
+            try:
+                found = self._rows.execute(
+                    "SELECT forge.redact_event(%s, %s::text::date, %s::text::xid8, %s, %s)",
+                    (event.id, event.day, event.transaction, list(event.names), tombstones[event.span]),
+                ).fetchone()
+            except psycopg.errors.ObjectNotInPrerequisiteState as error:
+                part = f"forge.forge_event_log_{event.day.replace('-', '')}"
+                raise RedactError(
+                    f"{part} is published for updates and has no replica identity",
+                    fix=f"ALTER TABLE {part} REPLICA IDENTITY FULL, when few write",
+                ) from error
             done += found == (True,)
         row = self._rows.execute("SELECT pg_current_xact_id()::text").fetchone()
         assert row is not None

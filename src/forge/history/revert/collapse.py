@@ -60,7 +60,7 @@ class _Life:
         if self.begun:
             self._follow(before)
         if before is not None:
-            touched = before if after is None else {name for name in before if before[name] != after.get(name)}
+            touched = [name for name in before if after is None or before[name] != after.get(name)]
             for name in touched:
                 self.origins.setdefault(name, before[name])
         elif self.begun:
