@@ -92,6 +92,8 @@ def test_every_path_is_there() -> None:
         ("post", "/forge/session/{id}/unsubscribe"),
         ("post", "/forge/session/{id}/auth"),
         ("get", "/forge/changes"),
+        ("get", "/forge/history/{table}/{key}"),
+        ("get", "/forge/audit"),
         ("get", "/healthz"),
         ("get", "/readyz"),
         ("get", "/metrics"),

@@ -29,6 +29,8 @@ LIMIT: Final = 50
 MOST: Final = 10_000
 _LETTERS: Final = {op: letter for letter, op in OPS.items()}
 _MARGIN: Final = timedelta(days=1)
+_YEARS: Final = (2000, 9000)
+"""No log is of another time."""
 
 BY: Final = {
     "table": "v.schema_name || '.' || v.table_name",
@@ -175,7 +177,7 @@ def _asked(connection: Connection, choice: Choice, statement: str, more: dict[st
         raise HistoryUnavailable(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
         )
-    since, until = (None if at is None else aware(at).astimezone(UTC) for at in (choice.since, choice.until))
+    since, until = (None if at is None else aware(at) for at in (choice.since, choice.until))
     with typed_errors(), connection.transaction():
         rows = connection.cursor(row_factory=tuple_row)
         versions = None
@@ -190,8 +192,8 @@ def _asked(connection: Connection, choice: Choice, statement: str, more: dict[st
             "ops": [_LETTERS[op] for op in choice.ops if op in _LETTERS] or None,
             "since": since,
             "until": until,
-            "first_day": "-infinity" if since is None else str((since - _MARGIN).date()),
-            "last_day": "infinity" if until is None else str((until + _MARGIN).date()),
+            "first_day": "-infinity" if since is None or since.year < _YEARS[0] else str((since - _MARGIN).date()),
+            "last_day": "infinity" if until is None or until.year > _YEARS[1] else str((until + _MARGIN).date()),
             "column": choice.tenant and choice.tenant[0],
             "owner": choice.tenant and choice.tenant[1],
             **more,

@@ -58,14 +58,21 @@ def instant(text: str, now: datetime | None = None) -> datetime:
         raise HistoryUnavailable(
             f"the time {text[:60]!r} has no time zone", fix=f"write it as '{example}', or as '1h ago'"
         )
-    return found
+    return aware(found)
 
 
 def aware(at: datetime) -> datetime:
-    """The instant itself, if it names its zone."""
+    """The instant itself in UTC, if it names its zone.
+
+    >>> aware(datetime.fromisoformat("2026-11-10T09:00+02:00")).isoformat()
+    '2026-11-10T07:00:00+00:00'
+    """
     if at.tzinfo is None:
         raise HistoryUnavailable("the instant has no time zone", fix="pass an aware datetime")
-    return at
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise HistoryUnavailable(f"{at.isoformat()} is beyond all times", fix=EXAMPLE) from None
 
 
 def pair_before(rows: Rows[Any], asked: datetime, since: Sequence[datetime] = ()) -> Pair:

@@ -127,7 +127,7 @@ def key_of(words: str) -> object:
     if words.startswith("{"):
         try:
             found = json.loads(words)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise HistoryUnavailable(
                 f"the key {words[:60]!r} is not JSON", fix='write it as 4711, as a=1,b=2 or as {"a": 1, "b": 2}'
             ) from None

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
+import psycopg
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,7 +29,7 @@ from forge.history.timeline import LIMIT, MOST, Entry, timeline
 from forge.history.tracked import key_of
 from forge.react.registry import BadArguments
 from forge.serve.auth import AuthFailed, Identity, bearer
-from forge.serve.http import Forbidden, status
+from forge.serve.http import Forbidden, TooLarge, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
 from forge.wire import encode_row, timestamp
@@ -96,6 +97,10 @@ async def _answered(
             return _json(await asyncio.to_thread(_asked, node.reactor.url, ask, tenant))
     except ForgeError as error:
         return _failure(error)
+    except psycopg.errors.QueryCanceled:
+        return _failure(TooLarge(f"it took longer than {TIMEOUT} s", fix="ask for less: a table, a shorter time"))
+    except (UnicodeError, psycopg.DataError):
+        return _failure(BadArguments("that cannot be text in a database", fix="send text without NUL"))
 
 
 def _asked(

@@ -266,7 +266,7 @@ class _Paths:
             "/forge/history/{table}/{key}",
             "history",
             "Every change of a row, newest first; or the row as it was.",
-            self._answers(HistoryBody, 400, 401, 403, 404, 410, 503),
+            self._answers(HistoryBody, 400, 401, 403, 404, 410, 413, 422, 503),
             parameters=[
                 _in_path("table", "orders, sales.orders"),
                 _in_path("key", 'The row: 4711, a=1,b=2 or {"a": 1, "b": 2}.'),
@@ -279,7 +279,7 @@ class _Paths:
             "/forge/audit",
             "audit",
             "Who changed what, newest transactions first; or how often.",
-            self._answers(AuditBody, 400, 401, 403, 404, 503),
+            self._answers(AuditBody, 400, 401, 403, 404, 413, 422, 503),
             parameters=[
                 _chosen("user", "Only what this user changed."),
                 _chosen("table", "Only this table."),
