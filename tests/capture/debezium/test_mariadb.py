@@ -8,7 +8,7 @@ import pytest
 
 from forge.capture.mysql import MysqlSource
 from forge.pipeline.java import SparkUnavailable
-from forge.testing.debezium import Engine, debezium_missing, mariadb_jars, mariadb_properties
+from forge.testing.debezium import Engine, central_missing, debezium_missing, mariadb_jars, mariadb_properties
 from forge.testing.mariadb import connect_mariadb, fresh_mariadb, mariadb_missing, temporary_mariadb
 from tests.capture.debezium.comparing import (
     BINLOG,
@@ -120,6 +120,8 @@ def seen() -> Iterator[dict[str, Any]]:
     try:
         mariadb_jars()
     except SparkUnavailable as unavailable:
+        if central_missing() is None:
+            raise
         pytest.skip(str(unavailable))
     with temporary_mariadb() as server, fresh_mariadb(server) as url:
         database = url.rsplit("/", 1)[1]
