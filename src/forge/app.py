@@ -227,7 +227,10 @@ class Forge:
     async def consume(self) -> None:
         """Work on the consumers, without serving, until cancelled; `forge consumers run` does this."""
         config = self._config()
-        with database(config) as found:
+        with database(config, create=True) as found:
+            if found.embedded:
+                with connect(found.url) as connection:
+                    install(connection)
             async with self._consuming(found.url, ConsumerSettings(wakeup=config.wakeup)) as consuming:
                 await consuming.ended
 

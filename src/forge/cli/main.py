@@ -17,6 +17,7 @@ from forge.cli import (
     asof,
     audit,
     config,
+    consumers,
     crosscheck,
     demo,
     disable,
@@ -54,7 +55,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    init, enable, disable, status, tail, serve, pipeline, slot, crosscheck,
+    init, enable, disable, status, tail, serve, consumers, pipeline, slot, crosscheck,
     history, audit, asof, revert, redact, verify_log, trim, maintain, doctor, config, demo,
 )  # fmt: skip
 for command in COMMANDS:

@@ -14,6 +14,7 @@ QUICK = Settings(tick=0.02, report=0.05, lag=0.1, idle=0.1)
 
 def table(connection: Connection, name: str = "item") -> None:
     """A tracked table of numbers and texts."""
+    connection.execute("SELECT forge.current_identity()")  # a copied database is another log, from here on
     connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)".encode())
     connection.execute("SELECT forge_enable_reactivity(%s)", (name,))
 

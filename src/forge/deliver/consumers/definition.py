@@ -22,6 +22,8 @@ Handler = Callable[..., Awaitable[object]]
 H = TypeVar("H", bound=Handler)
 Start = Literal["now", "start"]
 
+USUAL: Final = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE)
+"""What a handler is given that does not say; schema, invalidate and redact are for those that ask for them."""
 MOST_BATCH: Final = 10_000
 MOST_SHARDS: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}")
@@ -80,10 +82,11 @@ class Consumers:
         self.named: dict[str, Consumer] = {}
 
     def consumer(self, name: str, /, **options: Any) -> Callable[[H], H]:
-        """Mark an async function as the handler of a consumer; see `declare`."""
+        """Mark an async function as the handler of a consumer; see `declare`. Unless `ops` says otherwise it gets
+        inserts, updates, deletes and truncates."""
 
         def mark(handler: H) -> H:
-            self.declare(name, handler, **options)
+            self.declare(name, handler, **{**options, "ops": options.get("ops") or USUAL})
             return handler
 
         return mark

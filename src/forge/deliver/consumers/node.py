@@ -331,7 +331,6 @@ class ConsumerNode:
         await self._let_go(lease, id, held)
 
     async def _let_go(self, lease: Lease, id: int, held: _Held) -> None:
-        self._count(held)
         await self._tell(lease, held)
         await lease.ask(
             sql("disown"), {"name": held.worker.consumer.name, "shard": held.worker.shard, "owner": held.owner}
