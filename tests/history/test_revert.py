@@ -92,6 +92,10 @@ def test_a_user_since_an_instant_in_one_table(orders: Connection) -> None:
     revert(orders, Choice(user="eve", since=since, until=until, tables=("orders",)))
     assert rows(orders) == ["(1,placed,mine,1.50)", "(2,placed,b,2)", "(4,,,)"]
     assert rows(orders, "lines") == ["(1,1)"]
+    since = datetime.now(UTC)
+    orders.execute("DELETE FROM orders WHERE id = 2")
+    revert(orders, Choice(user="postgres", since=since))  # nobody said who: the database's user did it
+    assert len(rows(orders)) == 3
 
 
 @pytest.mark.contract("X7")

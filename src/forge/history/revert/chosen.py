@@ -124,7 +124,7 @@ def _conditions(choice: Choice, tracked: Sequence[int] | None) -> tuple[str, dic
             " WHERE o.transaction_id = %(transaction)s::text::xid8)), 0)"
         )
     else:
-        conditions.append("l.user_id = %(user)s")
+        conditions.append("coalesce(l.user_id, l.db_user) = %(user)s")  # as forge audit has it
     if choice.since is not None:
         conditions.append(
             "l.at >= %(since)s AND (l.day >= (%(since)s AT TIME ZONE 'UTC')::date - 1 OR l.day = 'infinity')"
