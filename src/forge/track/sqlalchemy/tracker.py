@@ -41,7 +41,7 @@ from forge.track.statements import Written, written
 
 Recording = Literal["auto", "always", "never"]
 
-_SET: Final = text(SET.replace("%(", ":").replace(")s", ""))
+_SET: Final = text(SET.replace("%(", ":").replace(")s", " "))
 _OWN: Final = "forge_own"
 _PLAN: Final = "_forge_plan"
 _OPS: Final = {"truncate": Op.TRUNCATE, "schema": Op.SCHEMA}
@@ -55,6 +55,7 @@ class Tracker:
         self._triggers = Triggers()
         self._shapes: dict[Table, Shape] = {}
         self._analyses: WeakKeyDictionary[Any, Analysis] = WeakKeyDictionary()
+        self._cascades: dict[tuple[Table, bool, int], list[Table]] = {}
         self._subscribers: tuple[Subscriber, ...] = ()
         self._lock = Lock()
         self._log_made = False
@@ -145,12 +146,17 @@ class Tracker:
         table = written_table(context.compiled.compile_state.statement)
         plan: Plan | None = context.__dict__.get(_PLAN)
         if plan is not None:
-            self._differences(connection, plan, element, result)
-        elif table is not None and self._tracked(table) and differences.counted(result) != 0:
-            self._invalidate(connection, table.schema, table.name, _verb(context))
+            touched = self._differences(connection, plan, element, result)
+        else:
+            touched = table is not None and self._tracked(table) and differences.counted(result) != 0
+            if touched and table is not None:
+                self._invalidate(connection, table.schema, table.name, _verb(context))
+        if touched and table is not None and not context.isinsert:
+            for other in self._cascaded(context, table):
+                self._invalidate(connection, other.schema, other.name, "cascade")
 
-    def _differences(self, connection: Connection, plan: Plan, element: Any, result: Any) -> None:
-        """What a statement of which there is a plan has done."""
+    def _differences(self, connection: Connection, plan: Plan, element: Any, result: Any) -> bool:
+        """What a statement of which there is a plan has done; whether that is anything."""
         context = result.context
         if context.isinsert:
             keys, count = returned_keys(element, result, plan.shape)
@@ -163,9 +169,18 @@ class Tracker:
             self._record(connection, plan, found.rows)
         if found.beyond:
             self._invalidate(connection, plan.table.schema, plan.table.name, _verb(context))
-        if found.rows and not context.isinsert:
-            for table in cascades(plan.table, deleted=context.isdelete):
-                self._invalidate(connection, table.schema, table.name, "cascade")
+        return bool(found.rows) or found.beyond
+
+    def _cascaded(self, context: Any, table: Table) -> list[Table]:
+        """The tables whose rows the database itself may have changed because of a DELETE or of a changed key."""
+        place = (table, context.isdelete, len(table.metadata.tables))
+        found = self._cascades.get(place)
+        if found is None:
+            found = self._cascades[place] = cascades(table, deleted=context.isdelete)
+        if not found or context.isdelete:
+            return found
+        statement = context.compiled.compile_state.statement
+        return found if self._analysis(context.compiled, statement, table).moves else []
 
     # Recording
 
