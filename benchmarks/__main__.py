@@ -11,6 +11,7 @@ from rich.console import Console
 
 from benchmarks import (
     bulk,
+    cache,
     fanout,
     feed_grid,
     feeds,
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     "feed_grid": feed_grid.run,
     "subscribers": subscribers.run,
     "pruning": pruning.run,
+    "cache": cache.run,
     "query_bus": query_bus.run,
     "lake_source": lake_source.run,
     "lake_flow": lake_flow.run,

@@ -30,6 +30,7 @@ TITLES = {
     "feed_grid": "Changes a second to authorized clients",
     "subscribers": "Memory of idle subscribers",
     "pruning": "Subscribers whom a write does not concern",
+    "cache": "Cached queries",
     "lake_source": "The log into Spark",
     "lake_flow": "The log into the lake",
     "lake_growth": "A small batch into tables of different sizes",
