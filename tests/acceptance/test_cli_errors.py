@@ -242,6 +242,14 @@ def test_a_table_that_was_never_logged(forge: Forge, connection: Connection, dat
     refused(forge("tail", "--table", "zzz", url=database), "no change of zzz", "forge enable zzz")
 
 
+def test_a_column_that_no_table_has(forge: Forge, connection: Connection, database: str) -> None:
+    connection.execute("SELECT forge_enable_reactivity('orders')")
+    for option in (["--columns", "id,statsu"], ["--where", "statsu = 'paid'"]):
+        refused(
+            forge("tail", *option, url=database), "orders has no column statsu", "did you mean status? there are: id,"
+        )
+
+
 def test_an_unknown_setting(forge: Forge, tmp_path: Path) -> None:
     (tmp_path / "forge.toml").write_text("retention = 3")
     refused(forge("config"), "unknown setting 'retention'", "retention_days")

@@ -8,19 +8,23 @@ when its image before or its image after may satisfy the condition.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from forge.capture.capabilities import Part
-from forge.capture.predicates import predicate
+from forge.capture.predicates import paths, predicate
 from forge.change import Change, Op, Row
+from forge.config import nearest
+from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from forge.capture.source import Batch
 
+MOST_NAMED = 30
+"""So many columns are named to who misspelt one."""
 ROWS = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)
 
 
@@ -71,6 +75,32 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
         """Raise ConfigError for a condition that cannot be decided on any row."""
         if self.where is not None:
             self._may({})
+
+    @property
+    def names_columns(self) -> bool:
+        """Whether it is on columns, which a table may lack."""
+        return bool(self.columns) or self.where is not None
+
+    def check_columns(self, known: Iterable[tuple[str, str, Collection[str]]]) -> None:
+        """Raise ConfigError for a column that no wanted table has. Known are tables: schema, name, columns.
+
+        >>> Filter(tables=("orders",), columns=("statsu",)).check_columns([("public", "orders", ["id", "status"])])
+        Traceback (most recent call last):
+        forge.errors.ConfigError: orders has no column statsu
+        """
+        wanted = [(table, columns) for schema, table, columns in known if self.wants_table(schema, table)]
+        there = list(dict.fromkeys(column for _, columns in wanted for column in columns))
+        asked = [[column] for column in self.columns] + (paths(self.where) if self.where is not None else [])
+        for path in asked:
+            if wanted and not set(path) & set(there):
+                names = {table for table, _ in wanted}
+                who = f"{names.pop()} has no" if len(names) == 1 else "no followed table has a"
+                close = nearest(path[-1], there)
+                listed = ", ".join(there[:MOST_NAMED]) + (", …" if len(there) > MOST_NAMED else "")
+                raise ConfigError(
+                    f"{who} column {'.'.join(path)}",
+                    fix=f"{f'did you mean {close}? ' if close else ''}there are: {listed}",
+                )
 
     def wants_table(self, schema: str, table: str) -> bool:
         """

@@ -109,6 +109,7 @@ class LogSource:
     async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
         """What is committed after the cursor, or from now on, for ever."""
         cursor = None if after is None else _outside(after)
+        await self._check()
         batches = follow(self._url, after=cursor, tables=self._tables, wakeup=self._wakeup)
         async with aclosing(batches) as following:
             async for batch in following:
@@ -117,6 +118,7 @@ class LogSource:
     async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
         """The rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
         place = None if after is None else _Place.parse(after)
+        await self._check()
         connected, backoff = False, Backoff()
         while True:
             try:
@@ -157,6 +159,7 @@ class LogSource:
     async def until_now(self, after: str) -> AsyncGenerator[Batch]:
         """What is committed after the cursor and before this call; a batch that a cursor stands inside comes first."""
         cursor, unfinished = _outside(after), True
+        await self._check()
         async with Reader.open(self._url) as reader:
             while unfinished:
                 unfinished = cursor.until is not None
@@ -166,6 +169,15 @@ class LogSource:
                             await reader.flushed(batch.lsn)
                         cursor = batch.cursor
                         yield self._left.batch(Batch(batch.changes, str(cursor), batch.columns))
+
+    async def _check(self) -> None:
+        """Raise ConfigError for a condition that is none, or a column that no tracked table has or had."""
+        self._filter.check()
+        if self._filter.names_columns:
+            async with Reader.open(self._url) as reader:
+                with typed_errors():
+                    known = await (await reader.connection.execute(columns_query())).fetchall()
+                self._filter.check_columns(known)
 
     async def status(self) -> Status:
         """How the log stands; readers keep their own cursors, so there is no lag to tell."""
@@ -184,6 +196,11 @@ class LogSource:
                 details={"log_bytes": size, "oldest_change": oldest and oldest.astimezone(UTC), "tables": tables},
                 warnings=() if tables else ("no table is tracked: forge enable TABLE",),
             )
+
+
+def columns_query() -> Any:
+    """Asks for the columns that tracked tables have, or had: schema, table, names."""
+    return _query("columns")
 
 
 def _outside(cursor: str) -> Cursor:

@@ -17,6 +17,13 @@ JOIN LATERAL (SELECT * FROM forge.table_version v WHERE v.tracked_table = t.id O
 WHERE t.id >= %(first_table)s
 ORDER BY t.id;
 
+-- columns: The columns that tracked tables have, or had.
+SELECT w.schema_name, w.table_name, array_agg(w.name ORDER BY w.version DESC, w.n)
+FROM (SELECT v.schema_name, v.table_name, c.value ->> 'name' AS name, max(v.id) AS version, min(c.n) AS n
+      FROM forge.table_version v CROSS JOIN LATERAL jsonb_array_elements(v.columns) WITH ORDINALITY c (value, n)
+      GROUP BY 1, 2, 3) w
+GROUP BY w.schema_name, w.table_name ORDER BY 1, 2;
+
 -- whole: What became of a table as a whole after a snapshot: T truncated, S defined anew, X changed unseen. That tracking began is none.
 SELECT DISTINCT l.op::text FROM forge.forge_event_log l
 WHERE l.row_id IS NULL AND l.op IN ('T', 'S', 'X') AND l.version = ANY (%(versions)s) AND l.id >= %(first)s

@@ -60,6 +60,17 @@ def predicate(sql: str) -> Test:
     return holds
 
 
+def paths(sql: str) -> list[list[str]]:
+    """The columns that a condition is on, each as the names that lead to it.
+
+    >>> paths("orders.status = 'paid' AND total > 10 AND total < 20")
+    [['orders', 'status'], ['total']]
+    """
+    parsed = sqlglot.parse_one(f"({sql}\n)", dialect="postgres")
+    found = [[part.name for part in column.parts] for column in parsed.find_all(e.Column, bfs=False)]
+    return [path for place, path in enumerate(found) if path not in found[:place]]
+
+
 def _compiled(node: e.Expression, sql: str) -> Callable[[Row], Any]:
     """A part of a condition; it gives True, False, `_NULL`, or None when it cannot be decided."""
     if isinstance(node, e.Paren):

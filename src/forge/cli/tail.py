@@ -16,7 +16,7 @@ import typer
 
 from forge import debezium, wire
 from forge.capture import Filter, Source, changes, open_source, until_now
-from forge.capture.log import LogSource
+from forge.capture.log import LogSource, columns_query
 from forge.capture.source import Beginning, in_snapshot
 from forge.change import Change, Op
 from forge.changelog.connection import connect
@@ -99,6 +99,8 @@ def _tail_log(
         with connect(database.url) as connection:
             require_installed(connection)
             known = [f"{schema}.{table}" for schema, table in connection.execute(_TABLES).fetchall()]
+            if filter.names_columns:
+                filter.check_columns(connection.execute(columns_query()).fetchall())
         _check_tables([name for name in filter.tables if not set(name) & set("*?")], known)
         printing = Printing(_printer(run, format, "public"), limit)
         if snapshot or in_snapshot(start):

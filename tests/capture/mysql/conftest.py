@@ -1,4 +1,4 @@
-"""A MariaDB server for the tests of this process, a database of its own for each test.
+"""A database of its own for each test.
 
 With FORGE_TEST_MYSQL_URL, the URL of a server and a user that may do everything there, tests that ask for `database`
 run on that server too.
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from forge.testing.mariadb import MariadbServer, fresh_mariadb, mariadb_missing, run, temporary_mariadb
+from forge.testing.mariadb import MariadbServer, fresh_mariadb, run
 
 MYSQL = os.environ.get("FORGE_TEST_MYSQL_URL")
 
@@ -19,15 +19,6 @@ MYSQL = os.environ.get("FORGE_TEST_MYSQL_URL")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "database" in metafunc.fixturenames:
         metafunc.parametrize("database", ["mariadb", *(["mysql"] if MYSQL else [])], indirect=True)
-
-
-@pytest.fixture(scope="session")
-def maria() -> Iterator[MariadbServer]:
-    """A running server that all tests of this process share: leave it as it is."""
-    if missing := mariadb_missing():
-        pytest.skip(missing)
-    with temporary_mariadb() as server:
-        yield server
 
 
 @pytest.fixture

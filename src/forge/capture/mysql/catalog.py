@@ -110,6 +110,21 @@ def tables(connection: Connection, schema: str | None) -> dict[Name, str]:
     return {(str(row[0]), str(row[1])): str(row[2] or "") for row in rows}
 
 
+def columns(connection: Connection, schema: str | None) -> list[tuple[str, str, list[str]]]:
+    """The columns of tables: schema, table, names."""
+    where = "table_schema = %s" if schema else f"table_schema NOT IN ({', '.join(['%s'] * len(OWN))})"
+    rows = ask(
+        connection,
+        f"SELECT table_schema, table_name, column_name FROM information_schema.columns WHERE {where}"
+        " ORDER BY table_schema, table_name, ordinal_position",
+        (schema,) if schema else OWN,
+    )
+    found: dict[Name, list[str]] = {}
+    for space, table, column in rows:
+        found.setdefault((str(space), str(table)), []).append(str(column))
+    return [(*name, names) for name, names in found.items()]
+
+
 def keyed(connection: Connection) -> set[Name]:
     """The tables that have a primary key."""
     rows = ask(

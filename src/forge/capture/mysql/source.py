@@ -190,6 +190,8 @@ class MysqlSource:
             settings.check(told)
             if after is not None:
                 resumed(connection, told, after, failover=self._address.failover)
+            else:
+                self._check_columns(connection)
             return Snapshot(connection, told, self._address.name), told
         except BaseException:
             connection._force_close()
@@ -268,15 +270,22 @@ class MysqlSource:
 
     async def now(self) -> str:
         """The cursor behind all that is committed."""
-        return str(await self._call(self._now))
+        return str(await self._call(lambda: self._now(beginning=True)))
 
-    def _now(self) -> Cursor:
+    def _now(self, *, beginning: bool = False) -> Cursor:
         with contextlib.closing(_Closing(self._reading.connect(patient=True))) as held:
             told = catalog.server(held.connection)
             settings.check(told)
+            if beginning:
+                self._check_columns(held.connection)
             file, offset = catalog.end(held.connection, told)
             gtid = catalog.gtid(held.connection, told, file, offset)
         return Cursor(told.identity, Place(file, offset, self._created(file, told)), 0, gtid)
+
+    def _check_columns(self, connection: Connection) -> None:
+        """Raise ConfigError for a column that no followed table has, to who begins: it would wait for ever."""
+        if self._filter.names_columns:
+            self._filter.check_columns(catalog.columns(connection, self._address.database))
 
     def _created(self, file: str, told: catalog.Server) -> int:
         """When the server began a file of its log."""

@@ -171,6 +171,7 @@ class Hook:
                     f"{self._path} cannot be opened: {error}", fix="check the path and its rights"
                 ) from error
         self._read_tables()
+        self._filter.check_columns((SCHEMA, name, shape.columns) for name, shape in self._tables.items() if shape)
         loop = asyncio.get_running_loop()
 
         def deliver(committed: Committed) -> None:

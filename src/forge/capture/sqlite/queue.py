@@ -50,6 +50,14 @@ class Head(NamedTuple):
     time: int
 
 
+def check_columns(connection: sqlite3.Connection, filter: Filter) -> None:
+    """Raise ConfigError for a column of the filter that no tracked table has or had."""
+    if filter.names_columns:
+        filter.check_columns(
+            (SCHEMA, table.name, [column.name for column in table.columns]) for _, table in versions(connection, 0)
+        )
+
+
 class Queue:
     """Reads and removes. Not to be used by two threads at once."""
 
@@ -110,6 +118,11 @@ class Queue:
         """Raise CursorForeign or CursorExpired for a cursor from which one cannot go on here."""
         with self.file.errors(), self.reading() as connection:
             check(connection, require(connection, self.file), cursor, self.file)
+
+    def check_columns(self) -> None:
+        """Raise ConfigError for a column that no tracked table has or had."""
+        with self.file.errors():
+            check_columns(self._connection, self._filter)
 
     def refresh(self) -> None:
         """Make the triggers true to the schema if that changed."""

@@ -25,7 +25,7 @@ from forge.capture.sqlite.cursor import KIND, Cursor, Place
 from forge.capture.sqlite.decode import SCHEMA, Decoder, Origin, image_function, instant
 from forge.capture.sqlite.file import File
 from forge.capture.sqlite.install import Tracked, refresh, require, schema_version, tracked
-from forge.capture.sqlite.queue import PAGE, any_text, by_bytes, check, newest
+from forge.capture.sqlite.queue import PAGE, any_text, by_bytes, check, check_columns, newest
 from forge.capture.sqlite.tables import Table, quoted
 from forge.capture.sqlite.triggers import alias, image
 from forge.change import Change, Op, Source
@@ -76,16 +76,17 @@ class Snapshot:
                 break
             connection.execute("ROLLBACK")
             refresh(connection)
+        try:
+            check_columns(connection, self._filter)
+            if self._cursor is not None:
+                check(connection, state, self._cursor, self.file)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
         if self._cursor is None:
             head = newest(connection)
             place = Place(time_ns() // 1_000_000, state.schema_version)
             self._cursor = Cursor(state.identity, head.id, head.time, place)
-            return
-        try:
-            check(connection, state, self._cursor, self.file)
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
 
     def _page(self, limit: int) -> Batch:
         connection = self._connection

@@ -92,6 +92,7 @@ class SqliteSource:
             queue = await run(self._open)
             try:
                 await run(queue.refresh)
+                await run(queue.check_columns)
                 end = await run(queue.head)
                 await run(lambda: queue.check(cursor))
                 while cursor.id < end.id:
@@ -201,6 +202,7 @@ class _Follower:
     def begin(self, after: Cursor | None) -> Cursor:
         """Open the file, and say where to begin. What is wrong now is an error at once."""
         queue = self._open()
+        queue.check_columns()
         if after is None:
             return queue.head()
         queue.check(after)

@@ -34,6 +34,13 @@ class Catalog:
             known = self._known[message, (*key, "|", *generated)] = Relation(message, facts)
         return known
 
+    async def columns(self, connection: AsyncConnection) -> list[tuple[str, str, list[str]]]:
+        """Every table that can be published: schema, name, columns."""
+        return [
+            (schema, table, names)
+            for schema, table, names in await (await connection.execute(sql("columns").encode())).fetchall()
+        ]
+
     async def shape(self, connection: AsyncConnection, schema: str, table: str) -> RelationMessage | None:
         """A table by its name, as it is now; None when there is none."""
         asked = {"schema": schema, "table": table}

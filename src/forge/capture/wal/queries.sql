@@ -116,6 +116,14 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'forge')
   AND n.nspname NOT LIKE 'pg\_toast%%' ORDER BY 2, 3;
 
+-- columns: The columns of every table that can be published.
+SELECT n.nspname::text, c.relname::text, array_agg(a.attname::text ORDER BY a.attnum)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'forge')
+  AND n.nspname NOT LIKE 'pg\_toast%%'
+GROUP BY n.nspname, c.relname ORDER BY 1, 2;
+
 -- publication: A publication as it is: for all tables, the operations, and what Forge noted when it made it.
 SELECT p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, obj_description(p.oid, 'pg_publication'),
        ARRAY(SELECT r.prrelid::bigint FROM pg_publication_rel r WHERE r.prpubid = p.oid),

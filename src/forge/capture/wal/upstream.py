@@ -72,6 +72,8 @@ class Upstream:
         name = self.slot
         if place is not None:
             self._belongs(place, server, name)
+        elif self._options.filter.names_columns:
+            self._options.filter.check_columns(await self.catalog.columns(control))
         slot = await slots.find(control, name)
         if slot is None and place is not None:
             raise SlotLost(f"there is no replication slot {name} any more", fix=_AGAIN)
