@@ -47,12 +47,20 @@ _PAGE: Final = f"""{_COLUMNS}
       AND l.version = ANY (%(versions)s::int[]) AND (coalesce(l.rank, l.id), l.id) < (%(place)s::bigint, %(id)s::bigint)
     ORDER BY coalesce(l.rank, l.id) DESC, l.id DESC LIMIT %(limit)s::bigint"""
 # A statement that changes keys logs all its deletes, then as many inserts in the same order, a microsecond later.
-_PARTNERS: Final = f"""{_COLUMNS}
+_HALVES: Final = """
+    FROM forge.forge_event_log l
     WHERE l.transaction_id = %(transaction)s::text::xid8 AND l.version = %(version)s::int
       AND l.rank IS NOT DISTINCT FROM %(rank)s::bigint
       AND (l.op = 'D' AND l.at = %(deleted)s::timestamptz
-           OR l.op = 'I' AND l.at = %(deleted)s::timestamptz + interval '1 microsecond')
-    ORDER BY l.id"""
+           OR l.op = 'I' AND l.at = %(deleted)s::timestamptz + interval '1 microsecond')"""
+_ANY_PARTNER: Final = f"SELECT EXISTS (SELECT {_HALVES} AND l.op::text <> %(op)s)"
+_PARTNER: Final = f"""
+    WITH half AS MATERIALIZED (SELECT l.id, l.op, row_number() OVER (PARTITION BY l.op ORDER BY l.id) AS n {_HALVES})
+    {_COLUMNS}
+    WHERE l.transaction_id = %(transaction)s::text::xid8 AND l.id = (
+        SELECT other.id FROM half own JOIN half other ON other.n = own.n AND other.op <> own.op
+        WHERE own.id = %(id)s::bigint
+          AND (SELECT count(*) FILTER (WHERE h.op = 'D') = count(*) FILTER (WHERE h.op = 'I') FROM half h))"""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -212,18 +220,16 @@ class _Walk:
         """The other half of an update of the key; None when it was no such update, or nobody can tell which."""
         deleted = self._change(row).op is Op.DELETE
         values = {
+            "id": row[0],
             "transaction": str(int.from_bytes(row[2], "big")),
             "version": row[4],
             "rank": row[15],
+            "op": "D" if deleted else "I",
             "deleted": row[3] if deleted else row[3] - timedelta(microseconds=1),
         }
-        found = self._rows.execute(_PARTNERS, values).fetchall()
-        halves = {op: [other for other in found if self._change(other).op is op] for op in (Op.DELETE, Op.INSERT)}
-        if len(halves[Op.DELETE]) != len(halves[Op.INSERT]):
+        if self._rows.execute(_ANY_PARTNER, values).fetchone() != (True,):
             return None
-        here, there = (Op.DELETE, Op.INSERT) if deleted else (Op.INSERT, Op.DELETE)
-        numbers = [other[0] for other in halves[here]]
-        return halves[there][numbers.index(row[0])] if row[0] in numbers else None
+        return self._rows.execute(_PARTNER, values).fetchone()
 
     def _moved(self, old: tuple[Any, ...], new: tuple[Any, ...]) -> Entry:
         before, after = self._change(old), self._change(new)
