@@ -110,7 +110,6 @@ async def test_times_to_live_and_settings_of_tables(database: str, shop: Connect
         await eventually(expired)
 
 
-@pytest.mark.contract("M13")
 async def test_a_table_that_nobody_tracks_is_refused(database: str, shop: Connection) -> None:
     shop.execute("CREATE TABLE plain (id int)")
     async with Cache(database=database) as cache:
@@ -174,7 +173,6 @@ def write(engine: sa.Engine, statement: str) -> None:
 
 
 @pytest.mark.contract("M11")
-@pytest.mark.contract("M5")
 async def test_writes_of_sqlalchemy_end_entries_before_they_return(engine: sa.Engine, url: str | None) -> None:
     """Also where no log tells of writes, and whatever could not be parsed ends everything."""
 
