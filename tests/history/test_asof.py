@@ -13,6 +13,7 @@ from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Keeper, Policy
 from forge.errors import HistoryUnavailable, TrackingError
 from forge.history.asof import as_of, row_as_of, table_as_of
+from forge.history.redact import redact
 
 Rows = list[dict[str, Any]]
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
@@ -379,6 +380,27 @@ def test_a_condition_is_asked_of_the_rows_of_then(connection: Connection, clock:
         with pytest.raises(HistoryUnavailable, match=why):
             found(where)
     assert len(rows_now(connection, "item")) == 1200
+
+
+@pytest.mark.contract("T9")
+def test_what_was_redacted_is_unknown(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE person (id int PRIMARY KEY, email text, phone text, age int)")
+    connection.execute("SELECT public.forge_enable_reactivity('person')")
+    connection.execute("INSERT INTO person VALUES (1, 'a@x', '1', 10), (2, 'b@x', '2', 20)")
+    at = clock.tick()
+    connection.execute("UPDATE person SET email = '', phone = '', age = 11 WHERE id = 1")
+    connection.execute("UPDATE person SET age = age + 1")
+    clock.tick()
+    redact(connection, "person", 1, ["email", "phone", "age"], reason="asked to", by="ada")
+    gone = {"id": 1, "email": UNAVAILABLE, "phone": UNAVAILABLE, "age": UNAVAILABLE}
+    kept = {"id": 2, "email": "b@x", "phone": "2", "age": 20}
+    assert in_order(table_as_of(connection, "person", at).rows) == in_order([gone, kept])
+    assert [row["id"] for row in table_as_of(connection, "person", at, where="id > 0").rows] == [1, 2]
+    with pytest.raises(HistoryUnavailable, match="does not have age of every row"):
+        table_as_of(connection, "person", at, where="age > 10")
+    connection.execute("TRUNCATE person")
+    clock.tick()
+    assert in_order(table_as_of(connection, "person", at).rows) == in_order([gone, kept])
 
 
 @pytest.mark.contract("T9")

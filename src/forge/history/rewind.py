@@ -26,7 +26,7 @@ from forge.history import conditions, tracked
 from forge.history.definitions import Effect, Event, Field, Plan, Version, effects, plan
 from forge.history.instants import Pair, oldest_fix
 from forge.history.tracked import Tracked, escaped, quoted
-from forge.values import Column
+from forge.values import REDACTED, Column
 
 PAGE: Final = 500
 
@@ -72,6 +72,7 @@ _PROJECTED: Final = (
     " m (version, old, new, n) ON m.version = r.version AND m.old = e.key) ELSE r.image END"
 )
 
+_MARK: Final = f'"{REDACTED}"'.encode()
 _raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -342,11 +343,11 @@ class _Images:
             return self._taken(old, self._names(self._forwards, self._plan.forwards, old_version))
         names = self._names(self._backwards, self._plan.backwards, version)
         if op == "U":
-            before = _joined({**_raw(after), **_raw(before)})
+            before = _joined({**_known(after), **_known(before)})
         if names is None or old is None:
             return self._taken(before, names)
         more = self._names(self._forwards, self._plan.forwards, old_version)
-        return _joined({**_raw(self._taken(old, more)), **_raw(self._taken(before, names))})
+        return _joined({**_known(self._taken(old, more)), **_known(self._taken(before, names))})
 
     def decoded(self, image: bytes) -> dict[str, Any]:
         row = self._target.images.row(image)
@@ -365,8 +366,9 @@ class _Images:
 
     def _taken(self, image: str | bytes, names: dict[str, str] | None) -> bytes:
         if names is None:
-            return image if isinstance(image, bytes) else image.encode()
-        return _joined({names[name]: value for name, value in _raw(image).items() if name in names})
+            raw = image if isinstance(image, bytes) else image.encode()
+            return _joined(_known(raw)) if _MARK in raw else raw
+        return _joined({names[name]: value for name, value in _known(image).items() if name in names})
 
     def _names(self, known: dict[int, dict[str, str] | None], carried: Any, number: int) -> dict[str, str] | None:
         """What a version's columns are called in the target; None when they are the same."""
@@ -376,6 +378,15 @@ class _Images:
             whole = len(names) == len(self._target.fields) == len(self._versions[number].fields)
             known[number] = None if whole and all(old == new for old, new in names.items()) else names
         return known[number]
+
+
+def _known(image: str | bytes) -> dict[str, msgspec.Raw]:
+    """The values of an image that were not taken out of the log."""
+    parts = _raw(image)
+    if bytes(parts.get(REDACTED, b"")).startswith(b"["):
+        gone = (*msgspec.json.decode(parts[REDACTED], type=list[str]), REDACTED)
+        return {name: value for name, value in parts.items() if name not in gone}
+    return parts
 
 
 def _joined(parts: Mapping[str, msgspec.Raw]) -> bytes:
