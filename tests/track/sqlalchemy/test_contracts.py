@@ -306,7 +306,8 @@ def test_events_follow_a_row_into_and_out_of_a_filter(db: Harness, filter: str |
         lambda connection: connection.execute(insert(orders), [ONE, {**ONE, "id": 2, "mail": "b", "status": "done"}])
     )
     for changes in ({"amount": 5}, {"status": "paid"}, {"amount": 6}, {"status": "open"}):
-        db.run(lambda connection, to=changes: connection.execute(update(orders).where(orders.c.id == 1).values(to)))
+        changed = update(orders).where(orders.c.id == 1).values(changes)
+        db.run(lambda connection, changed=changed: connection.execute(changed))  # type: ignore[misc]
     db.run(lambda connection: connection.execute(delete(orders)))
     told = [(one.kind, one.name, one.key) for one in events if one.key]
     every = {"id": 1}
@@ -527,7 +528,8 @@ def test_who_and_why(db: Harness) -> None:
 def test_two_engines_do_not_mix(db: Harness) -> None:
     start(db)
     first, second = db.track(), track(db.engine())
-    mine, other = [], []
+    mine: list[Any] = []
+    other: list[Any] = []
     stop = forge.on_change(first, "orders", mine.append)
     forge.on_change(second, "orders", other.append)
 

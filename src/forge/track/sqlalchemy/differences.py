@@ -113,7 +113,7 @@ def _more(plan: Plan, count: int) -> bool:
 
 def counted(result: Any) -> int:
     """How many rows a statement touched; -1 when the driver does not say. Rows that it returns stay to be read."""
-    if result.returns_rows:
+    if result.returns_rows and not result.context._is_implicit_returning:
         rows = result.all()
         result._rewind(rows)
         return len(rows)

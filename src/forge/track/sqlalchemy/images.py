@@ -28,6 +28,7 @@ from sqlalchemy import (
     case,
     cast,
     func,
+    literal_column,
     select,
     text,
     tuple_,
@@ -192,7 +193,7 @@ def _reading(column: Column[Any], dialect: Dialect) -> tuple[ColumnElement[Any],
         if postgres:
             zoned = isinstance(stored, t.DateTime) and stored.timezone
             moment: ColumnElement[Any] = func.timezone("UTC", raw) if zoned else raw
-            return func.to_json(moment).op("#>>")("{}"), _utc if zoned else None
+            return func.to_json(moment).op("#>>")(literal_column("'{}'")), _utc if zoned else None
         process = stored.result_processor(dialect, None)
         return raw, plain if process is None else lambda value: plain(process(value))
     if postgres and not isinstance(stored, ARRAY):
