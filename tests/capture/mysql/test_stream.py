@@ -197,6 +197,24 @@ async def test_definitions_change_in_the_middle(database: str) -> None:
     assert "ADD COLUMN b" in found[2].context.more["statement"]
 
 
+async def test_positions_sort_as_changes_come(database: str) -> None:
+    """Of one statement on several tables, too, in whichever order it names them."""
+    reader = source(database)
+    start = await reader.now()
+    run(
+        database,
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in "zma"),
+        "INSERT INTO z VALUES (1), (2)",
+        "RENAME TABLE z TO old, m TO z, a TO b",
+        "INSERT INTO z VALUES (3)",
+        "DROP TABLE z, old, b",
+    )
+    found = await changes(reader, start, 14)
+    assert [change.table for change in found] == [*"zma", "z", "z", "z", "old", "m", "a", "b", "z", "z", "old", "b"]
+    positions = [change.source.position for change in found]
+    assert positions == sorted(set(positions))
+
+
 async def test_a_dropped_database_tells_of_its_tables(maria: MariadbServer) -> None:
     run(maria.url(), "CREATE DATABASE gone", "CREATE TABLE gone.a (id int)", "CREATE TABLE gone.b (id int)")
     reader = source(maria.url("gone"))

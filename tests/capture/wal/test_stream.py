@@ -96,6 +96,34 @@ async def test_commits_come_in_their_order_and_whole(database: str, connection: 
     assert len({change.id for change in seen}) == 4
 
 
+async def test_positions_sort_as_changes_come(database: str, connection: Connection) -> None:
+    """Of the rows of one record, of a definition before its first row, of a truncate of several tables, too."""
+    for name in "ab":
+        connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)")
+    source = WalSource(database)
+    cursor = await source.now()
+    with connection.cursor().copy("COPY a FROM STDIN") as copy:
+        for number in range(30):
+            copy.write_row((number,))
+    connection.execute("INSERT INTO b VALUES (1)")
+    for name in "ab":
+        connection.execute(f"ALTER TABLE {name} ADD n int")
+    with connection.transaction():
+        connection.execute("TRUNCATE b, a")
+        connection.execute("INSERT INTO a VALUES (1, 1)")
+    connection.execute("ALTER TABLE a ADD m int")
+    connection.execute("UPDATE a SET id = 2, n = 2")
+    mark(connection)
+    seen = changes(await to_end(source, cursor))
+    told = [change.op.value for change in seen]
+    assert told[:31] == ["insert"] * 31
+    assert told[31:] == ["schema", "truncate", "schema", "truncate", "insert", "schema", "delete", "insert"]
+    positions = [change.source.position for change in seen]
+    assert positions == sorted(set(positions))
+    assert positions[9].startswith(f"{positions[0]}.")
+    assert len({change.id for change in seen}) == len(seen)
+
+
 async def test_what_is_rolled_back_is_never_seen(database: str, connection: Connection) -> None:
     connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
     source = WalSource(database)

@@ -53,19 +53,20 @@ class Account:
         self._transaction = ""
         self._start = ""
         self._cascaded: set[Name] = set()
+        self._wholes = 0
 
     def begin(self, transaction: str, file: str, start: int) -> None:
         """A transaction that begins here; it is known by its place where it has no name."""
         self._transaction = transaction or f"{file}:{start}"
         self._start = f"{file}:{start:012d}."
-        self.events = 0
+        self.events = self._wholes = 0
         self.context = NO_CONTEXT
         self.touched.clear()
         self._cascaded.clear()
 
     def end(self) -> None:
         """The transaction at hand is over."""
-        self.events = self.skip = 0
+        self.events = self.skip = self._wholes = 0
 
     def empty(self) -> None:
         """Forget the changes: they were handed on."""
@@ -80,6 +81,7 @@ class Account:
     def number(self) -> bool:
         """Count an event that changes something; whether it is still to be told."""
         self.events += 1
+        self._wholes = 0
         return self.events > self.skip
 
     def rows(self, version: Version, op: Op, rows: list[Row]) -> None:
@@ -149,8 +151,11 @@ class Account:
         """Something that became of a table as a whole, if it is wanted."""
         if not self._catalog.wants(*name):
             return
+        self._wholes += 1
         mark = f"t{'.'.join(name)}"
-        where = Source(KIND, self._name, f"{self._spot()}{mark}", self._transaction or None)
+        where = Source(
+            KIND, self._name, f"{self._spot()}t{self._wholes:05d}.{'.'.join(name)}", self._transaction or None
+        )
         context = Context(more=dict(more)) if more else NO_CONTEXT
         identity = f"{self._transaction}.{self.events}.{mark}"
         self.changes.append(Change(identity, op, *name, where, utc(self.at), context=context))

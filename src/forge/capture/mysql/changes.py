@@ -284,7 +284,7 @@ class Changes:
                 self._account.cascade(name, Op.DELETE, None)
         elif kind == "database":
             ((schema, _),) = names
-            for name in {*(each for each in self._catalog.followed() if each[0] == schema), (schema, "*")}:
+            for name in sorted({*(each for each in self._catalog.followed() if each[0] == schema), (schema, "*")}):
                 self._account.whole(Op.SCHEMA, name, {"statement": sql[:1000]})
         else:
             for name in dict.fromkeys(names):

@@ -194,7 +194,7 @@ class Decoder:
                     break
                 relation = relations[data[26:30]]
                 if fresh and data[26:30] in fresh and not (after and _u64(data[1:9])[0] <= after):
-                    self._settle(data[26:30], data[1:9])
+                    self._settle(data[26:30], data[1:9], number + 1 if data[1:9] == last else 0)
                 if kind == _INSERT and plain and relation is not None:
                     before = len(changes)
                     place, last, number = relation.inserts(
@@ -207,7 +207,7 @@ class Decoder:
                 lsn = data[1:9]
                 if lsn == last:
                     number += 1
-                    word = f"{lsn.hex()}.{number}"
+                    word = f"{lsn.hex()}.{number:05d}"
                 else:
                     if len(changes) >= limit:
                         break
@@ -248,7 +248,7 @@ class Decoder:
                         if gone is not None and (keep is None or (gone := keep(gone)) is not None):
                             add(gone)
                             add_columns(relation.columns)
-                        word = f"{lsn.hex()}.{number}"
+                        word = f"{lsn.hex()}.{number:05d}"
                         change = Change(
                             ids + word, Op.INSERT, relation.schema, relation.table,
                             Source(KIND, name, positions + word, xid), at, relation.key(row), None, row, context,
@@ -303,10 +303,11 @@ class Decoder:
         if relation is not None:
             self.fresh.add(oid)
 
-    def _settle(self, oid: bytes, lsn: bytes) -> None:
+    def _settle(self, oid: bytes, lsn: bytes, number: int) -> None:
         """The first change of a table since its definition was sent: if that is another one, it is a change too.
 
-        Only now, because the definition is sent again by every connection, and for changes that are left out.
+        Only now, because the definition is sent again by every connection, and for changes that are left out. Its
+        position sorts right before that of the first change, the one of this number in its record.
         """
         self.fresh.discard(oid)
         relation = self.relations[oid]
@@ -316,7 +317,10 @@ class Decoder:
         if before != relation.digest:
             self.learned += 1
             if before is not None:
-                self._add(self._change(relation, Op.SCHEMA, f"{lsn.hex()}.s{relation.oid}"), relation)
+                record = lsn.hex()
+                place = f"{record}.{number - 1:05d}" if number else f"{_u64(lsn)[0] - 1:016x}."
+                change = self._change(relation, Op.SCHEMA, f"{record}.s{relation.oid}", f"{place}s{relation.oid}")
+                self._add(change, relation)
 
     def _whole(self, data: bytes, oid: bytes, op: Op) -> None:
         transaction = self.transaction
@@ -330,8 +334,8 @@ class Decoder:
         if relation is None or transaction.skipped or (transaction.after and _u64(lsn)[0] <= transaction.after):
             return
         if oid in self.fresh:
-            self._settle(oid, lsn)
-        change = self._change(relation, op, f"{lsn.hex()}.{self._number}" if self._number else lsn.hex())
+            self._settle(oid, lsn, self._number)
+        change = self._change(relation, op, f"{lsn.hex()}.{self._number:05d}" if self._number else lsn.hex())
         if transaction.partly and self.read_before is not None:
             held = self.read_before(change)
             if held is None:
@@ -339,10 +343,10 @@ class Decoder:
             change = held
         self._add(change, relation)
 
-    def _change(self, relation: Relation, op: Op, word: str) -> Change:
+    def _change(self, relation: Relation, op: Op, word: str, place: str | None = None) -> Change:
         transaction = self.transaction
         assert transaction is not None
-        source = Source(KIND, self._name, self._positions + word, str(transaction.xid))
+        source = Source(KIND, self._name, self._positions + (place or word), str(transaction.xid))
         ident = self._ids + word
         return Change(ident, op, relation.schema, relation.table, source, transaction.at, context=self._context)
 

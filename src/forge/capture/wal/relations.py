@@ -155,7 +155,7 @@ def _compile(
         "        lsn = d[1:9]",
         "        if lsn == last:",
         "            number += 1",
-        "            word = f'{lsn.hex()}.{number}'",
+        "            word = f'{lsn.hex()}.{number:05d}'",
         "        elif room > 0:",
         "            last, number, word = lsn, 0, lsn.hex()",
         "        else:",
