@@ -18,7 +18,7 @@ AUTH = AuthSettings(algorithms=("HS256",), secret=SECRET)
 
 
 def token(**claims: Any) -> dict[str, str]:
-    coded = jwt.encode({"sub": "ada", "exp": time.time() + 60, **claims}, SECRET, algorithm="HS256")
+    coded = jwt.encode({"sub": "ada", "exp": time.time() + 3600, **claims}, SECRET, algorithm="HS256")
     return {"authorization": f"Bearer {coded}"}
 
 
