@@ -212,7 +212,9 @@ class Forge:
             cached = Cached(reactor, self.cache) if caching else None
             node = Node(self.registry, reactor, self.options, cached=cached)
             await node.start()
-            policy = Policy(retention_days=config.retention_days, size_limit=config.log_size_limit)
+            policy = Policy(
+                retention_days=config.retention_days, size_limit=config.log_size_limit, hold_days=config.hold_days
+            )
             keeping = asyncio.get_running_loop().create_task(maintain(found.url, policy))
             keeping.add_done_callback(_ended)
             try:

@@ -39,6 +39,8 @@ class Config(msgspec.Struct, frozen=True):
     """How many days of changes the log keeps."""
     log_size_limit: int | None = None
     """How many bytes the log may take; the oldest days go first. None for no limit."""
+    hold_days: int = 7
+    """How many days past retention the log keeps what a consumer has not read; 0 for none."""
     wakeup: Wakeup = "auto"
     """How readers learn of a commit: see `forge.changelog.follow`."""
     origins: Mapping[str, str] = {}
@@ -267,6 +269,13 @@ def _retention(value: Any, origin: str) -> int:
     return found
 
 
+def _hold(value: Any, origin: str) -> int:
+    found = days(value) if isinstance(value, str) else value
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise _wrong(origin, "hold_days", value, "give a whole number of days, 0 for none")
+    return found
+
+
 def _limit(value: Any, origin: str) -> int:
     found = size(value) if isinstance(value, str) else value
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
@@ -285,6 +294,7 @@ _PARSERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
     "data": _path,
     "retention_days": _retention,
     "log_size_limit": _limit,
+    "hold_days": _hold,
     "wakeup": _wakeup,
 }
 SETTINGS: Final = tuple(_PARSERS)

@@ -13,6 +13,8 @@ What always holds:
 - Retention drops whole days: each is kept until `retention_days` have passed since its end. The size cap drops the
   oldest days, whole, until the log is below it; today's and one that ended within the last hour always stay, so
   the log may be larger than the cap.
+- A day past retention that a consumer has not read is held for `hold_days`, unless the log is over its cap; every
+  round says so in its report, and says too what will be dropped unread within a day.
 - A pair (instant, snapshot) in `forge.instant` says: all that the snapshot sees was committed before the instant.
   Pairs are recorded while something changes, `instants` seconds apart; they grow in both.
 - Where the log is sealed (`forge.history.chain`), every round seals what was committed by then, page by page.
@@ -32,7 +34,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from forge.changelog import locks, partitions
+from forge.changelog import locks, partitions, unread
 from forge.changelog.connection import Connection, connect, translate, typed_errors
 from forge.changelog.install import require_installed
 from forge.cursor import Snapshot
@@ -58,6 +60,8 @@ class Policy(msgspec.Struct, frozen=True):
 
     retention_days: int = 30
     size_limit: int | None = None
+    hold_days: int = 7
+    """How many days past retention a day is held that a consumer has not read."""
     interval: float = 60.0
     instants: float = 1.0
 
@@ -65,6 +69,7 @@ class Policy(msgspec.Struct, frozen=True):
         limits = [
             (self.retention_days >= 0, "retention_days", "0 or more"),
             (self.size_limit is None or self.size_limit > 0, "size_limit", "a number of bytes, or nothing"),
+            (self.hold_days >= 0, "hold_days", "0 or more"),
             (self.interval > 0, "interval", "more than 0 seconds"),
             (self.instants > 0, "instants", "more than 0 seconds"),
         ]
@@ -80,6 +85,8 @@ class Report(msgspec.Struct):
     made: list[str] = msgspec.field(default_factory=list)
     dropped: list[str] = msgspec.field(default_factory=list)
     waiting: list[str] = msgspec.field(default_factory=list)
+    held: list[str] = msgspec.field(default_factory=list)
+    """Days past retention that are there for a consumer that has not read them."""
     trimmed_rows: int = 0
     trimmed_instants: int = 0
     trimmed_payloads: int = 0
@@ -104,6 +111,11 @@ def doomed(sizes: Mapping[str, int], now: datetime, policy: Policy) -> dict[date
 
 def _rest(sizes: Mapping[str, int], going: Iterable[date]) -> int:
     return sum(sizes.values()) - sum(sizes[partitions.partition_name(day)] for day in going)
+
+
+def _until_dropped(policy: Policy) -> Policy:
+    """The policy that drops what is dropped even if somebody has not read it."""
+    return msgspec.structs.replace(policy, retention_days=policy.retention_days + policy.hold_days)
 
 
 def _first_kept(now: datetime, policy: Policy) -> date:
@@ -239,8 +251,13 @@ class Keeper:
         with self._step(report, "partitions"):
             self._finish(report)
             self._trim(report, now)
+        spared = kept - timedelta(days=self._policy.hold_days)
         with self._step(report, "overflow"):
-            report.trimmed_rows += self._trim_overflow(kept)
+            behind = unread.overflow_unread(self._connection)
+            report.trimmed_rows += self._trim_overflow(spared if behind else kept)
+        with self._step(report, "consumers"):
+            self._batches(_TRIM_ONCE, before=_midnight(spared))
+            self._batches(_TRIM_BARRIERS, before=_midnight(spared))
         with self._step(report, "payloads"):
             report.trimmed_payloads = self._batches(_TRIM_PAYLOADS, before=now - PAYLOADS_KEPT)
         with self._step(report, "instants"):
@@ -308,7 +325,7 @@ class Keeper:
     def _trim(self, report: Report, now: datetime) -> None:
         sizes = partitions.sizes(self._connection)
         report.size = sum(sizes.values())
-        going = doomed(sizes, now, self._policy)
+        going = self._held_back(report, sizes, now)
         limit, rest = self._policy.size_limit, _rest(sizes, going)
         if limit is not None and rest > limit:
             report.problems.append(
@@ -327,6 +344,33 @@ class Keeper:
                 partitions.detach(self._connection, day)
                 partitions.drop(self._connection, day)
                 report.dropped.append(partitions.partition_name(day))
+
+    def _held_back(self, report: Report, sizes: Mapping[str, int], now: datetime) -> dict[date, str]:
+        """What goes now, without what is held for consumers; who loses something, or soon will, is in the report."""
+        policy = self._policy
+        going = doomed(sizes, now, policy)
+        last = doomed(sizes, now + timedelta(days=1), _until_dropped(policy))
+        waiting = unread.unread(self._connection, {**going, **last})
+        held = unread.hold(going, waiting, _first_kept(now, policy), policy.hold_days)
+        for day in sorted(held.kept):
+            rest = _rest(sizes, going) + sum(sizes[partitions.partition_name(each)] for each in held.kept)
+            if policy.size_limit is not None and rest > policy.size_limit:
+                held.lost[day] = held.kept.pop(day)
+        for day, who in sorted(held.lost.items()):
+            report.problems.append(f"{day} is dropped though {', '.join(who)} has not read it: it has to be rewound")
+        for day, who in sorted(waiting.items()):
+            if day in held.kept:
+                report.held.append(partitions.partition_name(day))
+            if day not in held.lost and day in last:
+                report.problems.append(
+                    f"{', '.join(who)} has not read {day}, which is dropped within a day: see forge consumers"
+                )
+            elif day in held.kept:
+                report.problems.append(
+                    f"{', '.join(who)} has not read {day}, which is past retention and held until"
+                    f" {day + timedelta(days=policy.retention_days + policy.hold_days + 1)}: see forge consumers"
+                )
+        return {day: reason for day, reason in going.items() if day not in held.kept}
 
     def _record(self, report: Report, day: date, reason: str) -> bool:
         """Record that a partition goes; False while a running transaction has written to it."""
@@ -462,6 +506,20 @@ _TRIM_PAYLOADS: Final = """
     WITH gone AS (
         DELETE FROM forge.large_payload WHERE reference IN (
             SELECT reference FROM forge.large_payload WHERE at < %(before)s ORDER BY at LIMIT %(batch)s) RETURNING 1
+    )
+    SELECT count(*) FROM gone"""
+
+_TRIM_ONCE: Final = """
+    WITH gone AS (
+        DELETE FROM forge.consumer_once WHERE (consumer, id) IN (
+            SELECT consumer, id FROM forge.consumer_once WHERE at < %(before)s ORDER BY at LIMIT %(batch)s) RETURNING 1
+    )
+    SELECT count(*) FROM gone"""
+
+_TRIM_BARRIERS: Final = """
+    WITH gone AS (
+        DELETE FROM forge.consumer_barrier WHERE ctid IN (
+            SELECT ctid FROM forge.consumer_barrier WHERE at < %(before)s LIMIT %(batch)s) RETURNING 1
     )
     SELECT count(*) FROM gone"""
 

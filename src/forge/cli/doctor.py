@@ -56,6 +56,7 @@ def _log_findings(run: Session, url: str | None) -> Iterator[Finding]:
             database.url,
             retention_days=run.config.retention_days,
             log_size_limit=run.config.log_size_limit,
+            hold_days=run.config.hold_days,
             unreachable=lambda error: connection_fix(error, run.config),
         ):
             installed |= finding.check == "installation" and finding.level is Level.OK

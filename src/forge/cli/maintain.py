@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 def keep(context: typer.Context) -> None:
     """Make partitions ahead, trim, record instants and follow DDL, until Ctrl-C."""
     run = session(context)
-    policy = Policy(retention_days=run.config.retention_days, size_limit=run.config.log_size_limit)
+    policy = Policy(
+        retention_days=run.config.retention_days, size_limit=run.config.log_size_limit, hold_days=run.config.hold_days
+    )
     with run.database() as database:
         with connect(database.url) as connection:
             require_installed(connection)

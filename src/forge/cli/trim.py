@@ -1,12 +1,12 @@
 """`forge trim`: one round of maintenance, now: partitions ahead are made, days past retention dropped."""
 
-from datetime import UTC
+from datetime import UTC, timedelta
 from typing import Annotated
 
 import msgspec
 import typer
 
-from forge.changelog import partitions
+from forge.changelog import partitions, unread
 from forge.changelog.maintenance import Policy, Report, doomed, run_once
 from forge.cli.session import Session, session
 from forge.config import days as parse_days
@@ -34,7 +34,7 @@ def trim(
     keep = run.config.retention_days if older_than is None else parse_days(older_than)
     if keep is None or keep < 1:
         raise typer.BadParameter(f"--older-than cannot be {older_than!r}: give whole days, such as 30d or 2w")
-    policy = Policy(retention_days=keep, size_limit=run.config.log_size_limit)
+    policy = Policy(retention_days=keep, size_limit=run.config.log_size_limit, hold_days=run.config.hold_days)
     if dry_run:
         _foretell(run, policy)
         return
@@ -57,15 +57,22 @@ def _foretell(run: Session, policy: Policy) -> None:
         row = connection.execute("SELECT clock_timestamp()").fetchone()
         assert row is not None
         begun = partitions.detaching(connection) + partitions.detached(connection)
-        going = dict.fromkeys(begun, "begun") | doomed(partitions.sizes(connection), row[0].astimezone(UTC), policy)
+        now = row[0].astimezone(UTC)
+        past = doomed(partitions.sizes(connection), now, policy)
+        first_kept = now.date() - timedelta(days=policy.retention_days)
+        held = unread.hold(past, unread.unread(connection, past), first_kept, policy.hold_days)
+        going = dict.fromkeys(begun, "begun") | {day: why for day, why in past.items() if day not in held.kept}
     names = {partitions.partition_name(day): reason for day, reason in going.items()}
+    spared = {partitions.partition_name(day): who for day, who in held.kept.items()}
     if run.json:
-        run.emit({"would_drop": list(names), "reasons": names})
+        run.emit({"would_drop": list(names), "reasons": names, "held_for": spared})
     elif names:
         listed = ", ".join(f"{name} ({_REASONS[reason]})" for name, reason in names.items())
         run.note(f"{count(len(names), 'day')} would go: {listed}")
     else:
         run.done(f"nothing would go (retention: {count(policy.retention_days, 'day')})")
+    for name, who in () if run.json else spared.items():
+        run.note(f"{name} is held: {', '.join(who)} has not read it")
 
 
 def _tell(run: Session, report: Report) -> None:

@@ -128,7 +128,11 @@ class Demo:
         return state
 
     def _policy(self) -> Policy:
-        return Policy(retention_days=self._config.retention_days, size_limit=self._config.log_size_limit)
+        return Policy(
+            retention_days=self._config.retention_days,
+            size_limit=self._config.log_size_limit,
+            hold_days=self._config.hold_days,
+        )
 
     def _interrupted(self) -> None:
         """The first signal ends the demo in order, a second one at once."""

@@ -10,7 +10,7 @@ from typing import Final
 import psycopg
 
 from forge.changelog.connection import connect, translate
-from forge.doctor import clock, installation, log, pooler, server, tracking, transactions
+from forge.doctor import clock, consumers, installation, log, pooler, server, tracking, transactions
 from forge.doctor.finding import Case, Finding, Level, problem, warning
 from forge.errors import ForgeError
 
@@ -49,6 +49,7 @@ WHERE_INSTALLED: Final[tuple[Check, ...]] = (
     log.partitions_ahead,
     log.retention,
     log.maintenance,
+    consumers.consumers,
     clock.clock,
 )
 
@@ -58,6 +59,7 @@ def examine(
     *,
     retention_days: int = 30,
     log_size_limit: int | None = None,
+    hold_days: int = 7,
     patience: float = 300.0,
     unreachable: Callable[[ForgeError], str | None] = lambda _: None,
 ) -> Iterator[Finding]:
@@ -72,7 +74,7 @@ def examine(
         return
     with connection:
         connection.execute("SET statement_timeout = '30s'; SET lock_timeout = '2s'; SET TimeZone = 'UTC'")
-        case = Case(url, connection, retention_days, log_size_limit, patience)
+        case = Case(url, connection, retention_days, log_size_limit, patience, hold_days)
         for group in (ANYWHERE, ON_A_PRIMARY, WHERE_INSTALLED):
             stop = False
             for check in group:

@@ -34,6 +34,7 @@ class Case(msgspec.Struct, frozen=True):
     log_size_limit: int | None = None
     patience: float = 300.0
     """Seconds that a transaction may stay open, or maintenance may be away unmentioned."""
+    hold_days: int = 7
 
 
 def ok(check: str, what: str) -> Finding:

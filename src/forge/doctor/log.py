@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from forge.changelog import locks
 from forge.changelog.maintenance import Policy, doomed
 from forge.changelog.partitions import AHEAD, attached, missing, sizes
+from forge.changelog.unread import hold, unread
 from forge.config import shown_size
 from forge.doctor.finding import Case, Finding, count, info, ok, problem, value, warning
 
@@ -73,7 +74,10 @@ def partitions_ahead(case: Case) -> Iterator[Finding]:
 
 def retention(case: Case) -> Iterator[Finding]:
     """Partitions that should be gone, are half gone, or are there and not attached."""
-    old = list(doomed(sizes(case.connection), _now(case) - AWAY, Policy(retention_days=case.retention_days)))
+    past = doomed(sizes(case.connection), _now(case) - AWAY, Policy(retention_days=case.retention_days))
+    first_kept = (_now(case) - AWAY).date() - timedelta(days=case.retention_days)
+    held = hold(past, unread(case.connection, past), first_kept, case.hold_days)
+    old = [day for day in past if day not in held.kept]
     if old:
         yield warning(
             "retention",

@@ -1,0 +1,83 @@
+"""Which consumers have not read which days of the log: what maintenance, `forge trim` and `forge doctor` ask.
+
+A consumer counts while it is running or paused; one that has expired holds nothing up any more.
+"""
+
+from collections.abc import Iterable
+from datetime import date, timedelta
+
+import msgspec
+from psycopg import sql
+
+from forge.changelog import partitions
+from forge.changelog.connection import Connection
+from forge.cursor import Cursor
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What becomes of days past retention or over the size limit: days in order, with who has not read them."""
+
+    kept: dict[date, list[str]]
+    """Not dropped, because somebody has not read them and may still."""
+    lost: dict[date, list[str]]
+    """Dropped, though somebody has not read them."""
+
+
+def cursors(connection: Connection) -> list[tuple[str, Cursor]]:
+    """Where each active consumer stands in this log, by shard."""
+    rows = connection.execute(
+        "SELECT c.name, r.cursor FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)"
+        " WHERE c.state <> 'expired' ORDER BY 1, c.shard"
+    ).fetchall()
+    if not rows:
+        return []
+    identity = connection.execute(
+        "SELECT i.uuid::text, i.system_identifier, i.timeline FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1"
+    ).fetchone()
+    found = [(name, Cursor.parse(text)) for name, text in rows]
+    return [(name, cursor) for name, cursor in found if msgspec.structs.astuple(cursor.log) == identity]
+
+
+def unread(connection: Connection, days: Iterable[date]) -> dict[date, list[str]]:
+    """For each of the days that somebody has not read to its end, who."""
+    names = {day: partitions.partition_name(day) for day in sorted(days)}
+    standing = cursors(connection) if names else []
+    found: dict[date, list[str]] = {}
+    for day, partition in names.items():
+        if who := sorted({name for name, cursor in standing if _lacks(connection, partition, cursor)}):
+            found[day] = who
+    return found
+
+
+def overflow_unread(connection: Connection) -> list[str]:
+    """Who has not read all of the overflow."""
+    return sorted({name for name, at in cursors(connection) if _lacks(connection, partitions.OVERFLOW, at)})
+
+
+def hold(going: dict[date, str], waiting: dict[date, list[str]], first_kept: date, hold_days: int) -> Held:
+    """Decide for the days that go: one that somebody has not read is held for `hold_days` past retention, and not at
+    all where the log is over its size limit.
+
+    >>> days = [date(2026, 1, n) for n in (1, 2, 3)]
+    >>> held = hold(dict.fromkeys(days, "retention"), {days[0]: ["a"], days[2]: ["a"]}, date(2026, 1, 9), 7)
+    >>> held.kept, held.lost
+    ({datetime.date(2026, 1, 3): ['a']}, {datetime.date(2026, 1, 1): ['a']})
+    """
+    found = Held({}, {})
+    for day, who in waiting.items():
+        if day not in going:
+            continue
+        held = going[day] == "retention" and day >= first_kept - timedelta(days=hold_days)
+        (found.kept if held else found.lost)[day] = who
+    return found
+
+
+def _lacks(connection: Connection, partition: str, cursor: Cursor) -> bool:
+    statement = sql.SQL(
+        "SELECT EXISTS (SELECT FROM {} l WHERE (l.transaction_id >= %(xmax)s::text::xid8"
+        " OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))"
+        " AND l.id >= (SELECT i.first_id FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1))"
+    ).format(sql.Identifier("forge", partition))
+    snapshot = cursor.snapshot
+    values = {"xmax": str(snapshot.xmax), "running": [str(xid) for xid in snapshot.running]}
+    return connection.execute(statement, values).fetchone() == (True,)

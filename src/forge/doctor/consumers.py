@@ -1,0 +1,84 @@
+"""Consumers that stand still, have lost their place, or are about to: and what the log holds for them."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from forge.changelog import unread
+from forge.changelog.maintenance import Policy, doomed
+from forge.changelog.partitions import sizes
+from forge.cursor import Cursor
+from forge.doctor.finding import Case, Finding, count, ok, problem, value, warning
+
+FAR: float = 0.8
+"""The part of retention after which a consumer that is behind is told of."""
+
+
+def consumers(case: Case) -> Iterator[Finding]:
+    """Expired ones, those that fall behind what is retained, and dead letters."""
+    rows = case.connection.execute(
+        "SELECT c.name, c.state, c.last_error, r.cursor,"
+        " (SELECT count(*) FROM forge.dead_letter d WHERE d.consumer = c.name)"
+        " FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard) ORDER BY c.name, c.shard"
+    ).fetchall()
+    told: set[str] = set()
+    parked: dict[str, int] = {}
+    for name, state, error, cursor, letters in rows:
+        if letters:
+            parked[name] = letters
+        if name in told:
+            continue
+        if state == "expired":
+            told.add(name)
+            yield problem(
+                "consumers",
+                f"consumer {name} has lost its place: {(error or 'what follows its cursor is gone').partition(';')[0]}",
+                f"forge consumers rewind {name} --to start (all that is retained) or --to now; or forget it",
+            )
+            continue
+        age = _age(case, cursor)
+        if age is not None and age >= timedelta(days=case.retention_days) * FAR:
+            told.add(name)
+            yield warning(
+                "consumers",
+                f"consumer {name} is {age.days} days behind, and the log keeps {case.retention_days}"
+                f" (and {case.hold_days} more for consumers)",
+                f"see forge consumers; raise retention_days or hold_days, or forge consumers forget {name}",
+            )
+    for name, letters in parked.items():
+        yield warning(
+            "consumers",
+            f"consumer {name} has {count(letters, 'dead letter')}",
+            f"forge consumers dead {name}, then forge consumers replay-dead {name}",
+        )
+    yield from _held(case)
+    if rows and not told:
+        yield ok("consumers", f"{count(len({row[0] for row in rows}), 'consumer')}, none near the end of retention")
+
+
+def _held(case: Case) -> Iterator[Finding]:
+    """Days that are there only because a consumer has not read them."""
+    now = value(case, "SELECT clock_timestamp()")
+    assert isinstance(now, datetime)
+    policy = Policy(retention_days=case.retention_days, size_limit=case.log_size_limit, hold_days=case.hold_days)
+    past = doomed(sizes(case.connection), now.astimezone(UTC), policy)
+    for day, who in unread.unread(case.connection, past).items():
+        yield warning(
+            "consumers",
+            f"{day} of the log is past retention and held for {', '.join(who)}",
+            f"see to {who[0]}: forge consumers; it is dropped {case.hold_days} days past retention, read or not",
+        )
+
+
+def _age(case: Case, text: str) -> timedelta | None:
+    """How long the first change waits that a consumer has not handled; None when none does."""
+    snapshot = Cursor.parse(text).snapshot
+    found = value(
+        case,
+        "SELECT clock_timestamp() - l.at FROM forge.forge_event_log l"
+        " WHERE (l.transaction_id >= %s::text::xid8 OR l.transaction_id = ANY (%s::text[]::xid8[]))"
+        " AND l.id >= (SELECT i.first_id FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1)"
+        " ORDER BY l.transaction_id LIMIT 1",
+        str(snapshot.xmax),
+        [str(xid) for xid in snapshot.running],
+    )
+    return found if isinstance(found, timedelta) else None
