@@ -32,6 +32,8 @@ def _sqlalchemy() -> ModuleType:
 
 
 class _Track(ModuleType):
+    """The package, which can be called; types are those of `forge.track.sqlalchemy.Track`."""
+
     def __call__(self, target: Any, **options: Any) -> Any:
         return _sqlalchemy().track(target, **options)
 

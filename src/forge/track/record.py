@@ -91,7 +91,7 @@ _CONSTANT: Final = (
 )
 _NAMES: Final = (*_VARYING, *_CONSTANT)
 _ARRAYS: Final = tuple(f"forge_{name}" for name in _NAMES)
-_INSERT: Final = insert(LOG)
+_INSERT: Final = insert(LOG).inline()  # without RETURNING: a writer need not be allowed to read the log
 
 
 class Entries:

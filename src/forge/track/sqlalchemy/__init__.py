@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from forge.change import Change
 from forge.errors import TrackingError
-from forge.track import record
+from forge.track import record as log
 from forge.track.sqlalchemy.subscribers import Callback, Subscriber, Where
 from forge.track.sqlalchemy.tables import Registry, table_name
 from forge.track.sqlalchemy.tracker import Recording, Tracker
@@ -30,39 +30,72 @@ _trackers: Final[WeakKeyDictionary[Engine, Tracker]] = WeakKeyDictionary()
 _lock: Final = Lock()
 
 
-def track(
-    target: Target,
-    *,
-    tables: Iterable[Any] | MetaData | None = None,
-    skip_tables: Collection[Any] = (),
-    names: Mapping[str, str] | None = None,
-    previous: bool = True,
-    record: Recording = "auto",
-) -> Target:
-    """Track the writes of an Engine, AsyncEngine, sessionmaker or async_sessionmaker, which is returned as it is.
+class Track:
+    """What `forge.track` is: called to track, and the home of what goes with it."""
 
-    tables       only these: names, Table objects, mapped classes, or all of a MetaData; every table unless told
-    skip_tables  not these
-    names        what subscribers call a table: {"orders": "Order"}
-    previous     whether changes carry the row as it was before
-    record       "auto": into the log table unless Forge's triggers record the table; "always", or "never"
+    def __call__(
+        self,
+        target: Target,
+        *,
+        tables: Iterable[Any] | MetaData | None = None,
+        skip_tables: Collection[Any] = (),
+        names: Mapping[str, str] | None = None,
+        previous: bool = True,
+        record: Recording = "auto",
+    ) -> Target:
+        """Track the writes of an Engine, AsyncEngine, sessionmaker or async_sessionmaker, which is returned as it is.
 
-    What is tracked already stays as it is tracked.
-    """
-    registry = Registry(tables, skip_tables, names or {})
-    if record not in ("auto", "always", "never"):
-        raise TrackingError(f"record cannot be {record!r}", fix='pass "auto", "always" or "never"')
-    for engine in _engines(target):
-        _track(engine, registry, previous=previous, recording=record)
-    if isinstance(target, sessionmaker) and not _binds(target.kw):
-        event.listen(
-            target,
-            "after_begin",
-            lambda session, transaction, connection: _track(
-                connection.engine, registry, previous=previous, recording=record
-            ),
-        )
-    return target
+        tables       only these: names, Table objects, mapped classes, or all of a MetaData; every table unless told
+        skip_tables  not these
+        names        what subscribers call a table: {"orders": "Order"}
+        previous     whether changes carry the row as it was before
+        record       "auto": into the log table unless Forge's triggers record the table; "always", or "never"
+
+        What is tracked already stays as it is tracked.
+        """
+        registry = Registry(tables, skip_tables, names or {})
+        if record not in ("auto", "always", "never"):
+            raise TrackingError(f"record cannot be {record!r}", fix='pass "auto", "always" or "never"')
+
+        def start(engine: Engine) -> None:
+            root = _root(engine)
+            with _lock:
+                if root not in _trackers:
+                    _trackers[root] = Tracker(root, registry, previous=previous, recording=record)
+
+        for engine in _engines(target):
+            start(engine)
+        if isinstance(target, sessionmaker) and not _binds(target.kw):
+            # which engine it will use is known only when a session does
+            event.listen(target, "after_begin", lambda session, transaction, connection: start(connection.engine))
+        return target
+
+    @staticmethod
+    def create_log(target: Any) -> None:
+        """Make the log table `forge_tracked_changes` if it is not there.
+
+        `forge.track` does it when it first needs it; call this where the application's role may not create tables.
+        """
+        for engine in _engines(target):
+            log.create(engine)
+
+    @staticmethod
+    def recorded(target: Any, *, after: int = 0, limit: int | None = None) -> Iterator[Change]:
+        """The changes of the log table above an id, in order, of an engine, or of a Connection or Session in use.
+
+        With an AsyncEngine: `await connection.run_sync(lambda connection: list(forge.track.recorded(connection)))`.
+        """
+        if isinstance(target, Engine):
+            with target.connect() as connection:
+                yield from log.recorded(connection, after=after, limit=limit)
+        else:
+            connection = target.connection() if isinstance(target, Session) else target
+            yield from log.recorded(connection, after=after, limit=limit)
+
+
+track: Final = Track()
+create_log: Final = Track.create_log
+recorded: Final = Track.recorded
 
 
 def on_change(target: Any, table: Any, callback: Callback, *, where: Where = None) -> Callable[[], None]:
@@ -85,32 +118,6 @@ def on_change(target: Any, table: Any, callback: Callback, *, where: Where = Non
             each()
 
     return stop
-
-
-def create_log(target: Any) -> None:
-    """Make the log table `forge_tracked_changes` if it is not there.
-
-    `forge.track` does it when it first needs it; call this where the application's role may not create tables.
-    """
-    for engine in _engines(target):
-        record.create(engine)
-
-
-def recorded(target: Any, *, after: int = 0, limit: int | None = None) -> Iterator[Change]:
-    """The changes of the log table above an id, in order. `target` is an engine, or a Connection or Session in use."""
-    if isinstance(target, Engine):
-        with target.connect() as connection:
-            yield from record.recorded(connection, after=after, limit=limit)
-    else:
-        connection = target.connection() if isinstance(target, Session) else target
-        yield from record.recorded(connection, after=after, limit=limit)
-
-
-def _track(engine: Engine, registry: Registry, *, previous: bool, recording: Recording) -> None:
-    root = _root(engine)
-    with _lock:
-        if root not in _trackers:
-            _trackers[root] = Tracker(root, registry, previous=previous, recording=recording)
 
 
 def _root(engine: Engine) -> Engine:
