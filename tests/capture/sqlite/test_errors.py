@@ -44,8 +44,24 @@ async def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> Non
 
 
 async def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="cannot be opened"):
-        await SqliteSource(url_of(tmp_path)).now()
+    for url in (url_of(tmp_path), "sqlite://///"):
+        with pytest.raises(SourceError, match="is a folder") as error:
+            await SqliteSource(url).now()
+        assert error.value.fix == "name the database file in it"
+
+
+async def test_slashes_too_many_do_no_harm(path: Path) -> None:
+    assert await SqliteSource(f"sqlite:////{path}").now() == await SqliteSource(url_of(path)).now()
+
+
+async def test_who_has_a_write_ahead_log_is_not_told_to_have_one(path: Path) -> None:
+    connection = writer(path, wal=True)
+    connection.execute("BEGIN IMMEDIATE")
+    with pytest.raises(SourceError, match="was locked") as error:
+        enable(url_of(path), ["orders"], exclude=["note"])
+    assert "transactions short" in error.value.fix
+    assert "journal_mode" not in error.value.fix
+    connection.close()
 
 
 async def test_an_empty_file_is_an_untracked_database(tmp_path: Path) -> None:

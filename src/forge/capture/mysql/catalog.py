@@ -111,7 +111,7 @@ def tables(connection: Connection, schema: str | None) -> dict[Name, str]:
 
 
 def columns(connection: Connection, schema: str | None) -> list[tuple[str, str, list[str]]]:
-    """The columns of tables: schema, table, names."""
+    """The columns of the tables that are followed when no filter is set: schema, table, names."""
     where = "table_schema = %s" if schema else f"table_schema NOT IN ({', '.join(['%s'] * len(OWN))})"
     rows = ask(
         connection,
@@ -122,7 +122,7 @@ def columns(connection: Connection, schema: str | None) -> list[tuple[str, str, 
     found: dict[Name, list[str]] = {}
     for space, table, column in rows:
         found.setdefault((str(space), str(table)), []).append(str(column))
-    return [(*name, names) for name, names in found.items()]
+    return [(*name, found[name]) for name in tables(connection, schema) if name in found]
 
 
 def keyed(connection: Connection) -> set[Name]:
@@ -163,7 +163,8 @@ def known(connection: Connection, schema: str, table: str) -> Known | None:
         (schema, table),
     ) or [("",)]
     ends = next((each.name for each in columns if each.generated == "ROW END"), "row_end")
-    return Known(columns, tuple(str(row[0]) for row in key), ends if kind == "SYSTEM VERSIONED" else None)
+    names = tuple(str(row[0]) for row in key)
+    return Known(columns, names, ends if kind == "SYSTEM VERSIONED" else None, kind == "SEQUENCE")
 
 
 def _kind(type: str) -> str:

@@ -367,6 +367,8 @@ class Changes:
             if cascading:
                 account.cascade(name, op, None)
             return
+        if version.sequence:
+            return
         rows = self._decoded(version, event, op)
         if wanted and told:
             account.rows(version, op, rows)

@@ -168,6 +168,8 @@ class Version:
         """Of a system-versioned table, the column that says until when a row was so."""
         self.implied = made.implied
         """Columns that the server adds by itself and does not show."""
+        self.sequence = made.sequence
+        """It is a sequence of MariaDB's: its rows are none of a table."""
         self.key = tuple(self.names[at] for at in made.key or () if self.names[at] != self.ends)
         self.columns = tuple(
             Column(field.name, each.text, each.kind)

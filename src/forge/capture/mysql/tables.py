@@ -48,6 +48,8 @@ class Known(NamedTuple):
     key: tuple[str, ...]
     ends: str | None = None
     """Of a system-versioned table, the column that says until when a row was so."""
+    sequence: bool = False
+    """It is one of MariaDB's sequences, which are logged as tables are."""
 
 
 class Field(msgspec.Struct):
@@ -75,6 +77,7 @@ class Map(msgspec.Struct):
     named: bool = False
     ends: str | None = None
     implied: tuple[str, ...] = ()
+    sequence: bool = False
 
 
 def lenenc(data: bytes, at: int) -> tuple[int, int]:
@@ -191,9 +194,17 @@ def _lists(data: bytes) -> list[tuple[bytes, ...]]:
     return found
 
 
+_SEQUENCE = (
+    "next_not_cached_value", "minimum_value", "maximum_value", "start_value", "increment", "cache_size", "cycle_option",
+    "cycle_count",
+)  # fmt: skip
+"""The columns of a sequence, by which one is known that is gone."""
+
+
 def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> None:
     """Fill in from the catalog what the map lacks; raise Mismatch where both do not fit."""
     made.ends = known.ends if known else None
+    made.sequence = known.sequence if known else tuple(field.name for field in made.fields) == _SEQUENCE
     if made.ends is not None and known and made.ends not in {column.name for column in known.columns}:
         made.implied = ("row_start", "row_end")
     if made.named:

@@ -7,6 +7,7 @@ never makes a file, begins no transaction by itself, and waits for a lock as lon
 import errno
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,8 @@ class File:
             found = os.stat(self.path)
         except OSError as error:
             raise self.unreadable(error) from error
+        if stat.S_ISDIR(found.st_mode):
+            raise SourceError(f"{self.name} is a folder", fix="name the database file in it")
         return Identity(found.st_dev, found.st_ino)
 
     def connect(self) -> sqlite3.Connection:
@@ -60,7 +63,7 @@ class File:
             raise self.unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         with self.errors():
             connection = sqlite3.connect(
-                f"file:{quote(str(self.path.absolute()))}?mode=rw",
+                f"file://{quote(str(self.path.absolute()))}?mode=rw",
                 uri=True,
                 timeout=self.patience,
                 isolation_level=None,
@@ -87,6 +90,8 @@ class File:
         name = getattr(error, "sqlite_errorname", "") or ""
         for start, (what, fix) in _MEANINGS.items():
             if name.startswith(start):
+                if start == "SQLITE_BUSY" and os.path.exists(f"{self.path}-wal"):
+                    fix = _BUSY_WAL
                 return SourceError(f"{self.name} {what.format(seconds=self.patience)}", fix=fix)
         line = " ".join(str(error).split())
         return SourceError(f"{self.name}: {line}", fix="see what SQLite says; forge status names what is tracked")
@@ -102,6 +107,7 @@ class File:
 
 
 _RIGHTS: Final = "give this user the right to read and write the file and its folder, where SQLite keeps its journal"
+_BUSY_WAL: Final = "end the transaction that writes, or keep transactions short: one connection writes at a time"
 _MEANINGS: Final = {
     "SQLITE_NOTADB": ("is not a SQLite database", "check the URL; an encrypted file cannot be read"),
     "SQLITE_CORRUPT": ("is damaged", "PRAGMA integrity_check, then restore a backup"),

@@ -14,6 +14,7 @@ fix.
 """
 
 import hashlib
+import logging
 import re
 from collections.abc import Collection, Sequence
 from typing import Any, Final
@@ -30,6 +31,8 @@ from forge.change import Op
 from forge.changelog.connection import AsyncConnection
 from forge.errors import SourceError
 
+MOST_NAMED: Final = 5
+"""So many tables are named that have no replica identity."""
 MARK: Final = "made by forge; filters: "
 _OPERATIONS: Final = {
     Op.INSERT: {"insert", "update"},
@@ -41,6 +44,7 @@ _OPERATIONS: Final = {
 _ALL: Final = ("insert", "update", "delete", "truncate")
 _PARTS: Final[tuple[Part, ...]] = ("tables", "operations", "columns", "rows")
 _PLAIN: Final = re.compile(r"[^*?]+")
+_log = logging.getLogger("forge.capture.wal")
 
 
 class Publication(msgspec.Struct, frozen=True):
@@ -100,6 +104,8 @@ async def ensure(
     row = await (await connection.execute(sql("publication").encode(), {"name": name})).fetchone()
     if row is None:
         return await _create(connection, name, filter, server, push)
+    for text in await warnings(connection, name):
+        _log.warning("%s", text)
     comment = row[6] or ""
     if not comment.startswith(MARK):
         return Publication(name, (), False)
@@ -246,14 +252,37 @@ async def _details(
     return found
 
 
+async def warnings(connection: AsyncConnection, name: str) -> list[str]:
+    """Published tables that nobody can update any more: made, or changed, after their publication was."""
+    row = await (await connection.execute(sql("publication").encode(), {"name": name})).fetchone()
+    if row is None or not (row[2] or row[3]):
+        return []
+    found = await _without_identity(connection, None if row[0] else row[7], row[8])
+    told = [
+        f"{table} is published without a replica identity, so UPDATE and DELETE of it fail;"
+        f" ALTER TABLE {table} REPLICA IDENTITY FULL, or a primary key"
+        for table in found[:MOST_NAMED]
+    ]
+    return told if len(found) <= MOST_NAMED else [*told, f"and {len(found) - MOST_NAMED} more tables"]
+
+
+async def _without_identity(
+    connection: AsyncConnection, tables: Sequence[int] | None, schemas: Sequence[str] = ()
+) -> list[str]:
+    asked = {"tables": None if tables is None else list(tables), "schemas": list(schemas)}
+    return [name for (name,) in await (await connection.execute(sql("without_identity").encode(), asked)).fetchall()]
+
+
 async def _check_identities(connection: AsyncConnection, tables: Sequence[int] | None) -> None:
-    rows = await connection.execute(sql("without_identity").encode(), {"tables": tables})
-    names = [name for (name,) in await rows.fetchall()]
+    names = await _without_identity(connection, tables)
     if names:
-        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        listed = ", ".join(names[:MOST_NAMED]) + (
+            f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        )
         raise SourceError(
             f"without a replica identity, updates and deletes would fail once published: {listed}",
-            fix="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names[:5]) + ", or a primary key",
+            fix="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names[:MOST_NAMED])
+            + ", or a primary key",
         )
 
 

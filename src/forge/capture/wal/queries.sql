@@ -104,7 +104,7 @@ SELECT coalesce(a.wait_event_type, '') NOT IN ('Activity', 'Client') FROM pg_sta
 SELECT format('%%I.%%I', n.nspname, c.relname)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'forge')
-  AND (%(tables)s::bigint[] IS NULL OR c.oid = ANY (%(tables)s::bigint[]::oid[]))
+  AND (%(tables)s::bigint[] IS NULL OR c.oid = ANY (%(tables)s::bigint[]::oid[]) OR n.nspname = ANY (%(schemas)s::text[]))
   AND NOT (c.relreplident = 'f'
            OR c.relreplident = 'd' AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate)
            OR c.relreplident = 'i' AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident))

@@ -217,6 +217,7 @@ class WalSource:
             row = await (
                 await control.execute(sql("publication").encode(), {"name": self._options.publication or name})
             ).fetchone()
+            unidentified = await publications.warnings(control, self._options.publication or name)
         parts = self.capabilities.filters
         if row is not None and parts:
             parts = publications.parts_of(row[6] or "")
@@ -225,12 +226,12 @@ class WalSource:
             "publication": self._options.publication or name,
             "plugin": self._options.plugin,
         }
-        warnings: tuple[str, ...] = ()
+        warnings = tuple(unidentified)
         position = None
         if slot is None:
             details["exists"] = False
         else:
-            warnings = slot.warnings(self._options.limits)
+            warnings = (*slot.warnings(self._options.limits), *unidentified)
             details |= {
                 "active": slot.active,
                 "wal_status": slot.wal_status,
