@@ -1,0 +1,84 @@
+"""What of a message goes into a queue beside its payload, and where to: the same for every broker.
+
+A queue's consumer finds the message's id in the header `forge-id`; the same message has the same id each time.
+"""
+
+import re
+from typing import Final
+from zlib import crc32
+
+from forge.deliver.message import Message
+from forge.errors import ConfigError
+
+ID: Final = "forge-id"
+_PLACES: Final = re.compile(r"\{([^{}]*)\}")
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_BREAKS: Final = re.compile(r"[\r\n\0]")
+
+
+def headers(message: Message) -> dict[str, str]:
+    """What was made for the message, and Forge's own, which nothing replaces.
+
+    >>> from datetime import UTC, datetime
+    >>> at = datetime(2026, 11, 16, tzinfo=UTC)
+    >>> headers(Message("7:1", "shop.paid", b"{}", at, key="4711", headers={"forge-op": "insert"}))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'forge-op': 'insert', 'forge-id': '7:1', 'forge-topic': 'shop.paid', 'forge-at': '2026-11-16T00:00:00+00:00',
+     'content-type': 'application/json', 'forge-key': '4711'}
+    """
+    found = {
+        **message.headers,
+        ID: message.id,
+        "forge-topic": message.topic,
+        "forge-at": message.at.isoformat(),
+        "content-type": message.content_type,
+    }
+    if message.key is not None:
+        found["forge-key"] = message.key
+    return found
+
+
+def unfit_header(message: Message) -> str | None:
+    """Why one of the message's headers can be in no queue, or None.
+
+    >>> from datetime import UTC, datetime
+    >>> unfit_header(Message("1", "t", b"", datetime.now(UTC), headers={"a b": ""}))
+    "the header 'a b' has a name that brokers do not take"
+    """
+    for name, value in message.headers.items():
+        if not _NAME.fullmatch(name):
+            return f"the header {name!r} has a name that brokers do not take"
+        if _BREAKS.search(value):
+            return f"the header {name!r} has a line break in it"
+    return None
+
+
+def template(text: str, what: str, *known: str) -> str:
+    """The text, when it names places that are known; raises ConfigError.
+
+    >>> template("forge.{topic}", "stream", "topic")
+    'forge.{topic}'
+    """
+    unknown = [name for name in _PLACES.findall(text) if name not in known]
+    if not text or unknown or "{" in (rest := _PLACES.sub("", text)) or "}" in rest:
+        places = " and ".join(f"{{{name}}}" for name in known)
+        raise ConfigError(f"the {what} {text!r} is no name", fix=f"write it with {places} as its only place to fill")
+    return text
+
+
+def filled(text: str, **values: str) -> str:
+    """The template with its places filled.
+
+    >>> filled("forge.{topic}", topic="{odd}")
+    'forge.{odd}'
+    """
+    return _PLACES.sub(lambda place: values[place[1]], text)
+
+
+def share(key: str | None, of: int) -> int:
+    """Which of some partitions has a key; the first has what has none.
+
+    >>> share("4711", 4), share("4712", 4), share(None, 4)
+    (3, 1, 0)
+    """
+    return 0 if key is None else crc32(key.encode()) % of
