@@ -31,6 +31,7 @@ from benchmarks import (
     report,
     sqlite,
     subscribers,
+    track,
     transactions,
     wal,
 )
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     "pruning": pruning.run,
     "cache": cache.run,
     "query_bus": query_bus.run,
+    "track": track.run,
     "lake_source": lake_source.run,
     "lake_flow": lake_flow.run,
     "lake_growth": lake_growth.run,

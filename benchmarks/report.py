@@ -25,6 +25,7 @@ TITLES = {
     "memory": "Bounded memory",
     "matching": "Matching a change to live queries",
     "query_bus": "The query bus",
+    "track": "Tracked SQLAlchemy: ORM flushes of 1,000 rows",
     "live_latency": "Live queries: commit to client, 200 changes a second",
     "fanout": "Fan-out of one query",
     "feed_grid": "Changes a second to authorized clients",
