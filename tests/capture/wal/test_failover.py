@@ -6,9 +6,10 @@ the standby never got: its cursor is refused.
 """
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -54,27 +55,49 @@ def _set(server: PostgresServer, **settings: str) -> None:
         connection.execute("SELECT pg_reload_conf()")
 
 
+@pytest.fixture(scope="module")
+def primary() -> Iterator[PostgresServer]:
+    """One for all tests: each begins it anew, with a standby of its own."""
+    with temporary_postgres() as server:
+        yield server
+
+
+_AS_NEW = (
+    "SET synchronous_commit = local",
+    "ALTER SYSTEM RESET ALL",
+    "SELECT pg_reload_conf()",
+    "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots",
+    f"DROP PUBLICATION IF EXISTS {SLOT}",
+    "DROP TABLE IF EXISTS t",
+    "CREATE TABLE t (id int PRIMARY KEY, who text)",
+    "SELECT pg_create_physical_replication_slot('standby')",
+)
+
+
 @contextmanager
-def paired(*, waits: bool) -> Iterator[Pair]:
-    """A primary and a standby that copies its slots; one that waits tells readers nothing that the other has not."""
-    with ExitStack() as stack:
-        primary = stack.enter_context(temporary_postgres())
-        with connect(primary.url()) as connection:
-            connection.execute("SELECT pg_create_physical_replication_slot('standby')")
-            connection.execute("CREATE TABLE t (id int PRIMARY KEY, who text)")
-        standby = stack.enter_context(standby_of(primary))
-        _set(
-            standby,
-            primary_conninfo=f"host=127.0.0.1 port={primary.port} user=postgres dbname=postgres",
-            primary_slot_name="standby",
-            hot_standby_feedback="on",
-            sync_replication_slots="on",
-            wal_receiver_status_interval="1",
-            wal_retrieve_retry_interval="100ms",
-        )
-        if waits:
-            _set(primary, synchronized_standby_slots="standby")
-        yield Pair(primary, standby)
+def paired(primary: PostgresServer, *, waits: bool) -> Iterator[Pair]:
+    """The primary and a standby that copies its slots; one that waits tells readers nothing that the other has not."""
+    if not primary.running:
+        primary.start()
+    with connect(primary.url()) as connection:
+        for statement in _AS_NEW:
+            connection.execute(statement)
+    try:
+        with standby_of(primary) as standby:
+            _set(
+                standby,
+                primary_conninfo=f"host=127.0.0.1 port={primary.port} user=postgres dbname=postgres",
+                primary_slot_name="standby",
+                hot_standby_feedback="on",
+                sync_replication_slots="on",
+                wal_receiver_status_interval="1",
+                wal_retrieve_retry_interval="100ms",
+            )
+            if waits:
+                _set(primary, synchronized_standby_slots="standby")
+            yield Pair(primary, standby)
+    finally:
+        shutil.rmtree(primary.data.parent / "standby", ignore_errors=True)
 
 
 async def copy_slot(pair: Pair, source: WalSource, cursor: str) -> str:
@@ -109,8 +132,8 @@ class Writer(threading.Thread):
                 self.done.append(number)
 
 
-async def test_a_stream_goes_on_at_the_promoted_standby() -> None:
-    with paired(waits=True) as pair:
+async def test_a_stream_goes_on_at_the_promoted_standby(primary: PostgresServer) -> None:
+    with paired(primary, waits=True) as pair:
         source = WalSource(pair.either, slot=SLOT, heartbeat=0.2, interval=0.2)
         cursor = await source.now()
         assert (await source.status()).details["failover"] is True
@@ -148,8 +171,8 @@ async def test_a_stream_goes_on_at_the_promoted_standby() -> None:
         assert changes(await to_end(again, last)) == []
 
 
-async def test_a_cursor_of_the_old_primary_is_good_at_the_new_one() -> None:
-    with paired(waits=True) as pair:
+async def test_a_cursor_of_the_old_primary_is_good_at_the_new_one(primary: PostgresServer) -> None:
+    with paired(primary, waits=True) as pair:
         source = WalSource(pair.primary.url(), slot=SLOT)
         cursor = await source.now()
         async with asyncio.timeout(30):
@@ -175,8 +198,8 @@ async def test_a_cursor_of_the_old_primary_is_good_at_the_new_one() -> None:
         assert [change.id for change in changes(await to_end(moved, cursor))][: len(first)] == first
 
 
-async def test_what_only_the_old_primary_had_is_not_passed_over_in_silence() -> None:
-    with paired(waits=False) as pair:
+async def test_what_only_the_old_primary_had_is_not_passed_over_in_silence(primary: PostgresServer) -> None:
+    with paired(primary, waits=False) as pair:
         source = WalSource(pair.primary.url(), slot=SLOT)
         cursor = await source.now()
         async with asyncio.timeout(30):
