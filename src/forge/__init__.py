@@ -23,6 +23,7 @@ from forge.errors import (
     HistoryUnavailable,
     NotifyError,
     NotInstalled,
+    OutboxError,
     RedactError,
     RevertRefused,
     RowMismatch,
@@ -35,6 +36,7 @@ from forge.track.bus import QueryEvent, observe, on
 from forge.track.context import transaction
 from forge.track.current import Current, context, current
 from forge.track.notify import Notification, listen, notify
+from forge.track.outbox import inbox, outbox
 from forge.track.paused import without_tracking
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ __all__ = [
     "Notification",
     "NotifyError",
     "Op",
+    "OutboxError",
     "Policy",
     "QueryEvent",
     "Reader",
@@ -85,12 +88,14 @@ __all__ = [
     "current",
     "debezium",
     "follow",
+    "inbox",
     "install",
     "listen",
     "maintain",
     "notify",
     "observe",
     "on",
+    "outbox",
     "row_as_of",
     "run_once",
     "table_as_of",

@@ -45,6 +45,10 @@ class NotifyError(ForgeError):
     """A channel or payload cannot be notified; nothing was sent."""
 
 
+class OutboxError(ForgeError):
+    """A message cannot be put into the outbox, or taken out of it, as asked; nothing was written."""
+
+
 class CursorError(ForgeError):
     """A cursor cannot be used."""
 

@@ -19,6 +19,7 @@ from forge.errors import (
     ForgeError,
     NotifyError,
     NotInstalled,
+    OutboxError,
     ServerError,
     TrackingError,
 )
@@ -47,6 +48,7 @@ _RAISED: dict[str, type[ForgeError]] = {
     "FG1": TrackingError,
     "FG2": ContextError,
     "FG3": NotifyError,
+    "FG4": OutboxError,
 }
 
 

@@ -14,4 +14,6 @@ PACE: Final = _FORGE + 1
 """Who holds it is the pacemaker."""
 MAINTENANCE: Final = _FORGE + 2
 INSTALL: Final = _FORGE + 3
+OUTBOX: Final = _FORGE + 4
+"""Held for the moment in which scheduled messages join the outbox."""
 DEMO: Final = _FORGE + 94

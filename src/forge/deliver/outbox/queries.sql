@@ -1,0 +1,151 @@
+-- settings: What a worker's session needs. A worker that says nothing for the lease's length loses its rows; the planner
+-- must never answer a claim by reading the whole outbox.
+SELECT set_config('synchronous_commit', 'local', false), set_config('jit', 'off', false),
+       set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
+       set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false),
+       set_config('max_parallel_workers_per_gather', '0', false), set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('lock_timeout', '0', false), set_config('idle_in_transaction_session_timeout', %(lease)s, false),
+       set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false),
+       set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '10000', false);
+
+-- claim: The next page of a route's messages after a place, of which those are locked that may be sent now: every one before
+-- them of their key is locked too, in this page, and none of them waits for another try. `place` counts within a key; where
+-- another worker has one, that number is missing. With it comes how far the WAL must be flushed, read before any lock.
+WITH head AS MATERIALIZED (
+    SELECT pg_current_wal_insert_lsn() AS lsn, pg_current_wal_flush_lsn() AS flushed, clock_timestamp() AS now
+), page AS MATERIALIZED (
+    SELECT o.seq, o.key, o.retry_at FROM forge.outbox o
+    WHERE o.seq > %(after)s AND o.topic ~ %(take)s AND (%(leave)s::text IS NULL OR o.topic !~ %(leave)s)
+      AND (SELECT h.lsn FROM head h) IS NOT NULL
+    ORDER BY o.seq LIMIT %(limit)s
+), linked AS (
+    SELECT p.seq, p.key, row_number() OVER w AS place, p.retry_at IS NULL OR p.retry_at <= (SELECT h.now FROM head h) AS ready,
+           p.key IS NULL OR lag(p.seq) OVER w IS NOT DISTINCT FROM (
+               SELECT b.seq FROM forge.outbox b WHERE b.key = p.key AND b.seq < p.seq ORDER BY b.seq DESC LIMIT 1) AS next
+    FROM page p WINDOW w AS (PARTITION BY p.key ORDER BY p.seq)
+), chained AS MATERIALIZED (
+    SELECT l.seq, l.key, CASE WHEN l.key IS NULL THEN 1 ELSE l.place END AS place, l.next,
+           CASE WHEN l.key IS NULL THEN l.ready ELSE bool_and(l.ready AND l.next) OVER (PARTITION BY l.key ORDER BY l.seq) END AS free,
+           l.key IS NOT NULL AND EXISTS (SELECT FROM forge.outbox_dead d WHERE d.key = l.key) AS behind
+    FROM linked l
+), locked AS MATERIALIZED (
+    SELECT c.place, c.behind, o.seq, o.id::text AS id, o.topic, o.key, o.payload, o.content_type, o.headers, o.at, o.tries
+    FROM chained c JOIN forge.outbox o ON o.seq = c.seq
+    WHERE c.free AND (o.retry_at IS NULL OR o.retry_at <= (SELECT h.now FROM head h))
+    ORDER BY o.seq FOR UPDATE OF o SKIP LOCKED
+)
+SELECT h.lsn::text, h.flushed >= h.lsn, (SELECT max(p.seq) FROM page p), (SELECT count(*) FROM page p),
+       EXISTS (SELECT FROM chained c WHERE NOT c.next), l.*
+FROM head h LEFT JOIN locked l ON true ORDER BY l.seq;
+
+-- sent: What the receiver has.
+DELETE FROM forge.outbox WHERE seq = ANY (%(seqs)s);
+
+-- failed: What is to be tried again after some seconds each.
+UPDATE forge.outbox o SET tries = o.tries + f.counts, retry_at = clock_timestamp() + f.delay * interval '1 second', error = f.error
+FROM unnest(%(seqs)s::bigint[], %(counts)s::integer[], %(delays)s::double precision[], %(errors)s::text[]) f (seq, counts, delay, error)
+WHERE o.seq = f.seq;
+
+-- park: What will never be taken, or was tried too often.
+WITH gone AS (
+    DELETE FROM forge.outbox o USING unnest(%(seqs)s::bigint[], %(errors)s::text[]) f (seq, error)
+    WHERE o.seq = f.seq RETURNING o.*, f.error AS why
+)
+INSERT INTO forge.outbox_dead (seq, id, topic, key, payload, content_type, headers, at, xid, tries, error, behind)
+SELECT g.seq, g.id, g.topic, g.key, g.payload, g.content_type, g.headers, g.at, g.xid, g.tries + 1, g.why, false FROM gone g;
+
+-- hold_dead: Nobody sends dead letters again until the end of this transaction.
+LOCK TABLE forge.outbox_dead IN ROW EXCLUSIVE MODE;
+
+-- park_behind: What waits behind a dead letter of its key, if there still is one.
+WITH gone AS (
+    DELETE FROM forge.outbox o WHERE o.seq = ANY (%(seqs)s)
+      AND EXISTS (SELECT FROM forge.outbox_dead d WHERE d.key = o.key) RETURNING o.*
+)
+INSERT INTO forge.outbox_dead (seq, id, topic, key, payload, content_type, headers, at, xid, tries, error, behind)
+SELECT g.seq, g.id, g.topic, g.key, g.payload, g.content_type, g.headers, g.at, g.xid, g.tries, g.error, true FROM gone g;
+
+-- next_try: In how many seconds the next message may be tried again; NULL when none waits for that.
+SELECT extract(epoch FROM min(o.retry_at) - clock_timestamp())::double precision FROM forge.outbox o WHERE o.retry_at IS NOT NULL;
+
+-- next_due: In how many seconds the next scheduled message is due; NULL when there is none.
+SELECT extract(epoch FROM min(l.due_at) - clock_timestamp())::double precision FROM forge.outbox_later l;
+
+-- promote: What is due joins the outbox, in the order of its time; one session at a time does so.
+WITH due AS (
+    DELETE FROM forge.outbox_later l WHERE l.number IN (
+        SELECT d.number FROM forge.outbox_later d
+        WHERE (SELECT pg_try_advisory_xact_lock(%(lock)s)) AND d.due_at <= clock_timestamp()
+        ORDER BY d.due_at, d.number LIMIT 1000)
+    RETURNING l.*
+), joined AS (
+    INSERT INTO forge.outbox (id, topic, key, payload, content_type, headers, at, xid)
+    SELECT d.id, d.topic, d.key, d.payload, d.content_type, d.headers, d.at, d.xid FROM due d ORDER BY d.due_at, d.number
+    RETURNING topic
+)
+SELECT count(pg_notify('forge_outbox', t.topic)) FROM (SELECT DISTINCT j.topic FROM joined j) t;
+
+-- flush: Writes a commit of our own, which flushes everything before it.
+SELECT pg_logical_emit_message(true, 'forge', '');
+
+-- lag: By topic: how many wait, since when the first does, how many of them failed, are scheduled, or are dead.
+SELECT t.topic, sum(t.waiting)::bigint, extract(epoch FROM clock_timestamp() - min(t.since))::double precision,
+       sum(t.retrying)::bigint, sum(t.scheduled)::bigint, sum(t.dead)::bigint
+FROM (
+    SELECT o.topic, count(*) AS waiting, min(o.at) AS since, count(o.retry_at) AS retrying, 0 AS scheduled, 0 AS dead
+    FROM forge.outbox o GROUP BY o.topic
+    UNION ALL SELECT l.topic, 0, NULL, 0, count(*), 0 FROM forge.outbox_later l GROUP BY l.topic
+    UNION ALL SELECT d.topic, 0, NULL, 0, 0, count(*) FROM forge.outbox_dead d GROUP BY d.topic
+) t
+WHERE %(topic)s::text IS NULL OR t.topic = %(topic)s GROUP BY t.topic ORDER BY t.topic;
+
+-- waiting: Messages in the order in which they will be sent, those that are scheduled after them.
+SELECT * FROM (
+    (SELECT CASE WHEN o.retry_at IS NULL THEN 'waiting' ELSE 'retrying' END, o.id::text, o.topic, o.key, o.at,
+            o.retry_at, o.tries, o.error, octet_length(o.payload), o.xid::text
+     FROM forge.outbox o WHERE %(topic)s::text IS NULL OR o.topic = %(topic)s ORDER BY o.seq LIMIT %(limit)s)
+    UNION ALL
+    (SELECT 'scheduled', l.id::text, l.topic, l.key, l.at, l.due_at, 0, NULL, octet_length(l.payload), l.xid::text
+     FROM forge.outbox_later l WHERE %(topic)s::text IS NULL OR l.topic = %(topic)s ORDER BY l.due_at, l.number LIMIT %(limit)s)
+) m LIMIT %(limit)s;
+
+-- dead: Messages that are parked, in order.
+SELECT CASE WHEN d.behind THEN 'behind' ELSE 'dead' END, d.id::text, d.topic, d.key, d.at, d.parked_at, d.tries, d.error,
+       octet_length(d.payload), d.xid::text
+FROM forge.outbox_dead d WHERE %(topic)s::text IS NULL OR d.topic = %(topic)s ORDER BY d.seq LIMIT %(limit)s;
+
+-- keep_dead: Nobody parks until the end of this transaction.
+LOCK TABLE forge.outbox_dead IN SHARE ROW EXCLUSIVE MODE;
+
+-- drop_dead: Forget the messages that failed, not those that wait behind them.
+DELETE FROM forge.outbox_dead d
+WHERE NOT d.behind AND (%(topic)s::text IS NULL OR d.topic = %(topic)s) AND (%(key)s::text IS NULL OR d.key = %(key)s)
+  AND (%(id)s::text IS NULL OR d.id::text = %(id)s);
+
+-- replay_dead: Back into the outbox, at their places: the chosen messages with all of the same keys. How many.
+WITH chosen AS (
+    SELECT d.seq, d.key FROM forge.outbox_dead d
+    WHERE (%(topic)s::text IS NULL OR d.topic = %(topic)s) AND (%(key)s::text IS NULL OR d.key = %(key)s)
+      AND (%(id)s::text IS NULL OR d.id::text = %(id)s)
+), gone AS (
+    DELETE FROM forge.outbox_dead d
+    WHERE d.seq IN (SELECT c.seq FROM chosen c) OR d.key IN (SELECT c.key FROM chosen c WHERE c.key IS NOT NULL) RETURNING d.*
+), joined AS (
+    INSERT INTO forge.outbox (seq, id, topic, key, payload, content_type, headers, at, xid)
+    SELECT g.seq, g.id, g.topic, g.key, g.payload, g.content_type, g.headers, g.at, g.xid FROM gone g RETURNING topic
+), told AS (
+    SELECT count(pg_notify('forge_outbox', t.topic)) FROM (SELECT DISTINCT j.topic FROM joined j) t
+)
+SELECT count(*), (SELECT * FROM told) FROM joined;
+
+-- release: Back into the outbox, those that no longer wait behind anything. How many.
+WITH gone AS (
+    DELETE FROM forge.outbox_dead d
+    WHERE d.behind AND NOT EXISTS (SELECT FROM forge.outbox_dead o WHERE o.key = d.key AND NOT o.behind) RETURNING d.*
+), joined AS (
+    INSERT INTO forge.outbox (seq, id, topic, key, payload, content_type, headers, at, xid)
+    SELECT g.seq, g.id, g.topic, g.key, g.payload, g.content_type, g.headers, g.at, g.xid FROM gone g RETURNING topic
+), told AS (
+    SELECT count(pg_notify('forge_outbox', t.topic)) FROM (SELECT DISTINCT j.topic FROM joined j) t
+)
+SELECT count(*), (SELECT * FROM told) FROM joined;

@@ -1,0 +1,134 @@
+"""Giving claimed messages to a sink or a handler, and what came of each.
+
+No I/O of its own and no database: in come messages in their order, out goes an Outcome. Of one key nothing is given
+before what stands in front of it was taken; what is neither sent nor failed nor refused in the Outcome was not tried.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forge.deliver.message import Message
+from forge.deliver.outbox.routes import Handler, Route
+from forge.deliver.sink import NotDelivered, Refused, Sink
+
+BUDGET: Final = 10.0
+"""Seconds after which no further call begins for a batch: it is settled, so that what was done is not done again."""
+MOST_ERROR: Final = 1000
+
+
+class Claimed(NamedTuple):
+    """A message that is ours to send."""
+
+    seq: int
+    tries: int
+    message: Message
+
+
+class Failure(NamedTuple):
+    """Why a message is to be tried again; `counts` is false where it is not the message's fault."""
+
+    error: str
+    after: float | None = None
+    counts: bool = True
+
+
+class Outcome(msgspec.Struct):
+    """What came of a batch, by seq. `down` when the receiver as a whole seems not to be there."""
+
+    sent: list[int] = msgspec.field(default_factory=list)
+    failed: dict[int, Failure] = msgspec.field(default_factory=dict)
+    refused: dict[int, str] = msgspec.field(default_factory=dict)
+    down: float | None = None
+
+
+def line_of(error: BaseException) -> str:
+    """An error on one line that a database can store."""
+    text = " ".join(str(error).replace("\0", "�").split())
+    name = type(error).__name__
+    found = f"{name}: {text}" if text else name
+    return found.encode(errors="replace").decode()[:MOST_ERROR]
+
+
+async def deliver(route: Route, claimed: Sequence[Claimed]) -> Outcome:
+    """Give messages to whom the route names."""
+    if route.handler is not None:
+        return await _handle(route.handler, route, claimed)
+    assert route.sink is not None
+    return await _send(route.sink, route, claimed)
+
+
+async def _send(sink: Sink, route: Route, claimed: Sequence[Claimed]) -> Outcome:
+    outcome = Outcome()
+    try:
+        async with asyncio.timeout(route.timeout):
+            await sink.send([each.message for each in claimed])
+    except NotDelivered as error:
+        place = max(0, min(error.delivered, len(claimed) - 1))
+        outcome.failed[claimed[place].seq] = Failure(line_of(error), error.after)
+        outcome.down = error.after or 0.0
+    except Refused as error:
+        place = max(0, min(error.place, len(claimed) - 1))
+        outcome.refused[claimed[place].seq] = line_of(error)
+    except TimeoutError:
+        place = 0
+        outcome.failed[claimed[0].seq] = Failure(f"the sink took longer than {route.timeout:g} s")
+        outcome.down = 0.0
+    except Exception as error:
+        place = 0
+        outcome.failed[claimed[0].seq] = Failure(line_of(error))
+        outcome.down = 0.0
+    else:
+        place = len(claimed)
+    outcome.sent = [each.seq for each in claimed[:place]]
+    return outcome
+
+
+async def _handle(handler: Handler, route: Route, claimed: Sequence[Claimed]) -> Outcome:
+    lines: dict[object, deque[Claimed]] = {}
+    for each in claimed:
+        lines.setdefault(each.seq if each.message.key is None else each.message.key, deque()).append(each)
+    waiting = deque(lines.values())
+    outcome = Outcome()
+    end = time.monotonic() + BUDGET
+
+    async def work() -> None:
+        while waiting:
+            line = waiting.popleft()
+            while line and time.monotonic() < end and await _call(handler, route, line.popleft(), outcome):
+                pass
+
+    if len(waiting) == 1:
+        await work()
+    else:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(route.concurrency, len(waiting))):
+                group.create_task(work())
+    return outcome
+
+
+async def _call(handler: Handler, route: Route, claimed: Claimed, outcome: Outcome) -> bool:
+    """Have one message handled; whether it was."""
+    try:
+        async with asyncio.timeout(route.timeout):
+            returned = await handler(claimed.message)
+    except Refused as error:
+        outcome.refused[claimed.seq] = line_of(error)
+    except NotDelivered as error:
+        outcome.failed[claimed.seq] = Failure(line_of(error), error.after)
+    except TimeoutError as error:
+        text = line_of(error) if str(error) else f"the handler took longer than {route.timeout:g} s"
+        outcome.failed[claimed.seq] = Failure(text)
+    except Exception as error:
+        outcome.failed[claimed.seq] = Failure(line_of(error))
+    else:
+        if returned is None:
+            outcome.sent.append(claimed.seq)
+            return True
+        text = f"the handler returned a {type(returned).__name__}: it returns nothing, and raises what went wrong"
+        outcome.failed[claimed.seq] = Failure(text, counts=False)
+    return False

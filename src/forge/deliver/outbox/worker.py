@@ -1,0 +1,288 @@
+"""A worker of one route: it claims messages, has them sent, and takes them out of the outbox.
+
+Any number may work on one route, on any nodes. What always holds:
+
+- A message is claimed by locking its row in a transaction that lasts until it is sent and deleted. A worker that dies
+  loses its connection and with it the locks, so others go on at once; one that hangs loses them when its lease is over.
+- Of one key only the messages from the first on are claimed, in a row, so no two workers send the same key at once.
+  A message that was committed late, with a smaller number than others, is found like any other.
+- Nothing is sent before its commit is on disk: what a crash of the server could take back is not told to anybody.
+- What is sent and not yet deleted when a worker dies is sent again, with the same id.
+- A message that fails waits, longer each time, and those of its key behind it; others go on. One that is refused, or
+  failed too often, is parked, and what comes after it with the same key waits behind it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import psycopg
+from psycopg.types.numeric import Int8
+
+from forge.backoff import Backoff
+from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
+from forge.deliver.message import Message
+from forge.deliver.outbox.routes import Route
+from forge.deliver.outbox.sending import BUDGET, Claimed, Outcome, deliver, line_of
+from forge.deliver.outbox.sql import sql
+from forge.errors import ServerError
+
+CHANNEL: Final = "forge_outbox"
+LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError)
+_MARGIN: Final = 20.0
+_LONGEST_DOWN: Final = 5.0
+_log = logging.getLogger("forge.outbox")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How a node works on the outbox. Times in seconds."""
+
+    poll: float = 1.0
+    """After which it looks, whether or not it was notified."""
+    blocked: float = 0.01
+    """After which it first looks again where a message waits behind one of another route."""
+
+
+class Page(NamedTuple):
+    """What a claim found: the messages to send, those to park behind a dead letter, and where the page ends."""
+
+    claimed: list[Claimed]
+    behind: list[int]
+    lsn: str
+    flushed: bool
+    last: int
+    full: bool
+    blocked: bool
+
+
+class Counts(msgspec.Struct):
+    """What a worker has done."""
+
+    sent: int = 0
+    failed: int = 0
+    parked: int = 0
+
+
+class Worker:
+    """Works on a route while `run` does; `stop` lets the batch that is under way end."""
+
+    def __init__(self, url: str, route: Route, leave: str | None, settings: Settings) -> None:
+        self.route = route
+        self.counts = Counts()
+        self.working = asyncio.Event()
+        """Set once it is connected."""
+        self._url = url
+        self._leave = leave
+        self._settings = settings
+        self._stopping = asyncio.Event()
+        self._idle: asyncio.Task[Any] | None = None
+        self._limit = route.batch
+        """How many are sent at a time: one after a failure, so that it is known whose it was."""
+        self._down = Backoff(0.05, _LONGEST_DOWN)
+        self._not_before = 0.0
+
+    def stop(self) -> None:
+        """End when the batch that is under way is settled."""
+        self._stopping.set()
+        if self._idle is not None:
+            self._idle.cancel()
+
+    async def run(self) -> None:
+        """Work until told to stop. Raises when the very first connection fails; later ones are tried again."""
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            try:
+                async with self._connected() as connection:
+                    self.working.set()
+                    backoff.reset()
+                    await self._work(connection)
+            except LOST as error:
+                if not self.working.is_set():
+                    raise
+                delay = backoff.next()
+                _log.warning(
+                    "outbox %s: connection lost, again in %.2f s: %s", self.route.pattern, delay, line_of(error)
+                )
+                await self._wait(asyncio.sleep(delay))
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AsyncConnection]:
+        connection = await connect_async(self._url, application_name=f"forge outbox {self.route.pattern}"[:63])
+        try:
+            lease = f"{BUDGET + self.route.timeout + _MARGIN:.0f}s"
+            with typed_errors():
+                await connection.execute(sql("settings"), {"lease": lease})
+                await connection.execute(f"LISTEN {CHANNEL}")
+            yield connection
+        finally:
+            await connection.close()
+
+    async def _work(self, connection: AsyncConnection) -> None:
+        after, found, blocked = 0, False, False
+        waits = Backoff(self._settings.blocked, self._settings.poll)
+        page = await self._claim(connection, [], after)
+        while not self._stopping.is_set():
+            settling: list[tuple[Any, dict[str, Any]]] = []
+            if page.claimed or page.behind:
+                found = True
+                settling = self._settled(page, await self._deliver(connection, page))
+                waits.reset()
+            blocked = blocked or page.blocked
+            swept = not page.full
+            after = 0 if swept else page.last
+            if (swept and not found) or self._stopping.is_set() or self._not_before > time.monotonic():
+                await self._ended(connection, settling)
+                pause = waits.next() if blocked else self._settings.poll
+                await self._sleep(connection, pause)
+                settling, after, swept = [], 0, True
+            if swept:
+                found = blocked = False
+            if not self._stopping.is_set():
+                page = await self._claim(connection, settling, after)
+
+    async def _claim(self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]], after: int) -> Page:
+        """Settle the batch before, and take the next: one round trip."""
+        values = {"after": Int8(after), "take": self.route.regex, "leave": self._leave, "limit": Int8(self.route.batch)}
+        async with connection.pipeline():
+            for statement, parameters in settling:
+                await connection.execute(statement, parameters)
+            if settling:
+                await connection.execute("COMMIT")
+            else:
+                await connection.execute("ROLLBACK" if self._open(connection) else "SELECT")
+            await connection.execute("BEGIN")
+            cursor = await connection.execute(sql("claim"), values, prepare=True, binary=True)
+        return self._page(await cursor.fetchall())
+
+    @staticmethod
+    def _open(connection: AsyncConnection) -> bool:
+        return connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
+
+    def _page(self, rows: Sequence[tuple[Any, ...]]) -> Page:
+        lsn, flushed, last, seen, blocked = rows[0][:5]
+        claimed: list[Claimed] = []
+        behind: list[int] = []
+        places: dict[str, int] = {}
+        for *_, place, parked, seq, id, topic, key, payload, content_type, headers, at, tries in rows:
+            if seq is None:
+                break
+            if key is not None:
+                if places.get(key, 0) != place - 1:
+                    continue  # another worker has one before it
+                places[key] = place
+            if parked:
+                behind.append(seq)
+            else:
+                message = Message(id, topic, payload, at, key, headers or {}, content_type)
+                claimed.append(Claimed(seq, tries, message))
+        return Page(claimed[: self._limit], behind, lsn, flushed, last or 0, seen >= self.route.batch, blocked)
+
+    async def _deliver(self, connection: AsyncConnection, page: Page) -> Outcome:
+        if not page.claimed:
+            return Outcome()
+        if not page.flushed:
+            await self._flushed(connection, page.lsn)
+        outcome = await deliver(self.route, page.claimed)
+        if outcome.down is not None:
+            self._limit = 1
+            self._not_before = time.monotonic() + self._down.next(outcome.down)
+        else:
+            self._limit = min(self.route.batch, self._limit * 2)
+            if outcome.sent:
+                self._down.reset()
+        return outcome
+
+    async def _flushed(self, connection: AsyncConnection, lsn: str) -> None:
+        """Return when the WAL is flushed up to here, having it flushed if nobody else does."""
+        for patience in (0.0, 0.001):
+            await asyncio.sleep(patience)
+            cursor = await connection.execute("SELECT pg_current_wal_flush_lsn() >= %s::text::pg_lsn", (lsn,))
+            if await cursor.fetchone() == (True,):
+                return
+        async with await connect_async(self._url, application_name="forge outbox flush") as other:
+            await other.execute(sql("flush"))
+
+    def _settled(self, page: Page, outcome: Outcome) -> list[tuple[Any, dict[str, Any]]]:
+        """The statements that make what came of a batch lasting."""
+        found: list[tuple[Any, dict[str, Any]]] = []
+        tries = {each.seq: each.tries for each in page.claimed}
+        parked = dict(outcome.refused)
+        failed = {}
+        for seq, failure in outcome.failed.items():
+            if failure.counts and self.route.tries is not None and tries[seq] + 1 >= self.route.tries:
+                parked[seq] = failure.error
+            else:
+                failed[seq] = failure
+        if outcome.sent:
+            found.append((sql("sent"), {"seqs": outcome.sent}))
+        if failed:
+            errors = [each.error for each in failed.values()]
+            values = {
+                "seqs": list(failed),
+                "counts": [int(each.counts) for each in failed.values()],
+                "delays": [self._delay(tries[seq], each.after) for seq, each in failed.items()],
+                "errors": errors,
+            }
+            found.append((sql("failed"), values))
+            _log.warning("outbox %s: %d failed, first: %s", self.route.pattern, len(failed), errors[0])
+        if parked:
+            found.append((sql("park"), {"seqs": list(parked), "errors": list(parked.values())}))
+            first = next(iter(parked.values()))
+            _log.error("outbox %s: %d parked, see forge outbox dead, first: %s", self.route.pattern, len(parked), first)
+        if page.behind:
+            found.append((sql("hold_dead"), {}))
+            found.append((sql("park_behind"), {"seqs": page.behind}))
+        self.counts.sent += len(outcome.sent)
+        self.counts.failed += len(failed)
+        self.counts.parked += len(parked)
+        return found
+
+    def _delay(self, tries: int, after: float | None) -> float:
+        first, most = self.route.backoff
+        return (after or 0.0) + min(most, first * 2.0 ** min(tries, 60)) * random.uniform(0.5, 1.0)
+
+    async def _ended(self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]]) -> None:
+        """End the transaction, having settled what there is."""
+        async with connection.pipeline():
+            for statement, parameters in settling:
+                await connection.execute(statement, parameters)
+            await connection.execute("COMMIT")
+
+    async def _sleep(self, connection: AsyncConnection, pause: float) -> None:
+        """Wait for a message of the route, for one to be tried again, or for the poll."""
+        if self._stopping.is_set():
+            return
+        if (wait := self._not_before - time.monotonic()) > 0:
+            await self._wait(asyncio.sleep(wait))
+            return
+        row = await (await connection.execute(sql("next_try"), prepare=True)).fetchone()
+        if row is not None and row[0] is not None and row[0] > 0:
+            pause = min(pause, row[0])
+        await self._wait(self._listen(connection, pause))
+
+    async def _listen(self, connection: AsyncConnection, pause: float) -> None:
+        end = time.monotonic() + pause
+        heard = False
+        while not heard and (left := end - time.monotonic()) > 0:
+            async for notice in connection.notifies(timeout=left, stop_after=1):
+                heard = heard or self.route.takes(notice.payload)
+
+    async def _wait(self, what: Any) -> None:
+        """Wait for it, unless told to stop."""
+        self._idle = asyncio.ensure_future(what)
+        try:
+            if not self._stopping.is_set():
+                await self._idle
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._stopping.is_set() or (task is not None and task.cancelling()):
+                raise
+        finally:
+            if not self._idle.done():
+                self._idle.cancel()
+            self._idle = None
