@@ -11,8 +11,10 @@ from forge.app import Forge
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.cursor import After
+from forge.errors import ConfigError, ServerError
 from forge.react.registry import Auth
 from forge.testing.postgres import temporary_postgres
+from forge.testing.redis import RedisServer
 from forge.track.cache import Cache
 from tests.cache.shop import QUICK, Shop, application, shop_node
 from tests.integration.following import eventually
@@ -181,3 +183,64 @@ async def test_an_application_without_cached_queries_has_no_cache(database: str,
     async with app.running() as node:
         assert node.cached is None
         assert node.reactor.runner.on_commit is None
+
+
+async def test_an_entry_of_another_node_is_ended_by_what_it_read(
+    database: str, shop: Connection, redis: RedisServer
+) -> None:
+    caches = [Cache(redis.url, timeout=10) for _ in range(2)]
+    async with shop_node(database, caches[0]) as one, shop_node(database, caches[1]) as two:
+        for id in (7, 8):
+            await one.ask("orders_of", customer_id=id)
+            assert await two.hit("orders_of", customer_id=id)
+        xid = await one.change("pay", id=1)
+        await two.followed(xid)
+        assert await two.hit("orders_of", customer_id=8)
+        assert not await two.hit("orders_of", customer_id=7)
+        assert two.runs == ["orders_of"]
+
+
+async def test_after_a_crash_of_the_server_nothing_from_before_is_shown(redis: RedisServer) -> None:
+    with temporary_postgres() as server:
+        with connect(server.url()) as writer:
+            install(writer)
+            writer.execute("CREATE TABLE notes (id int PRIMARY KEY, text text)")
+            writer.execute("CREATE TABLE orders (id int PRIMARY KEY, customer_id int, status text, total int)")
+            for table in ("orders", "notes"):
+                writer.execute("SELECT public.forge_enable_reactivity(%s)", (table,))
+        async with shop_node(server.url(), Cache(redis.url, timeout=10)) as node:
+            await node.ask("notes")
+            assert await node.hit("notes")
+            server.stop("immediate")
+            server.start()
+            with connect(server.url()) as writer:
+                writer.execute("INSERT INTO notes VALUES (1, 'after')")
+
+            async def answered() -> bool:
+                try:
+                    return bool(await node.ask("notes") == [{"id": 1, "text": "after"}])
+                except ServerError:
+                    return False
+
+            await eventually(answered, 20.0)
+            await node.cached()
+            runs = len(node.runs)
+            assert await node.ask("notes") == [{"id": 1, "text": "after"}]
+            assert await node.hit("notes")
+            assert len(node.runs) <= runs + 1
+
+
+async def test_two_applications_may_share_a_cache(database: str, shop: Connection) -> None:
+    cache = Cache()
+    async with shop_node(database, cache) as two:
+        async with shop_node(database, cache) as one:
+            for number in range(10):
+                await one.ask("orders_of", customer_id=7)
+                await two.change("pay", id=1, status=str(number))
+                assert (await one.ask("orders_of", customer_id=7))[0]["status"] == str(number)
+                assert (await two.ask("orders_of", customer_id=7))[0]["status"] == str(number)
+        await two.ask("orders_of", customer_id=7)
+        assert await two.hit("orders_of", customer_id=7)
+    with pytest.raises(ConfigError, match="another database"):
+        async with shop_node(database, Cache(database="postgresql://elsewhere")):
+            pass

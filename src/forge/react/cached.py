@@ -17,7 +17,7 @@ import msgspec
 
 from forge.change import Change
 from forge.changelog.reader import Batch
-from forge.cursor import NOW, After
+from forge.cursor import NOW, After, Cursor
 from forge.react.bound import bind
 from forge.react.catalog import OWN_SCHEMA
 from forge.react.condition import (
@@ -67,8 +67,8 @@ class Cached:
         """Begin before the log is followed."""
         self._keeper = await self._cache.attach(ReadMatcher(), self._reactor.url)
         self._reactor.on_batch.append(self._take)
-        self._reactor.on_read.append(self._cache.read)
-        self._reactor.runner.on_forget.append(self._cache.lose)
+        self._reactor.on_read.append(self._read)
+        self._reactor.runner.on_forget.append(self._lose)
         self._reactor.runner.on_commit = self._cache.wrote
 
     async def stop(self) -> None:
@@ -92,7 +92,16 @@ class Cached:
         return await self.keeper.ask(key, name, run, after)
 
     def _take(self, batch: Batch) -> None:
-        self._cache.take(batch.changes)
+        for keeper in self._cache.fed_by(self.keeper):
+            keeper.take(batch.changes)
+
+    def _read(self, cursor: Cursor, started: str) -> None:
+        for keeper in self._cache.fed_by(self.keeper):
+            keeper.read(cursor, started)
+
+    def _lose(self) -> None:
+        for keeper in self._cache.fed_by(self.keeper):
+            keeper.lose()
 
 
 def _table(read: BoundRead) -> str:

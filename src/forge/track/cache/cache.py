@@ -27,7 +27,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from forge.change import Change, Op
+from forge.change import Op
 from forge.changelog.connection import AsyncConnection, parameters, translate
 from forge.changelog.follow import follow
 from forge.cursor import After, Cursor, Snapshot
@@ -92,7 +92,7 @@ class Cache:
         self._keepers: list[Keeper[Any]] = []
         self._own: Keeper[Tables] | None = None
         self._users = 0
-        self._fed = False
+        self._feeder: Keeper[Any] | None = None
         self._following: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._checked: set[str] = set()
@@ -112,15 +112,16 @@ class Cache:
     ) -> None:
         await self.close()
 
-    async def open(self) -> None:
-        """Connect, and follow the database's log where there is one and nobody else does."""
+    async def open(self, *, fed: bool = False) -> None:
+        """Connect, and follow the database's log where there is one, unless an application feeds it."""
         self._users += 1
         if self._users > 1:
             return
         self.store.on_gone = self._gone
         await self.store.open()
         self._stop_listening = events.listen(self._heard, rows=False)
-        if self._database is not None and not self._fed:
+        if self._database is not None and not fed:
+            self._own = self._kept(TableMatcher())
             following: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._following = asyncio.get_running_loop().create_task(self._follow(self._database, following))
             try:
@@ -151,34 +152,30 @@ class Cache:
     # For applications
 
     async def attach(self, matcher: Matcher[Any], database: str) -> Keeper[Any]:
-        """A keeper for an application, which tells `take`, `read`, `lose` and `wrote` of its log."""
-        self._fed = True
-        self._database = self._database or database
-        await self.open()
-        return self._kept(matcher)
+        """A keeper for an application, which feeds it what it reads from its log."""
+        if self._database not in (None, database):
+            raise ConfigError("the cache follows another database than the application", fix="leave out its database=")
+        self._database = database
+        await self.open(fed=True)
+        keeper = self._kept(matcher)
+        if self._following is None and self._feeder is None:
+            self._feeder = keeper
+        return keeper
 
     async def detach(self, keeper: Keeper[Any]) -> None:
         """The application ends."""
         await keeper.close()
         if keeper in self._keepers:
             self._keepers.remove(keeper)
+        if keeper is self._feeder:
+            self._feeder = next((other for other in self._keepers if other is not self._own), None)
+            if self._own is not None:
+                self._own.lose()
         await self.close()
 
-    def take(self, changes: Sequence[Change]) -> None:
-        """Changes were read from the log."""
-        for keeper in self._keepers:
-            keeper.take(changes)
-
-    def read(self, cursor: Cursor, started: str) -> None:
-        """The log was read up to here."""
-        for keeper in self._keepers:
-            keeper.read(cursor, started)
-
-    def lose(self) -> None:
-        """The log was lost, or definitions changed."""
-        self._checked.clear()
-        for keeper in self._keepers:
-            keeper.lose()
+    def fed_by(self, keeper: Keeper[Any]) -> list[Keeper[Any]]:
+        """Whom an application feeds: what is fetched beside it has one feeder, as everything has."""
+        return [keeper, self._own] if keeper is self._feeder and self._own is not None else [keeper]
 
     def wrote(self, xid: int, tables: frozenset[str] | None) -> None:
         """A transaction of this process has committed."""
@@ -213,6 +210,8 @@ class Cache:
         """
         if self._own is None:
             self._own = self._kept(TableMatcher(), logged=self._database is not None)
+            self._own.lose()  # a read of the log that is under way may lack what was written here just before
+        own = self._own
         if not tables:
             raise ConfigError("a cached query must name the tables that it reads", fix='pass tables=["orders"]')
         read = tuple(qualified(table) for table in tables)
@@ -226,7 +225,7 @@ class Cache:
         kind = "load" if load is not None else "sql"
         asked = values.encode([kind, what, _plain(parameters), list(read)])
         key = "f" + hashlib.sha256(asked).hexdigest()[:40]
-        shown = await self._own.ask(key, what, run, After.parse(None if after is None else str(after)))
+        shown = await own.ask(key, what, run, After.parse(None if after is None else str(after)))
         return values.decode(shown.value)
 
     async def invalidate(self, *tables: str, key: str | None = None, prefix: str | None = None) -> None:
@@ -322,18 +321,23 @@ class Cache:
             nonlocal lost
             if restarted or lost:
                 lost = False
-                self.lose()
+                self._lose()
             if not following.done():
                 following.set_result(None)
 
+        def read(cursor: Cursor, started: str) -> None:
+            if self._own is not None:
+                self._own.read(cursor, started)
+
         while True:
             try:
-                batches = follow(database, durable=False, on_open=opened, on_read=self.read)
+                batches = follow(database, durable=False, on_open=opened, on_read=read)
                 async with contextlib.aclosing(batches):
                     async for batch in batches:
-                        self.take(batch.changes)
+                        if self._own is not None:
+                            self._own.take(batch.changes)
                         if any(change.op is Op.SCHEMA for change in batch.changes):
-                            self.lose()
+                            self._lose()
             except CursorError as error:
                 _log.warning("the log cannot be followed from where it was left, the cache begins anew: %s", error)
             except ForgeError as error:
@@ -342,7 +346,15 @@ class Cache:
                     return
                 _log.error("the log cannot be followed, the cache is not used: %s (fix: %s)", error, error.fix)
                 await asyncio.sleep(1.0)
+            except Exception:
+                _log.exception("following the log failed, trying again")
+                await asyncio.sleep(1.0)
             lost = True
+
+    def _lose(self) -> None:
+        self._checked.clear()
+        if self._own is not None:
+            self._own.lose()
 
 
 async def _snapshot(connection: AsyncConnection) -> Snapshot:

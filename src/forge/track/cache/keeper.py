@@ -97,10 +97,6 @@ class Shown(msgspec.Struct, frozen=True):
     snapshot: str
     hit: bool | None
 
-    def json(self) -> bytes:
-        """The result as JSON."""
-        return self.value
-
 
 class Metrics(msgspec.Struct):
     """What happened so far."""

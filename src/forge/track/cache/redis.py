@@ -51,6 +51,15 @@ redis.call('DEL', KEYS[2])
 redis.call('EXPIRE', KEYS[3], ARGV[4])
 return 1
 """
+_BEGIN: Final = """
+local epoch = redis.call('HGET', KEYS[1], '')
+if not epoch or string.sub(epoch, 1, #ARGV[1] + 1) ~= ARGV[1] .. '.' then
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], '', ARGV[1] .. '.' .. ARGV[2])
+  redis.call('EXPIRE', KEYS[1], ARGV[3])
+end
+return redis.call('HGETALL', KEYS[1])
+"""
 _RELEASE: Final = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
 _RENEW: Final = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 1"
 
@@ -104,6 +113,7 @@ class Redis:
             **self._options,
         )
         self._client = redis.asyncio.Redis(connection_pool=pool)
+        self._begin = self._client.register_script(_BEGIN)
         self._put = self._client.register_script(_PUT)
         self._release = self._client.register_script(_RELEASE)
         self._renew = self._client.register_script(_RENEW)
@@ -133,10 +143,10 @@ class Redis:
             return Lease(None, None)
         held, raw, stamps = bool(found[0]), found[1], _texts(found[2])
         if not self._current(stamps):
-            begun: list[Any] | None = await self._asked(self._begin)
+            begun: list[Any] | None = await self._asked(self._begun)
             if begun is None:
                 return Lease(None, None)
-            stamps = _texts(begun[-1])
+            stamps = _texts(dict(zip(begun[::2], begun[1::2], strict=True)))
         if held:
             self._renewing[key] = asyncio.get_running_loop().create_task(self._renewed(key, token))
         return Lease(token if held else None, stamps, self._entry(raw, stamps))
@@ -160,16 +170,18 @@ class Redis:
 
     def stamp(self, names: Sequence[str]) -> None:
         with self._owing:
-            try:
-                self._stamp(names)
-            except (redis.RedisError, OSError) as error:
-                if not names:
-                    self._owed = None
-                elif self._owed is not None:
-                    self._owed.update(names)
-                self._up = False
-                if self._loop is not None and not self._loop.is_closed():
-                    self._loop.call_soon_threadsafe(self._down, _line(error))
+            if self._up:
+                try:
+                    self._stamp(names)
+                    return
+                except (redis.RedisError, OSError) as error:
+                    self._up = False
+                    if self._loop is not None and not self._loop.is_closed():
+                        self._loop.call_soon_threadsafe(self._down, _line(error))
+            if not names:
+                self._owed = None
+            elif self._owed is not None:
+                self._owed.update(names)
 
     # Asking Redis
 
@@ -200,16 +212,10 @@ class Redis:
             found: list[Any] = await pipe.execute()
             return found
 
-    async def _begin(self) -> list[Any]:
-        """A new epoch: what is there is of an earlier run of the server, or was evicted."""
-        stamps = self._name("stamps")
-        async with self._client.pipeline(transaction=True) as pipe:
-            pipe.delete(stamps)
-            pipe.hset(stamps, EPOCH, f"{self._run}.{fresh()}")
-            pipe.expire(stamps, STAMPS_LIVE)
-            pipe.hgetall(stamps)
-            found: list[Any] = await pipe.execute()
-            return found
+    async def _begun(self) -> list[Any]:
+        """The stamps of a new epoch, if what is there is of an earlier run of the server, or nothing is."""
+        found: list[Any] = await self._begin(keys=[self._name("stamps")], args=[self._run, fresh(), STAMPS_LIVE])
+        return found
 
     def _current(self, stamps: Stamps) -> bool:
         return stamps.get(EPOCH, "").partition(".")[0] == self._run and EPOCH in stamps
