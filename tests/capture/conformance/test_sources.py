@@ -24,6 +24,8 @@ CONTRACTS = {
     **dict.fromkeys(("filters", "filters in feed", "status"), "W9"),
     **dict.fromkeys(("now", "resume", "replay", "durable", "expired cursor", "killed consumer"), "W12"),
 }
+ELSEWHERE = (("wal", "killed consumer"), ("mysql", "killed consumer"))
+"""Checks that start processes again and again, of what tests of the source's own show too."""
 Serve = Callable[[str], Opening]
 
 
@@ -50,7 +52,9 @@ def each() -> Iterator[object]:
             if check is not check_half_open_connections:
                 contract = CONTRACTS.get(name(check))
                 marks = [pytest.mark.contract(contract)] if contract else []
-                marks += [pytest.mark.long] if name(check) == "slow consumer" else []
+                marks += (
+                    [pytest.mark.long] if name(check) == "slow consumer" or (kind, name(check)) in ELSEWHERE else []
+                )
                 yield pytest.param(kind, check, id=f"{kind}-{name(check)}", marks=marks)
 
 

@@ -3,12 +3,14 @@
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from forge.capture import Filter, open_source
 from forge.capture.sqlite import SqliteSource, enable
+from forge.capture.sqlite.file import File
 from forge.errors import ConfigError, ForgeError, NotInstalled, SchemaTooNew, SourceError
 from tests.capture.sqlite.files import url_of, writer
 
@@ -57,8 +59,9 @@ async def test_slashes_too_many_do_no_harm(path: Path) -> None:
 async def test_who_has_a_write_ahead_log_is_not_told_to_have_one(path: Path) -> None:
     connection = writer(path, wal=True)
     connection.execute("BEGIN IMMEDIATE")
-    with pytest.raises(SourceError, match="was locked") as error:
-        enable(url_of(path), ["orders"], exclude=["note"])
+    file = File(url_of(path), patience=0.05)
+    with closing(file.connect()) as other, pytest.raises(SourceError, match="was locked") as error, file.errors():
+        other.execute("BEGIN IMMEDIATE")
     assert "transactions short" in error.value.fix
     assert "journal_mode" not in error.value.fix
     connection.close()
