@@ -9,7 +9,7 @@ import pytest
 from forge.capture.mysql import MysqlSource
 from forge.pipeline.java import SparkUnavailable
 from forge.testing.debezium import Engine, central_missing, debezium_missing, mariadb_jars, mariadb_properties
-from forge.testing.mariadb import connect_mariadb, fresh_mariadb, mariadb_missing, temporary_mariadb
+from forge.testing.mariadb import MariadbServer, connect_mariadb, fresh_mariadb
 from tests.capture.debezium.comparing import (
     BINLOG,
     END,
@@ -113,9 +113,9 @@ def write(url: str, script: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def seen() -> Iterator[dict[str, Any]]:
+def seen(maria: MariadbServer) -> Iterator[dict[str, Any]]:
     """What both say: of the rows that are there first, then of the writes."""
-    if missing := debezium_missing() or mariadb_missing():
+    if missing := debezium_missing():
         pytest.skip(missing)
     try:
         mariadb_jars()
@@ -123,7 +123,7 @@ def seen() -> Iterator[dict[str, Any]]:
         if central_missing() is None:
             raise
         pytest.skip(str(unavailable))
-    with temporary_mariadb() as server, fresh_mariadb(server) as url:
+    with fresh_mariadb(maria) as url:
         database = url.rsplit("/", 1)[1]
         write(url, SETUP)
         source = MysqlSource(url)
