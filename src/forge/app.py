@@ -35,6 +35,7 @@ from forge.database import database
 from forge.deliver.consumers import ConsumerNode, Consumers
 from forge.deliver.consumers import Settings as ConsumerSettings
 from forge.deliver.message import Envelope
+from forge.deliver.outbox import OutboxNode, Routes
 from forge.deliver.sink import Sink
 from forge.errors import ServerError
 from forge.react import past
@@ -85,6 +86,7 @@ class Forge:
         self.cache = cache or Cache()
         """Where results of queries marked with `cache=` are kept; in this process unless another is given."""
         self.consumers = Consumers()
+        self.outbox = Routes()
         self._asgi: ForgeApp | None = None
 
     @overload
@@ -160,6 +162,17 @@ class Forge:
             name, to=to, tables=tables, ops=ops, columns=columns, where=where, envelope=envelope, topic=topic, **options
         )
 
+    def on_outbox(self, topic: str, /, **options: Any) -> Callable[[F], F]:
+        """Mark an async function of one message as the receiver of a topic of the outbox, or of many: `order.*`.
+
+        Options: `batch`, `workers`, `concurrency`, `tries`, `timeout`, `backoff`; see `forge.deliver.outbox.Route`.
+        """
+        return self.outbox.on(topic, **options)
+
+    def outbox_to(self, topic: str, sink: Sink, /, **options: Any) -> None:
+        """Send the messages of a topic of the outbox, or of many, to a sink."""
+        self.outbox.to(topic, sink, **options)
+
     def as_of(self, at: datetime) -> "AsOf":
         """The application's queries as they would have been answered at an instant."""
         return AsOf(self, at)
@@ -218,7 +231,7 @@ class Forge:
             keeping = asyncio.get_running_loop().create_task(maintain(found.url, policy))
             keeping.add_done_callback(_ended)
             try:
-                async with self._consuming(found.url) as consuming:
+                async with self._consuming(found.url) as consuming, self._draining(found.url):
                     node.instruments.consumers = consuming.samples
                     yield node
             finally:
@@ -249,6 +262,25 @@ class Forge:
                 yield consuming
         finally:
             await consuming.close()
+
+    async def drain(self) -> None:
+        """Send the outbox's messages, without serving, until cancelled; `forge outbox run` does this."""
+        with database(self._config(), create=True) as found:
+            if found.embedded:
+                with connect(found.url) as connection:
+                    install(connection)
+            async with self._draining(found.url) as draining:
+                await draining.ended
+
+    @contextlib.asynccontextmanager
+    async def _draining(self, url: str) -> AsyncIterator[OutboxNode]:
+        """Send the outbox's messages while the block lasts; the batches that are under way may end."""
+        draining = OutboxNode(url, self.outbox)
+        try:
+            async with draining.running():
+                yield draining
+        finally:
+            await draining.close()
 
     def asgi(self) -> ForgeApp:
         """The application as ASGI, to be served or mounted; always the same one."""

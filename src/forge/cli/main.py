@@ -26,6 +26,7 @@ from forge.cli import (
     history,
     init,
     maintain,
+    outbox,
     pipeline,
     redact,
     revert,
@@ -55,7 +56,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    init, enable, disable, status, tail, serve, consumers, pipeline, slot, crosscheck,
+    init, enable, disable, status, tail, serve, consumers, outbox, pipeline, slot, crosscheck,
     history, audit, asof, revert, redact, verify_log, trim, maintain, doctor, config, demo,
 )  # fmt: skip
 for command in COMMANDS:

@@ -6,6 +6,7 @@ parameters that they had. A statement whose reads cannot be known is refused bef
 
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 import msgspec
@@ -18,6 +19,7 @@ from forge.react.index import BoundRead
 from forge.react.readset import Analysis
 from forge.react.registry import Auth
 from forge.track.bus.hub import Timed, hub
+from forge.track.outbox import Key, outbox
 
 Parameters = Mapping[str, Any] | Sequence[Any]
 
@@ -38,11 +40,24 @@ class Context(msgspec.Struct, frozen=True):
     db: "Db"
     auth: Auth
 
+    async def outbox(
+        self,
+        topic: str,
+        payload: object,
+        *,
+        key: Key | None = None,
+        headers: Mapping[str, str] | None = None,
+        after: datetime | timedelta | None = None,
+    ) -> str:
+        """Put a message into the outbox within the mutation's transaction; its id. See `forge.outbox`."""
+        return await outbox(self.db._connection, topic, payload, key=key, headers=headers, after=after)
+
 
 class Db:
     """Statements in the transaction of one run; parameters are the call's arguments unless others are given."""
 
     def __init__(self, connection: AsyncConnection, arguments: Mapping[str, Any]) -> None:
+        self._connection = connection
         self._rows = connection.cursor(row_factory=dict_row)
         self._arguments = arguments
 

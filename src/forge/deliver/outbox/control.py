@@ -1,0 +1,88 @@
+"""Looking at the outbox from outside, and seeing to its dead letters."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+import msgspec
+
+from forge.changelog.connection import Connection, connect, typed_errors
+from forge.changelog.install import require_installed
+from forge.deliver.outbox.sql import sql
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """How a topic fares: `waiting` counts what is due, `seconds` is for how long the first of it waits."""
+
+    topic: str
+    waiting: int
+    seconds: float
+    retrying: int
+    scheduled: int
+    dead: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A message that is there: waiting, retrying, scheduled, dead, or behind a dead one. `since` is when it is tried
+    next, is due, or was parked."""
+
+    state: str
+    id: str
+    topic: str
+    key: str | None
+    at: datetime
+    since: datetime | None
+    tries: int
+    error: str | None
+    bytes: int
+    transaction_id: str
+
+
+class Control:
+    """What people ask and say, one connection each time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        with connect(self._url, application_name="forge outbox") as connection, typed_errors():
+            require_installed(connection)
+            yield connection
+
+    def lag(self, topic: str | None = None) -> list[Lag]:
+        """Every topic that has messages."""
+        with self._connection() as connection:
+            rows = connection.execute(sql("lag"), {"topic": topic}).fetchall()
+        return [Lag(name, waiting, max(0.0, since or 0.0), *rest) for name, waiting, since, *rest in rows]
+
+    def waiting(self, topic: str | None = None, limit: int = 50) -> list[Entry]:
+        """The first messages that are to be sent, then those that are scheduled."""
+        return self._entries("waiting", topic, limit)
+
+    def dead(self, topic: str | None = None, limit: int = 50) -> list[Entry]:
+        """The first messages that are parked."""
+        return self._entries("dead", topic, limit)
+
+    def _entries(self, query: str, topic: str | None, limit: int) -> list[Entry]:
+        with self._connection() as connection:
+            rows = connection.execute(sql(query), {"topic": topic, "limit": limit}).fetchall()
+        return [Entry(*row) for row in rows]
+
+    def replay_dead(self, *, topic: str | None = None, key: str | None = None, id: str | None = None) -> int:
+        """Put parked messages back at their places, with all that wait behind them; how many."""
+        return self._back("replay_dead", topic=topic, key=key, id=id)
+
+    def drop_dead(self, *, topic: str | None = None, key: str | None = None, id: str | None = None) -> tuple[int, int]:
+        """Forget parked messages; how many, and how many that waited behind them go on."""
+        with self._connection() as connection, connection.transaction():
+            connection.execute(sql("keep_dead"))
+            gone = connection.execute(sql("drop_dead"), {"topic": topic, "key": key, "id": id}).rowcount
+            row = connection.execute(sql("release")).fetchone()
+            return gone, int(row[0]) if row else 0
+
+    def _back(self, query: str, **values: str | None) -> int:
+        with self._connection() as connection, connection.transaction():
+            connection.execute(sql("keep_dead"))
+            row = connection.execute(sql(query), values).fetchone()
+            return int(row[0]) if row else 0
