@@ -70,10 +70,13 @@ class Transaction(psycopg.AsyncConnection[TupleRow]):
 class Context:
     """One worker's context; the same object at each call."""
 
-    def __init__(self, consumer: str, shard: int, shards: int) -> None:
+    def __init__(self, consumer: str, shard: int, shards: int, fence: int) -> None:
         self.consumer = consumer
         self.shard = shard
         self.shards = shards
+        self.fence = fence
+        """Greater each time that a worker takes over: a receiver that refuses less than it has seen is safe from one
+        that does not know yet that it was replaced."""
         self.tries = 0
         """How often this call has failed before."""
         self.used = False

@@ -102,7 +102,7 @@ class Worker:
         self._url = url
         self._lease = lease
         self._wakeup: Wakeup = wakeup
-        self._context = Context(consumer.name, shard, consumer.shards)
+        self._context = Context(consumer.name, shard, consumer.shards, fence)
         self._turn = asyncio.Lock()
         self._saved_at = time.monotonic()
         self._breathed = 0.0
