@@ -42,6 +42,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from forge.change import Change, Context, Op, Source, text
 from forge.errors import DecodeError, TrackingError
@@ -233,6 +234,13 @@ def create(engine: Engine) -> None:
         ) from error
     finally:
         side.dispose()
+
+
+def create_within(connection: Connection) -> None:
+    """Make the log table in the connection's transaction, which takes it along if it is rolled back."""
+    connection.execute(CreateTable(LOG, if_not_exists=True), execution_options=OWN)
+    for index in LOG.indexes:
+        connection.execute(CreateIndex(index, if_not_exists=True), execution_options=OWN)
 
 
 def exists(connection: Connection) -> bool:

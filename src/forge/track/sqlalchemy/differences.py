@@ -34,6 +34,8 @@ def inserted(plan: Plan, keys: list[Key], count: int) -> Found:
     """After a plain INSERT of so many rows (-1: nobody knows) whose keys these are."""
     if count == 0:
         return NOTHING
+    if plan.analysis.may_collide and not plan.analysis.skips:
+        return UNKNOWN  # which rows were there before, nobody knows
     good = known(keys)
     if not good:
         return UNKNOWN
@@ -54,7 +56,8 @@ def collided(plan: Plan) -> Found:
             rows.append(Row(Op.INSERT, key, None, image))
         elif was.text != image.text:
             rows.append(Row(Op.UPDATE, key, was, image))
-    return Found(rows)
+    # fewer rows than were given: some collided by what the Table does not say, an index on an expression perhaps
+    return Found(rows, beyond=len(after) < plan.expected)
 
 
 def updated(plan: Plan, count: int) -> Found:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -46,6 +46,8 @@ CHUNK: Final = 500
 
 Convert = Callable[[Any], Any]
 Key = tuple[Any, ...]
+Lock = Literal["update", "delete"]
+"""As what rows are locked that are read: as an UPDATE does it, rows that refer to them may come and go meanwhile."""
 
 
 class Image:
@@ -100,15 +102,19 @@ class Shape:
         return select(*self._native, *self._read, *flags).select_from(self.table)
 
     def by_columns(
-        self, columns: Sequence[Column[Any]], filters: tuple[ColumnElement[bool], ...], *, lock: bool = False
+        self, columns: Sequence[Column[Any]], filters: tuple[ColumnElement[bool], ...], *, lock: Lock | None = None
     ) -> Select[Any]:
         """The rows whose values in some columns are given as the parameter KEYS."""
         cached = (tuple(columns), filters, lock)
         found = self._selects.get(cached)
         if found is None:
             found = self.reading(filters).where(self._condition(columns))
-            found = self._selects[cached] = found.with_for_update() if lock else found
+            found = self._selects[cached] = self.locking(found, lock) if lock is not None else found
         return found
+
+    def locking(self, query: Select[Any], lock: Lock) -> Select[Any]:
+        """The same, with the rows of this table locked, as far as the database tells tables and strengths apart."""
+        return query.with_for_update(key_share=lock == "update", of=self.table)
 
     def _condition(self, columns: Sequence[Column[Any]]) -> ColumnElement[bool]:
         if len(columns) > 1:

@@ -1,18 +1,20 @@
 """What is known of one execution of an INSERT, UPDATE or DELETE, and the rows that it touches, before and after.
 
 Every read here may fail without harm: on PostgreSQL, where an error ends the transaction, each is within a savepoint.
+Where a failure takes the transaction with it, as a deadlock does in MariaDB, it is the writer's: what was done before is
+gone, and to go on would commit the rest alone.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import Column, ColumnElement, Connection, Insert, Table
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Column, ColumnElement, Connection, Delete, Insert, Table
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from forge.track.events import LOGGER
 from forge.track.record import OWN
-from forge.track.sqlalchemy.images import KEYS, Image, Key, Shape
+from forge.track.sqlalchemy.images import KEYS, Image, Key, Lock, Shape
 from forge.track.sqlalchemy.statement import Analysis, Parameters, given_rows, unique_sets
 from forge.track.sqlalchemy.subscribers import Subscriber
 
@@ -47,6 +49,8 @@ class Plan:
         """The keys that an UPDATE changes."""
         self.collisions: Collisions = []
         """Unique values that an INSERT with a conflict clause gives."""
+        self.expected = 0
+        """How many rows at the least must have those values afterwards, if nothing else let rows collide."""
         self.found = 0
         """How many rows the WHERE would touch, counting one each time that it is named."""
 
@@ -54,12 +58,12 @@ class Plan:
         """Read what the statement is about to touch."""
         if isinstance(self.analysis.statement, Insert):
             if self.analysis.may_collide:
-                self.collisions = self._collisions(self.analysis.statement)
-                if self.collisions:
-                    self.before = self._tried("before", lambda: self._read_sets(self.collisions))
+                self.before = self._tried("before", self._read_collisions)
             return
         self.keys = self.analysis.keys(self.parameters)
-        if self.keys is not None and not self.analysis.computed:
+        if self.keys and not _hashable(self.keys[0]):
+            self.keys = None
+        elif self.keys is not None and not self.analysis.computed:
             if self.analysis.moves:
                 pairs = zip(self.keys, self.parameters, strict=True)
                 self.moved = {key: self.analysis.moved(key, given) for key, given in pairs}
@@ -90,12 +94,14 @@ class Plan:
                 found: Images = read()
                 return found
         except _FAILURES as error:
+            if ends_transaction(self.connection, error):
+                raise
             line = str(error).partition("\n")[0]
             LOGGER.warning("the rows %s a write of %s were not read: %s", when, self.table.fullname, line)
             return None
 
     def _read(self, columns: Sequence[Column[Any]], keys: list[Key], *, lock: bool = False) -> Images:
-        query = self.shape.by_columns(columns, self._clauses, lock=lock and locks(self.connection))
+        query = self.shape.by_columns(columns, self._clauses, lock=self._strength() if lock else None)
         found: Images = {}
         for chunk in self.shape.chunks(columns, keys):
             rows = self.connection.execute(query, {KEYS: chunk}, execution_options=OWN).all()
@@ -104,7 +110,7 @@ class Plan:
         return found
 
     def _read_where(self) -> Images:
-        query, names = self.analysis.select(self._clauses, lock=locks(self.connection))
+        query, names = self.analysis.select(self._clauses, lock=self._strength())
         width = len(self.analysis.computed)
         found: Images = {}
         for given in self.parameters:
@@ -117,6 +123,16 @@ class Plan:
                     self.moved[image.key] = self.analysis.moved(image.key, given, row[len(row) - width :])
         return found
 
+    def _strength(self) -> Lock | None:
+        if self.connection.dialect.name not in ("postgresql", "mysql", "mariadb"):
+            return None
+        return "delete" if isinstance(self.analysis.statement, Delete) else "update"
+
+    def _read_collisions(self) -> Images:
+        assert isinstance(self.analysis.statement, Insert)
+        self.collisions = self._collisions(self.analysis.statement)
+        return self._read_sets(self.collisions)
+
     def _read_sets(self, sets: Collisions) -> Images:
         found: Images = {}
         for columns, keys in sets:
@@ -128,22 +144,41 @@ class Plan:
             return []
         rows = given_rows(statement, self.parameters)
         sets: Collisions = []
+        named: dict[int, Any] = {}
         for columns in unique_sets(self.table):
-            keys = dict.fromkeys(tuple([row.get(column.key) for column in columns]) for row in rows)
-            if known := [key for key in keys if None not in key]:
-                sets.append((columns, known))
+            keys = [tuple([row.get(column.key) for column in columns]) for row in rows]
+            if good := dict.fromkeys(known(keys)):
+                sets.append((columns, list(good)))
+                for place, key in enumerate(keys):
+                    if None not in key:
+                        named[place] = (*named.get(place, ()), key)
+        # rows that have no such value are new, and cannot be found by one
+        self.expected = len(set(named.values())) + len(rows) - len(named)
         return sets
 
 
-def locks(connection: Connection) -> bool:
-    """Whether a read can lock the rows that the next statement writes."""
-    return connection.dialect.name in ("postgresql", "mysql", "mariadb")
+_ENDING: Final = {
+    "mysql": frozenset({1205, 1206, 1213}),  # a lock was waited for too long, too many locks, a deadlock
+    "mariadb": frozenset({1020, 1205, 1206, 1213}),  # and: the row has changed since it was last read
+    "sqlite": frozenset({5, 7, 9, 10, 13}),  # busy, out of memory, interrupted, I/O error, full
+}
+
+
+def ends_transaction(connection: Connection, error: BaseException) -> bool:
+    """Whether a database may have given up the whole transaction with an error."""
+    if not isinstance(error, DBAPIError):
+        return False
+    orig: Any = error.orig
+    code = getattr(orig, "sqlite_errorcode", None) or next(iter(getattr(orig, "args", ())), None)
+    if isinstance(code, int) and connection.dialect.name == "sqlite":
+        code &= 0xFF
+    return error.connection_invalidated or code in _ENDING.get(connection.dialect.name, ())
 
 
 @contextmanager
 def guarded(connection: Connection) -> Iterator[None]:
     """On PostgreSQL an error within leaves the transaction as it was."""
-    if connection.dialect.name != "postgresql":
+    if connection.dialect.name != "postgresql" or connection._is_autocommit_isolation():
         yield
         return
     _run(connection, "SAVEPOINT forge_read")
@@ -162,4 +197,12 @@ def _run(connection: Connection, sql: str) -> None:
 
 def known(keys: Iterable[Key]) -> list[Key]:
     """The keys that are known in full."""
-    return [key for key in keys if None not in key]
+    return [key for key in keys if None not in key and _hashable(key)]
+
+
+def _hashable(key: Key) -> bool:
+    try:
+        hash(key)
+    except TypeError:  # an array, say
+        return False
+    return True

@@ -11,7 +11,7 @@ from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList, ClauseElement, Grouping
 from sqlalchemy.sql.sqltypes import TupleType
 
-from forge.track.sqlalchemy.images import Key, Shape
+from forge.track.sqlalchemy.images import Key, Lock, Shape
 
 Parameters = Sequence[Mapping[str, Any]]
 
@@ -36,7 +36,7 @@ class Analysis:
         found = [tuple([given[name] for name in names]) for given in parameters]
         return None if any(None in key for key in found) else found
 
-    def select(self, filters: tuple[ColumnElement[bool], ...], *, lock: bool) -> tuple[Any, dict[str, str]]:
+    def select(self, filters: tuple[ColumnElement[bool], ...], *, lock: Lock | None) -> tuple[Any, dict[str, str]]:
         """A SELECT of the rows that the WHERE finds, and its parameters' names by those of the statement.
 
         An update that computes a key has the new key's columns at the end of each row.
@@ -57,8 +57,8 @@ class Analysis:
             query = self.shape.reading(filters)
             query = query.add_columns(*(visitors.replacement_traverse(new, {}, renamed) for new in self.computed))
             query = query.where(*(visitors.replacement_traverse(each, {}, renamed) for each in self.conditions))
-            if lock:
-                query = query.with_for_update()
+            if lock is not None:
+                query = self.shape.locking(query, lock)
             found = self._selects[filters, lock] = (query, names)
         return found
 
@@ -86,6 +86,12 @@ class Analysis:
     def may_collide(self) -> bool:
         """Whether an INSERT has a clause for rows that are already there."""
         return isinstance(self.statement, Insert) and collides(self.statement)
+
+    @property
+    def skips(self) -> bool:
+        """Whether an INSERT leaves rows that are already there as they are."""
+        clause = getattr(self.statement, "_post_values_clause", None)
+        return getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing"
 
     def _by_key(self) -> tuple[list[str] | None, bool]:
         """The parameters that a WHERE compares with the whole key, and whether that is all that it says."""

@@ -20,14 +20,26 @@ from threading import Lock
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Delete, Engine, Insert, Table, TextClause, Update, event, text
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    Delete,
+    Engine,
+    Insert,
+    Select,
+    Table,
+    TextClause,
+    Update,
+    event,
+    text,
+)
 from sqlalchemy.util import await_only
 
 from forge.change import Context, Op
 from forge.track import record
 from forge.track.context import SET, parameters
 from forge.track.current import Current, current
-from forge.track.events import Event, heard, listeners, rows_wanted, tell
+from forge.track.events import LOGGER, Event, heard, listeners, rows_wanted, tell
 from forge.track.paused import paused
 from forge.track.sqlalchemy import differences
 from forge.track.sqlalchemy.images import Shape
@@ -37,7 +49,7 @@ from forge.track.sqlalchemy.statement import Analysis, given_parameters
 from forge.track.sqlalchemy.subscribers import Done, Subscriber
 from forge.track.sqlalchemy.tables import Registry, Triggers, written_table
 from forge.track.sqlalchemy.transaction import Transaction, on_end, transaction
-from forge.track.statements import Written, written
+from forge.track.statements import NOTHING, Write, Written, written
 
 Recording = Literal["auto", "always", "never"]
 
@@ -54,7 +66,7 @@ class Tracker:
         self._engine, self._registry, self._previous, self._recording = engine, registry, previous, recording
         self._triggers = Triggers()
         self._shapes: dict[Table, Shape] = {}
-        self._analyses: WeakKeyDictionary[Any, Analysis] = WeakKeyDictionary()
+        self._analyses: WeakKeyDictionary[Any, Analysis | None] = WeakKeyDictionary()
         self._cascades: dict[tuple[Table, bool, int], list[Table]] = {}
         self._subscribers: tuple[Subscriber, ...] = ()
         self._lock = Lock()
@@ -116,6 +128,8 @@ class Tracker:
             one for one in self._subscribers if one.clause is not None and one.hears(table.schema, table.name)
         )
         analysis = self._analysis(context.compiled, statement, table)
+        if analysis is None:
+            return
         plan = Plan(connection, analysis, given_parameters(context), records=records, filters=filters)
         plan.prepare()
         context.__dict__[_PLAN] = plan
@@ -139,10 +153,8 @@ class Tracker:
         context = getattr(result, "context", None)
         if context is None or options.get(_OWN) or paused() or not _is_dml(context):
             return
-        for cte in context.compiled.ctes or ():
-            inner = cte.element
-            if isinstance(inner, (Insert, Update, Delete)) and (table := written_table(inner)) is not None:
-                self._invalidate(connection, table.schema, table.name, type(inner).__name__.lower())
+        for write in _written_within(context.compiled).writes:
+            self._invalidate(connection, write.schema, write.table, write.verb)
         table = written_table(context.compiled.compile_state.statement)
         plan: Plan | None = context.__dict__.get(_PLAN)
         if plan is not None:
@@ -179,8 +191,8 @@ class Tracker:
             found = self._cascades[place] = cascades(table, deleted=context.isdelete)
         if not found or context.isdelete:
             return found
-        statement = context.compiled.compile_state.statement
-        return found if self._analysis(context.compiled, statement, table).moves else []
+        analysis = self._analysis(context.compiled, context.compiled.compile_state.statement, table)
+        return found if analysis is None or analysis.moves else []
 
     # Recording
 
@@ -264,7 +276,7 @@ class Tracker:
             return
         if not record.exists(connection):
             if connection.dialect.name == "sqlite":
-                record.LOG.create(connection)  # in the transaction, which locks the file; a rollback takes it along
+                record.create_within(connection)  # another connection would wait for this one's lock
                 return
             record.create(self._engine)
         self._log_made = True
@@ -316,18 +328,38 @@ class Tracker:
             return (schema, table) not in self._triggers if table is not None else not self._triggers.installed
         return self._recording == "always"
 
-    def _analysis(self, compiled: Any, statement: Any, table: Table) -> Analysis:
-        found = self._analyses.get(compiled)
-        if found is None:
+    def _analysis(self, compiled: Any, statement: Any, table: Table) -> Analysis | None:
+        """What a statement says of its rows; None when it is of a kind that this does not understand."""
+        if compiled in self._analyses:
+            return self._analyses[compiled]
+        found = None
+        try:
             shape = self._shapes.get(table)
             if shape is None:
                 shape = self._shapes[table] = Shape(table, self._engine.dialect)
-            found = self._analyses[compiled] = Analysis(compiled, statement, shape)
+            found = Analysis(compiled, statement, shape)
+        except Exception:  # whatever it is, the application's write goes on, and invalidates its table
+            LOGGER.exception("a write of %s is not understood; its rows are not recorded one by one", table.fullname)
+        self._analyses[compiled] = found
         return found
 
     def _text(self, sql: str, context: Any) -> Written:
-        element = context.compiled.statement if context.compiled is not None else None
+        """What a statement writes that is no INSERT, UPDATE or DELETE of SQLAlchemy's."""
+        element = None if context.compiled is None or context.isddl else context.compiled.statement
+        if isinstance(element, (Select, CompoundSelect)):
+            return _written_within(context.compiled)
         return written(element.text if isinstance(element, TextClause) else sql, self._engine.dialect.name)
+
+
+def _written_within(compiled: Any) -> Written:
+    """The tables that a statement writes in its WITH."""
+    found = [cte.element for cte in compiled.ctes or ()]
+    tables = [(one, written_table(one)) for one in found if isinstance(one, (Insert, Update, Delete))]
+    if not tables:
+        return NOTHING
+    return Written(
+        tuple(Write(type(one).__name__.lower(), table.name, table.schema) for one, table in tables if table is not None)
+    )
 
 
 def cascades(table: Table, *, deleted: bool) -> list[Table]:
