@@ -5,6 +5,7 @@ A queue's consumer finds the message's id in the header `forge-id`; the same mes
 
 import re
 from typing import Final
+from urllib.parse import urlsplit
 from zlib import crc32
 
 from forge.deliver.message import Message
@@ -39,12 +40,14 @@ def headers(message: Message) -> dict[str, str]:
 
 
 def unfit_header(message: Message) -> str | None:
-    """Why one of the message's headers can be in no queue, or None.
+    """Why one of the message's headers cannot be in a queue, or None.
 
     >>> from datetime import UTC, datetime
     >>> unfit_header(Message("1", "t", b"", datetime.now(UTC), headers={"a b": ""}))
     "the header 'a b' has a name that brokers do not take"
     """
+    if _BREAKS.search(message.id + message.topic + message.content_type):
+        return "its id, topic or content type has a line break in it"
     for name, value in message.headers.items():
         if not _NAME.fullmatch(name):
             return f"the header {name!r} has a name that brokers do not take"
@@ -82,3 +85,14 @@ def share(key: str | None, of: int) -> int:
     (3, 1, 0)
     """
     return 0 if key is None else crc32(key.encode()) % of
+
+
+def without_password(url: str) -> str:
+    """Where a URL leads, without who goes there and how.
+
+    >>> without_password("redis://ada:secret@cache:6379/0?maxlen=5"), without_password("nats://a:4222,token@b:4222")
+    ('redis://cache:6379/0', 'nats://a:4222,b:4222')
+    """
+    parts = urlsplit(url)
+    hosts = ",".join(host.rpartition("@")[2] for host in parts.netloc.split(","))
+    return parts._replace(netloc=hosts, query="", fragment="").geturl()

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from forge.deliver.message import Message
-from forge.deliver.queues.address import without_password
-from forge.deliver.queues.entry import filled, headers, share, template, unfit_header
+from forge.deliver.queues.entry import filled, headers, share, template, unfit_header, without_password
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
 
@@ -150,7 +149,7 @@ class RedisStreams:
                 raise Refused(f"message {message.id}: {unfit}", place=before + place)
             keys.append(self._stream_of(message))
             fields = headers(message)
-            arguments += (message.id, str(2 * len(fields) + 2))
+            arguments += (f"{message.topic} {message.id}", str(2 * len(fields) + 2))
             for pair in fields.items():
                 arguments += pair
             arguments += (PAYLOAD, message.payload)
