@@ -58,7 +58,7 @@ _HARMLESS: Final = frozenset(
         """
         show set reset begin start commit end rollback abort savepoint release pragma analyze vacuum notify listen
         unlisten lock unlock discard fetch declare close move checkpoint comment grant revoke use describe desc attach
-        detach reindex cluster deallocate prepare kill flush optimize help refresh security
+        detach reindex cluster deallocate prepare kill flush optimize help refresh security xa
         """,
     )
 )

@@ -1,8 +1,8 @@
 """What is known of one execution of an INSERT, UPDATE or DELETE, and the rows that it touches, before and after.
 
 Every read here may fail without harm: on PostgreSQL, where an error ends the transaction, each is within a savepoint.
-Where a failure takes the transaction with it, as a deadlock does in MariaDB, it is the writer's: what was done before is
-gone, and to go on would commit the rest alone.
+Where a failure takes the transaction with it, as a deadlock does in MariaDB, it is the writer's: what was done before
+is gone, and to go on would commit the rest alone.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
