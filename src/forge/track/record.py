@@ -49,8 +49,8 @@ from forge.errors import DecodeError, TrackingError
 from forge.wire import decode_row, encode_value
 
 NAME: Final = "forge_tracked_changes"
-OWN: Final = {"forge_own": True}
-"""The execution options of Forge's own statements, which nobody tracks."""
+OWN: Final = {"forge_own": True, "schema_translate_map": None}
+"""The execution options of Forge's own statements, which nobody tracks, and whose tables have one place."""
 EVERY_TABLE: Final = "*"
 """The table of a change that may have touched any."""
 

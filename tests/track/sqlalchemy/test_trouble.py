@@ -212,3 +212,38 @@ def test_a_key_that_is_a_list(engine: Engine, kind: str) -> None:
         connection.execute(upsert.on_conflict_do_update(index_elements=["id"], set_={"n": 2}))
         connection.execute(paths.delete().where(paths.c.id == [1, 2]))
     assert [op for op, _ in _logged(engine)] == ["INVALIDATE"] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_a_foreign_key_to_a_table_that_nobody_declared(engine: Engine, kind: str) -> None:
+    some = MetaData()
+    parent = Table("parents", some, Column("id", Integer, primary_key=True))
+    Table("others", some, Column("id", Integer, ForeignKey("elsewhere.id", ondelete="CASCADE"), primary_key=True))
+    with engine.begin() as connection:
+        connection.execute(parents.insert(), {"id": 1, "n": 0})
+        connection.execute(parent.delete().where(parent.c.id == 1))
+    assert _logged(engine) == [("INSERT", 1), ("DELETE", 1)]
+
+
+@pytest.mark.parametrize("kind", ["postgres"], indirect=True)
+@pytest.mark.parametrize("where", ["engine", "statement"])
+def test_tables_that_are_in_another_schema_for_each_tenant(engine: Engine, kind: str, where: str) -> None:
+    with engine.begin() as connection, forge.without_tracking():
+        connection.exec_driver_sql("CREATE SCHEMA ada CREATE TABLE parents (id int PRIMARY KEY, n int)")
+        connection.execute(parents.insert(), {"id": 1, "n": 7})
+    options: Any = {"schema_translate_map": {None: "ada"}}
+    tenant = engine.execution_options(**options) if where == "engine" else engine
+    with tenant.begin() as connection:
+        connection.execute(parents.insert(), [{"id": 1, "n": 0}, {"id": 2, "n": 0}], execution_options=options)
+        connection.execute(parents.update().where(parents.c.id == 1).values(n=1), execution_options=options)
+        connection.execute(parents.delete().where(parents.c.n == 0), execution_options=options)
+    found = [
+        (change.schema, change.op.name, change.before and change.before["n"], change.after and change.after["n"])
+        for change in forge.track.recorded(engine)
+    ]
+    assert found == [
+        ("ada", "INSERT", None, 0),
+        ("ada", "INSERT", None, 0),
+        ("ada", "UPDATE", 0, 1),
+        ("ada", "DELETE", 0, None),
+    ]

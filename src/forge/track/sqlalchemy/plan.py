@@ -5,7 +5,7 @@ Where a failure takes the transaction with it, as a deadlock does in MariaDB, it
 is gone, and to go on would commit the rest alone.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
@@ -35,11 +35,15 @@ class Plan:
         *,
         records: bool,
         filters: tuple[Subscriber, ...],
+        options: Mapping[str, Any],
     ) -> None:
         self.connection, self.analysis, self.parameters, self.records = connection, analysis, parameters, records
         self.shape: Final[Shape] = analysis.shape
         self.table: Final[Table] = analysis.shape.table
         self.filters: Final = filters
+        self.schema: Final = placed(self.table.schema, options)
+        """Where the table is in this execution."""
+        self._options = {**OWN, _TRANSLATED: options.get(_TRANSLATED)}
         self._clauses: tuple[ColumnElement[bool], ...] = tuple(one.clause for one in filters if one.clause is not None)
         self.before: Images | None = None
         """The rows before; None when they were not read."""
@@ -104,7 +108,7 @@ class Plan:
         query = self.shape.by_columns(columns, self._clauses, lock=self._strength() if lock else None)
         found: Images = {}
         for chunk in self.shape.chunks(columns, keys):
-            rows = self.connection.execute(query, {KEYS: chunk}, execution_options=OWN).all()
+            rows = self.connection.execute(query, {KEYS: chunk}, execution_options=self._options).all()
             for image in self.shape.images(rows):
                 found[image.key] = image
         return found
@@ -115,7 +119,7 @@ class Plan:
         found: Images = {}
         for given in self.parameters:
             bound = {mine: given[name] for name, mine in names.items()}
-            rows = self.connection.execute(query, bound, execution_options=OWN).all()
+            rows = self.connection.execute(query, bound, execution_options=self._options).all()
             images = self.shape.images([row[: len(row) - width] for row in rows] if width else rows)
             for row, image in zip(rows, images, strict=True):
                 found.setdefault(image.key, image)
@@ -189,6 +193,15 @@ def guarded(connection: Connection) -> Iterator[None]:
         raise
     finally:
         _run(connection, "RELEASE SAVEPOINT forge_read")
+
+
+_TRANSLATED: Final = "schema_translate_map"
+
+
+def placed(schema: str | None, options: Mapping[str, Any]) -> str | None:
+    """The schema that a Table's schema stands for under these execution options."""
+    names: Mapping[str | None, str | None] = options.get(_TRANSLATED) or {}
+    return names.get(schema, schema)
 
 
 def _run(connection: Connection, sql: str) -> None:

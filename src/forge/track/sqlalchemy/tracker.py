@@ -14,7 +14,7 @@ Where Forge's triggers record a table's changes, only the context is sent, once 
 somebody subscribed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Final, Literal
@@ -25,6 +25,7 @@ from sqlalchemy import (
     Connection,
     Delete,
     Engine,
+    ForeignKey,
     Insert,
     Select,
     Table,
@@ -33,6 +34,7 @@ from sqlalchemy import (
     event,
     text,
 )
+from sqlalchemy.exc import NoReferencedTableError
 from sqlalchemy.util import await_only
 
 from forge.change import Context, Op
@@ -43,7 +45,7 @@ from forge.track.events import LOGGER, Event, heard, listeners, rows_wanted, tel
 from forge.track.paused import paused
 from forge.track.sqlalchemy import differences
 from forge.track.sqlalchemy.images import Shape
-from forge.track.sqlalchemy.plan import Plan
+from forge.track.sqlalchemy.plan import Plan, placed
 from forge.track.sqlalchemy.returning import returned_keys, telling
 from forge.track.sqlalchemy.statement import Analysis, given_parameters
 from forge.track.sqlalchemy.subscribers import Done, Subscriber
@@ -54,6 +56,7 @@ from forge.track.statements import NOTHING, Write, Written, written
 Recording = Literal["auto", "always", "never"]
 
 _SET: Final = text(SET.replace("%(", ":").replace(")s", " "))
+NO_OPTIONS: Final[Mapping[str, Any]] = {}
 _OWN: Final = "forge_own"
 _PLAN: Final = "_forge_plan"
 _OPS: Final = {"truncate": Op.TRUNCATE, "schema": Op.SCHEMA}
@@ -99,7 +102,7 @@ class Tracker:
             table = written_table(element)
             if table is not None and table.primary_key.columns and self._tracked(table):
                 self._triggers.refresh(connection)
-                if self._records(table.schema, table.name) or self._wants_rows(table):
+                if self._records(placed(table.schema, options), table.name) or self._wants_rows(table):
                     element = telling(element, table, many, connection.dialect)
         return element, many, one
 
@@ -119,7 +122,8 @@ class Tracker:
         table = written_table(statement)
         if table is None or paused() or not self._tracked(table):
             return
-        records = self._records(table.schema, table.name)
+        options = context.execution_options
+        records = self._records(placed(table.schema, options), table.name)
         if not table.primary_key.columns or not (records or self._wants_rows(table)):
             return
         if records:
@@ -130,7 +134,7 @@ class Tracker:
         analysis = self._analysis(context.compiled, statement, table)
         if analysis is None:
             return
-        plan = Plan(connection, analysis, given_parameters(context), records=records, filters=filters)
+        plan = Plan(connection, analysis, given_parameters(context), records=records, filters=filters, options=options)
         plan.prepare()
         context.__dict__[_PLAN] = plan
 
@@ -154,7 +158,7 @@ class Tracker:
         if context is None or options.get(_OWN) or paused() or not _is_dml(context):
             return
         for write in _written_within(context.compiled).writes:
-            self._invalidate(connection, write.schema, write.table, write.verb)
+            self._invalidate(connection, write.schema, write.table, write.verb, options)
         table = written_table(context.compiled.compile_state.statement)
         plan: Plan | None = context.__dict__.get(_PLAN)
         if plan is not None:
@@ -162,10 +166,10 @@ class Tracker:
         else:
             touched = table is not None and self._tracked(table) and differences.counted(result) != 0
             if touched and table is not None:
-                self._invalidate(connection, table.schema, table.name, _verb(context))
+                self._invalidate(connection, table.schema, table.name, _verb(context), options)
         if touched and table is not None and not context.isinsert:
             for other in self._cascaded(context, table):
-                self._invalidate(connection, other.schema, other.name, "cascade")
+                self._invalidate(connection, other.schema, other.name, "cascade", options)
 
     def _differences(self, connection: Connection, plan: Plan, element: Any, result: Any) -> bool:
         """What a statement of which there is a plan has done; whether that is anything."""
@@ -180,7 +184,7 @@ class Tracker:
         if found.rows:
             self._record(connection, plan, found.rows)
         if found.beyond:
-            self._invalidate(connection, plan.table.schema, plan.table.name, _verb(context))
+            self._invalidate(connection, plan.table.schema, plan.table.name, _verb(context), context.execution_options)
         return bool(found.rows) or found.beyond
 
     def _cascaded(self, context: Any, table: Table) -> list[Table]:
@@ -208,7 +212,7 @@ class Tracker:
                 if old is None and new is None:
                     old, new = (image.text, None) if op is Op.DELETE else (None, image.text)
                 entries.add(op.name, record.row_id(shape.key_of(image)), old, new)
-            self._write(connection, entries, schema, name, key=shape.key_text)
+            self._write(connection, entries, plan.schema, name, key=shape.key_text)
         if not self._heard(schema, name):
             return
         resource, context = self._registry.resource(schema, name), _context(current())
@@ -232,16 +236,24 @@ class Tracker:
             )
         self._tell_later(connection, changes)
 
-    def _invalidate(self, connection: Connection, schema: str | None, table: str | None, verb: str) -> None:
+    def _invalidate(
+        self,
+        connection: Connection,
+        schema: str | None,
+        table: str | None,
+        verb: str,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> None:
         """Rows changed that cannot be named."""
+        place = placed(schema, options)
         if table is not None and not self._registry.tracked(schema, table):
             return
         op = _OPS.get(verb, Op.INVALIDATE)
-        if self._records(schema, table):
+        if self._records(place, table):
             self._ensure_log(connection)
             entries = record.Entries()
             entries.add(op.name, "*")
-            self._write(connection, entries, schema, table, verb=verb)
+            self._write(connection, entries, place, table, verb=verb)
         if self._heard(schema, table):
             name = None if table is None else self._registry.resource(schema, table)
             self._tell_later(connection, [Done(op, schema, table, name, _context(current()))])
@@ -371,11 +383,18 @@ def cascades(table: Table, *, deleted: bool) -> list[Table]:
         for child in table.metadata.tables.values():
             for key in child.foreign_keys:
                 action = (key.ondelete if deleted else key.onupdate) or ""
-                if action.upper() in _ACTIONS and child not in found and key.references(parent):
+                if action.upper() in _ACTIONS and child not in found and _refers(key, parent):
                     found[child] = None
                     if action.upper() == "CASCADE":
                         todo.append(child)
     return list(found)
+
+
+def _refers(key: ForeignKey, parent: Table) -> bool:
+    try:
+        return key.references(parent)
+    except NoReferencedTableError:  # the MetaData does not know that table, so it is not the parent
+        return False
 
 
 _ACTIONS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
