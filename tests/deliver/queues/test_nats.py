@@ -80,9 +80,9 @@ async def reached(jetstream: Any, stream: str, enough: int) -> None:
     deadline = time.monotonic() + 20
     while True:
         try:
-            if (await jetstream.stream_info(stream, timeout=1)).state.messages > enough:
+            if (await asyncio.wait_for(jetstream.stream_info(stream), 2)).state.messages > enough:
                 return
-        except nats.errors.Error:
+        except (nats.errors.Error, TimeoutError):
             pass  # not made yet, or just restarted
         assert time.monotonic() < deadline, "the condition did not come true"
         await asyncio.sleep(0.005)
