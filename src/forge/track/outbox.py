@@ -285,7 +285,7 @@ def _database_errors() -> Any:
 def _check_alchemy(connection: Any) -> None:
     if connection.dialect.name != "postgresql":
         raise OutboxError(f"{connection.dialect.name} has no outbox", fix="use the PostgreSQL that Forge is in")
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
         _no_transaction()
 
 

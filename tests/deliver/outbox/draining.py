@@ -3,10 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import forge
+from forge.changelog.connection import Connection
+from forge.deliver.message import Message
 from forge.deliver.outbox import OutboxNode, Routes, Settings
 
-SOON = 20.0
+SOON = 30.0
 
 
 @asynccontextmanager
@@ -21,5 +25,29 @@ async def draining(url: str, routes: Routes, settings: Settings = Settings()) ->
 async def until(condition: Callable[[], object], seconds: float = SOON) -> None:
     """Wait for it."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+def collecting(pattern: str = "*", **options: Any) -> tuple[Routes, list[Message]]:
+    """Routes with a handler that keeps what it gets."""
+    routes, got = Routes(), list[Message]()
+
+    @routes.on(pattern, **options)
+    async def keep(message: Message) -> None:
+        got.append(message)
+
+    return routes, got
+
+
+def put(connection: Connection, topic: str, payload: object, **options: Any) -> str:
+    """One message in a transaction of its own."""
+    with connection.transaction():
+        return forge.outbox(connection, topic, payload, **options)
+
+
+def rows(connection: Connection, table: str = "outbox", schema: str = "forge") -> int:
+    """How many messages there are."""
+    row = connection.execute(f"SELECT count(*) FROM {schema}.{table}".encode()).fetchone()
+    assert row is not None
+    return int(row[0])

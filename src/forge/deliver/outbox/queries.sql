@@ -1,6 +1,6 @@
--- settings: What a worker's session needs. A worker that says nothing for the lease's length loses its rows; the planner
--- must never answer a claim by reading the whole outbox.
-SELECT set_config('synchronous_commit', 'local', false), set_config('jit', 'off', false),
+-- settings: What a worker's session needs. A worker that says nothing for the lease's length loses its rows; what it deletes
+-- need not be on disk, as a message that comes back is sent again; the planner must never read the whole outbox for a claim.
+SELECT set_config('synchronous_commit', 'off', false), set_config('jit', 'off', false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
        set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false),
        set_config('max_parallel_workers_per_gather', '0', false), set_config('plan_cache_mode', 'force_generic_plan', false),
@@ -10,9 +10,11 @@ SELECT set_config('synchronous_commit', 'local', false), set_config('jit', 'off'
 
 -- claim: The next page of a route's messages after a place, of which those are locked that may be sent now: every one before
 -- them of their key is locked too, in this page, and none of them waits for another try. `place` counts within a key; where
--- another worker has one, that number is missing. With it comes how far the WAL must be flushed, read before any lock.
+-- another worker has one, that number is missing. With it comes how far the WAL must be flushed for all of it to be on disk,
+-- read before any lock, and of each whether it is known to be, because a snapshot shows it that is.
 WITH head AS MATERIALIZED (
-    SELECT pg_current_wal_insert_lsn() AS lsn, pg_current_wal_flush_lsn() AS flushed, clock_timestamp() AS now
+    SELECT pg_current_wal_insert_lsn() AS lsn, pg_current_wal_flush_lsn() AS flushed, clock_timestamp() AS now,
+           pg_current_snapshot() AS snapshot, %(safe)s::text::pg_snapshot AS safe
 ), page AS MATERIALIZED (
     SELECT o.seq, o.key, o.retry_at FROM forge.outbox o
     WHERE o.seq > %(after)s AND o.topic ~ %(take)s AND (%(leave)s::text IS NULL OR o.topic !~ %(leave)s)
@@ -29,12 +31,13 @@ WITH head AS MATERIALIZED (
            l.key IS NOT NULL AND EXISTS (SELECT FROM forge.outbox_dead d WHERE d.key = l.key) AS behind
     FROM linked l
 ), locked AS MATERIALIZED (
-    SELECT c.place, c.behind, o.seq, o.id::text AS id, o.topic, o.key, o.payload, o.content_type, o.headers, o.at, o.tries
+    SELECT c.place, c.behind, o.seq, o.id::text AS id, o.topic, o.key, o.payload, o.content_type, o.headers, o.at, o.tries,
+           pg_visible_in_snapshot(o.xid, (SELECT h.safe FROM head h)) AS sure
     FROM chained c JOIN forge.outbox o ON o.seq = c.seq
     WHERE c.free AND (o.retry_at IS NULL OR o.retry_at <= (SELECT h.now FROM head h))
     ORDER BY o.seq FOR UPDATE OF o SKIP LOCKED
 )
-SELECT h.lsn::text, h.flushed >= h.lsn, (SELECT max(p.seq) FROM page p), (SELECT count(*) FROM page p),
+SELECT h.snapshot::text, h.lsn::text, h.flushed >= h.lsn, (SELECT max(p.seq) FROM page p), (SELECT count(*) FROM page p),
        EXISTS (SELECT FROM chained c WHERE NOT c.next), l.*
 FROM head h LEFT JOIN locked l ON true ORDER BY l.seq;
 

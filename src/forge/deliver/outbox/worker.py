@@ -36,6 +36,7 @@ CHANNEL: Final = "forge_outbox"
 LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError)
 _MARGIN: Final = 20.0
 _LONGEST_DOWN: Final = 5.0
+_NOTHING: Final = "3:3:"
 _log = logging.getLogger("forge.outbox")
 
 
@@ -53,8 +54,10 @@ class Page(NamedTuple):
 
     claimed: list[Claimed]
     behind: list[int]
+    snapshot: str
     lsn: str
     flushed: bool
+    sure: bool
     last: int
     full: bool
     blocked: bool
@@ -85,6 +88,15 @@ class Worker:
         """How many are sent at a time: one after a failure, so that it is known whose it was."""
         self._down = Backoff(0.05, _LONGEST_DOWN)
         self._not_before = 0.0
+        self._safe = _NOTHING
+        """A snapshot of which all that it shows is on disk."""
+        self._other: AsyncConnection | None = None
+        self._wrote = False
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it waits for something to do."""
+        return self._idle is not None
 
     def stop(self) -> None:
         """End when the batch that is under way is settled."""
@@ -118,9 +130,12 @@ class Worker:
             with typed_errors():
                 await connection.execute(sql("settings"), {"lease": lease})
                 await connection.execute(f"LISTEN {CHANNEL}")
+            self._safe = _NOTHING  # a server that crashed gives numbers again
             yield connection
         finally:
             await connection.close()
+            if self._other is not None:
+                await self._other.close()
 
     async def _work(self, connection: AsyncConnection) -> None:
         after, found, blocked = 0, False, False
@@ -147,14 +162,20 @@ class Worker:
 
     async def _claim(self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]], after: int) -> Page:
         """Settle the batch before, and take the next: one round trip."""
-        values = {"after": Int8(after), "take": self.route.regex, "leave": self._leave, "limit": Int8(self.route.batch)}
+        values = {
+            "after": Int8(after),
+            "take": self.route.regex,
+            "leave": self._leave,
+            "limit": Int8(self.route.batch),
+            "safe": self._safe,
+        }
         async with connection.pipeline():
             for statement, parameters in settling:
                 await connection.execute(statement, parameters)
             if settling:
+                self._wrote = True
+            if self._open(connection):
                 await connection.execute("COMMIT")
-            else:
-                await connection.execute("ROLLBACK" if self._open(connection) else "SELECT")
             await connection.execute("BEGIN")
             cursor = await connection.execute(sql("claim"), values, prepare=True, binary=True)
         return self._page(await cursor.fetchall())
@@ -164,11 +185,12 @@ class Worker:
         return connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
 
     def _page(self, rows: Sequence[tuple[Any, ...]]) -> Page:
-        lsn, flushed, last, seen, blocked = rows[0][:5]
+        snapshot, lsn, flushed, last, seen, blocked = rows[0][:6]
         claimed: list[Claimed] = []
         behind: list[int] = []
         places: dict[str, int] = {}
-        for *_, place, parked, seq, id, topic, key, payload, content_type, headers, at, tries in rows:
+        sure = True
+        for *_, place, parked, seq, id, topic, key, payload, content_type, headers, at, tries, known in rows:
             if seq is None:
                 break
             if key is not None:
@@ -180,13 +202,17 @@ class Worker:
             else:
                 message = Message(id, topic, payload, at, key, headers or {}, content_type)
                 claimed.append(Claimed(seq, tries, message))
-        return Page(claimed[: self._limit], behind, lsn, flushed, last or 0, seen >= self.route.batch, blocked)
+                sure = sure and known
+        full = seen >= self.route.batch
+        return Page(claimed[: self._limit], behind, snapshot, lsn, flushed, sure, last or 0, full, blocked)
 
     async def _deliver(self, connection: AsyncConnection, page: Page) -> Outcome:
         if not page.claimed:
             return Outcome()
-        if not page.flushed:
-            await self._flushed(connection, page.lsn)
+        if not page.sure:
+            if not page.flushed:
+                await self._flushed(connection, page.lsn)
+            self._safe = page.snapshot
         outcome = await deliver(self.route, page.claimed)
         if outcome.down is not None:
             self._limit = 1
@@ -204,8 +230,9 @@ class Worker:
             cursor = await connection.execute("SELECT pg_current_wal_flush_lsn() >= %s::text::pg_lsn", (lsn,))
             if await cursor.fetchone() == (True,):
                 return
-        async with await connect_async(self._url, application_name="forge outbox flush") as other:
-            await other.execute(sql("flush"))
+        if self._other is None or self._other.closed:
+            self._other = await connect_async(self._url, application_name="forge outbox flush")
+        await self._other.execute(sql("flush"))
 
     def _settled(self, page: Page, outcome: Outcome) -> list[tuple[Any, dict[str, Any]]]:
         """The statements that make what came of a batch lasting."""
@@ -247,11 +274,18 @@ class Worker:
         return (after or 0.0) + min(most, first * 2.0 ** min(tries, 60)) * random.uniform(0.5, 1.0)
 
     async def _ended(self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]]) -> None:
-        """End the transaction, having settled what there is."""
+        """End the transaction, having settled what there is. What this worker wrote is flushed while it has nothing to
+        do, so that the next message need not wait for that."""
         async with connection.pipeline():
             for statement, parameters in settling:
                 await connection.execute(statement, parameters)
             await connection.execute("COMMIT")
+            if self._wrote or settling:
+                await connection.execute("BEGIN")
+                await connection.execute("SET LOCAL synchronous_commit = local")
+                await connection.execute(sql("flush"))
+                await connection.execute("COMMIT")
+        self._wrote = False
 
     async def _sleep(self, connection: AsyncConnection, pause: float) -> None:
         """Wait for a message of the route, for one to be tried again, or for the poll."""
