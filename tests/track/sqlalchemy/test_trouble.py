@@ -247,3 +247,18 @@ def test_tables_that_are_in_another_schema_for_each_tenant(engine: Engine, kind:
         ("ada", "UPDATE", 0, 1),
         ("ada", "DELETE", 0, None),
     ]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"], indirect=True)
+@pytest.mark.parametrize("conflict", [True, False])
+def test_what_an_insert_returns_is_the_callers(engine: Engine, kind: str, conflict: bool) -> None:
+    with engine.begin() as connection:
+        connection.execute(parents.insert(), {"id": 1, "n": 0})
+        statement = UPSERT[kind](parents).values([{"id": 1 if conflict else 3, "n": 7}, {"id": 2, "n": 8}])
+        if conflict:
+            statement = statement.on_conflict_do_update(index_elements=["id"], set_={"n": 9})
+        result = connection.execute(statement.returning(parents.c.n))
+        assert result.rowcount == 2
+        assert result.keys() == ["n"]
+        assert [tuple(row) for row in result] == [(9 if conflict else 7,), (8,)]
+    assert _logged(engine)[1:] == ([("UPDATE", 1), ("INSERT", 2)] if conflict else [("INSERT", 3), ("INSERT", 2)])

@@ -52,9 +52,13 @@ def returned_keys(statement: Any, result: Any, shape: Shape) -> tuple[list[Key],
         return keys, len(keys) if context._is_implicit_returning else result.rowcount
     added = statement.__dict__.get(_ADDED)
     rows = result.all()
+    if context._rowcount is None or added == _ALL:
+        context._rowcount = len(rows)  # the driver's count went with its cursor
+    if collides(context.compiled.compile_state.statement) and added is None:
+        result._rewind(rows)  # it may return anything, and its rows are found otherwise
+        return [], len(rows)
     keys = [tuple([row._mapping[column] for column in shape.key]) for row in rows]
     if added == _ALL:
-        context._rowcount = len(rows)
         result._soft_close()
         result._metadata = result._no_result_metadata
     else:
