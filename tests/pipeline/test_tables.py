@@ -16,7 +16,9 @@ from forge.pipeline import bronze
 from forge.pipeline.changes import CHANGES
 from forge.pipeline.definitions import Definition
 from forge.pipeline.lake import Lake
-from forge.pipeline.tables import CONFLICTS, load, rows
+from forge.pipeline.silver import table
+from forge.pipeline.tables import CONFLICTS, exists, load, rows
+from forge.values import Column
 from tests.pipeline.by_hand import change, frame
 
 
@@ -51,6 +53,14 @@ def test_two_tables_of_one_name_are_refused() -> None:
     bronze._check_names([one, Definition(3, "a.b", "c", ())])
     with pytest.raises(LakeError, match=r"two tables are called a\.b\.c"):
         bronze._check_names([one, other])
+
+
+def test_a_definition_that_nobody_knows_is_named_before_anything_is_written(spark: SparkSession, lake: Lake) -> None:
+    known = Definition(1, "public", "orders", (Column("id", "bigint"),), ("id",))
+    changes = frame(spark, [change("1", "insert", datetime(2026, 1, 31, tzinfo=UTC), version=2)])
+    with pytest.raises(LakeError, match="version 2"):
+        table.take(spark, lake, {1: known}, changes, application="tests", batch=0, versions=frozenset({1, 2}))
+    assert not exists(spark, lake.history("public.orders"))
 
 
 def test_a_conflict_of_delta_is_known(spark: SparkSession, tmp_path: Path) -> None:

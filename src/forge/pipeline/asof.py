@@ -33,6 +33,7 @@ from typing import Final
 import msgspec
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
@@ -40,6 +41,7 @@ from forge.pipeline.bronze import definitions
 from forge.pipeline.horizon import horizons
 from forge.pipeline.instants import Instant, at_or_before
 from forge.pipeline.lake import Lake
+from forge.pipeline.silver import bounds
 from forge.pipeline.silver.layout import layout
 from forge.pipeline.silver.names import METADATA
 from forge.pipeline.tables import exists, load, of_micros
@@ -212,7 +214,8 @@ class _Past:
             first[each.name] = min(first.get(each.name, each.version), each.version)
         seen = f"(at <= {literal(self.instant.at)}"
         seen += f" AND (`transaction` IS NULL OR {_seen('`transaction`', self.instant.snapshot)}))"
-        ours = [f"(name = {_text(table)} AND version = {first[table]})" for table in tables if table in first]
+        names = {table: bounds.literal(table, StringType()) for table in tables if table in first}
+        ours = [f"(name = {name} AND version = {first[table]})" for table, name in names.items()]
         began = f"(op = 'schema' AND context IS NULL AND ({' OR '.join(ours) or 'false'}))"
         good, bad = "op IN ('snapshot', 'truncate')", f"(op IN ('schema', 'invalidate') AND NOT {began})"
         rows = (
@@ -249,7 +252,3 @@ def _gap(events: Row | None) -> tuple[str, str] | None:
     if events["unseen"] is not None and events["unseen"] < events["good"]:
         return "it was being read anew", later
     return None
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

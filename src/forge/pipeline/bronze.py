@@ -88,6 +88,11 @@ def learn(
         )
         for version, schema, table, columns, key in rows
     ]
+    if lacking := set(unknown) - {each.version for each in found}:
+        raise LakeError(
+            f"forge.table_version does not say how a table was defined in version {min(lacking)}",
+            fix="restore that row of it, or forge pipeline run --resnapshot",
+        )
     _check_names([*known.values(), *found])
     keep(spark, lake, found)
     return {**known, **{definition.version: definition for definition in found}}

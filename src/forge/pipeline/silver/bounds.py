@@ -110,13 +110,15 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
 
 
 def literal(value: Any, type: DataType) -> str:
-    r"""A value as SQL says it.
+    r"""A value as SQL says it. A session may put something else in the place of ${…}, so there is no such thing in it.
 
     >>> literal(5, LongType()), literal("it's \\", StringType()), literal(Decimal("1.50"), DecimalType(9, 2))
     ('5L', "'it\\'s \\\\'", "CAST('1.50' AS decimal(9,2))")
+    >>> literal("${user}", StringType())
+    "'\\u0024{user}'"
     """
     if isinstance(type, StringType):
-        return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024") + "'"
     if isinstance(type, DecimalType):
         return f"CAST('{value}' AS {type.simpleString()})"
     if isinstance(type, DateType):

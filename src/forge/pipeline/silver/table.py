@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
+from forge.errors import LakeError
 from forge.pipeline.definitions import Definition
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver import quarantine, tables
@@ -35,6 +36,11 @@ def take(
     `definitions` are all that the table ever had; `whole` is false when nothing happened to the table as a whole;
     `most` is how many changes of rows there are, if that is known.
     """
+    if lacking := versions - definitions.keys():
+        raise LakeError(
+            f"the lake does not know how a table was defined in version {min(lacking)}",
+            fix="restore that row of forge.table_version, or forge pipeline run --resnapshot",
+        )
     plan = layout(definitions.values(), types)
     tables.prepare(spark, lake, plan)
     ended = ends(changes) if whole else []
