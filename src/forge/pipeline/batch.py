@@ -1,4 +1,5 @@
-"""What becomes of a batch: bronze first, then each table's silver, then gold if it is due, then its line in the ledger.
+"""What becomes of a batch: bronze first, then each table's silver, then what is redacted in both, then gold if it is
+due, then its line in the ledger.
 
 Tables are independent of each other, so several are merged at a time. A table's failure fails the batch, which is then
 tried again as a whole: nothing that was done for it is done twice.
@@ -17,7 +18,7 @@ from forge.change import Op
 from forge.changelog.connection import Connection
 from forge.changelog.reader import START
 from forge.cursor import Snapshot
-from forge.pipeline import bronze, instants, ledger
+from forge.pipeline import bronze, instants, ledger, redaction
 from forge.pipeline.about import About
 from forge.pipeline.definitions import Definition
 from forge.pipeline.gold import Gold, daily
@@ -51,6 +52,8 @@ class Found(msgspec.Struct, frozen=True):
     changes: int
     whole: bool
     """Whether something happened to the table as a whole."""
+    redacted: bool = False
+    """Whether values of some of its rows are to be taken out."""
 
 
 class Batches:
@@ -82,6 +85,9 @@ class Batches:
         )
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             quarantined = sum(pool.map(lambda each: self._table(each, kept, batch), found))
+        for each in found:
+            if each.redacted:
+                redaction.obey(spark, lake, self._known(each), kept, self._types)
         cursor = offset.cursor
         whole = cursor.last is None and not offset.waiting and not offset.stale
         self._copy_instants(offset)
@@ -120,7 +126,7 @@ class Batches:
 
     def _table(self, found: Found, changes: DataFrame, batch: int) -> int:
         """Bring one table's changes into silver; how many rows did not fit."""
-        known = {version: each for version, each in self._definitions.items() if each.name == found.name}
+        known = self._known(found)
         one = next(iter(known.values()))
         mine = changes.where((F.col("schema") == one.schema) & (F.col("table") == one.table))
         return table.take(
@@ -135,6 +141,9 @@ class Batches:
             most=found.changes,
             types=self._types,
         )
+
+    def _known(self, found: Found) -> dict[int, Definition]:
+        return {version: each for version, each in self._definitions.items() if each.name == found.name}
 
     def _copy_instants(self, offset: Offset) -> None:
         """Keep the recorded instants whose snapshot the lake has come to; a page at a time, however many there are."""
@@ -165,13 +174,20 @@ def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None, set[date
             F.collect_set("version").alias("versions"),
             F.count_if(F.col("op").isin(*ROWS)).alias("rows"),
             F.count("*").alias("all"),
+            F.count_if(F.col("op") == Op.REDACT).alias("redactions"),
             F.max(F.unix_micros("at")).alias("newest"),
             F.collect_set(F.when(F.col("op").isin(*daily.OPS), F.col("day"))).alias("days"),
         )
         .collect()
     )
     found = [
-        Found(f"{row['schema']}.{row['table']}", tuple(row["versions"]), row["rows"], row["all"] > row["rows"])
+        Found(
+            f"{row['schema']}.{row['table']}",
+            tuple(row["versions"]),
+            row["rows"],
+            row["all"] > row["rows"] + row["redactions"],
+            row["redactions"] > 0,
+        )
         for row in rows
     ]
     newest = of_micros(max((row["newest"] for row in rows), default=None))

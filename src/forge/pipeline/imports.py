@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from forge.cursor import Cursor
 from forge.errors import LakeError
 from forge.pipeline import about as abouts
-from forge.pipeline import bronze, ledger
+from forge.pipeline import bronze, ledger, redaction
 from forge.pipeline.about import About
 from forge.pipeline.archive import read
 from forge.pipeline.asof import unseen
@@ -87,6 +87,7 @@ def bring(
             most=each.changes,
             types=about.types,
         )
+        redaction.obey(spark, lake, mine, load(spark, lake.changes), about.types)
     if found:
         refresh(spark, lake, kept)
         forget(spark, lake)

@@ -158,7 +158,11 @@ class _Work:
                 result["removed"], result["added"] = row["metrics"]["numFilesRemoved"], row["metrics"]["numFilesAdded"]
 
     def vacuum(self, hours: float) -> None:
-        """Delta goes by the property of the table, whatever VACUUM is told."""
+        """Delta goes by the property of the table, whatever VACUUM is told.
+
+        Rows that deletion vectors take out of files that are still in use are taken out of them first: they would stay
+        for good, and what was redacted with them.
+        """
         wanted = f"interval {math.ceil(hours)} hours"
         for place, path in self._paths.items():
             with self._step(place, "vacuuming", "vacuumed"):
@@ -167,6 +171,8 @@ class _Work:
                 assert detail is not None
                 if detail["properties"].get(_RETENTION, _UNLESS_TOLD) != wanted:
                     self._spark.sql(f"ALTER TABLE delta.{quoted(path)} SET TBLPROPERTIES ('{_RETENTION}' = '{wanted}')")
+                if detail["properties"].get("delta.enableDeletionVectors") == "true":
+                    self._spark.sql(f"REORG TABLE delta.{quoted(path)} APPLY (PURGE)")
                 table.vacuum()
 
     @contextmanager

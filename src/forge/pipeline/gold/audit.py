@@ -4,7 +4,7 @@ In go conditions, out comes a frame with a row for each change: when, which row 
 column's old and new value, and who did it. Days that are not asked for are not read.
 
 Values are texts: of a string its characters, of anything else its JSON; null is null. They are compared as they were
-written, so 1.0 and 1.00 differ. A hidden column that changed has neither old nor new value.
+written, so 1.0 and 1.00 differ. A hidden column that changed has neither old nor new value, nor has a redacted one.
 """
 
 import json
@@ -21,6 +21,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from forge.change import text
 from forge.pipeline.lake import Lake
 from forge.pipeline.tables import load
+from forge.values import REDACTED
 
 CHANGED: Final = "array<struct<column: string, old: string, new: string>>"
 
@@ -96,19 +97,30 @@ def differences(before: str | None, after: str | None, hidden: str | None) -> li
     [('b', 'x', None), ('c', None, None)]
     >>> [tuple(each.values()) for each in differences(None, '{"id":7,"b":null,"c":"1","d":1.0}', None)]
     [('id', None, '7'), ('c', None, '1'), ('d', None, '1.0')]
+    >>> image = '{"id":7,"b":{"$redacted":true},"$redacted":["b"]}'
+    >>> [tuple(each.values()) for each in differences(None, image, None)]
+    [('id', None, '7'), ('b', None, None)]
+    >>> differences(image, image, None)
+    []
     """
-    old = _raw(before) if before is not None else {}
-    new = _raw(after) if after is not None else {}
+    old, new = _members(before), _members(after)
+    taken = {name for members in (old, new) for name in _names(members.pop(REDACTED, b"[]"))}
     # An update has at least those columns in `before` that it changed; the others are as they were.
     names = old if before is not None else new
     found = [
         {"column": name, "old": _text(old.get(name)), "new": _text(new.get(name))}
         for name in names
-        if _bytes(old.get(name)) != _bytes(new.get(name))
+        if name not in taken and _bytes(old.get(name)) != _bytes(new.get(name))
     ]
     seen = {each["column"] for each in found}
     secret = _names(hidden) if hidden is not None else []
+    if before is None or after is None:
+        secret += [name for name in names if name in taken]
     return found + [{"column": name, "old": None, "new": None} for name in secret if name not in seen]
+
+
+def _members(image: str | None) -> dict[str, msgspec.Raw]:
+    return _raw(image) if image is not None else {}
 
 
 def _bytes(value: msgspec.Raw | None) -> bytes:

@@ -39,8 +39,9 @@ from pyspark.sql.types import (
     StringType,
 )
 
+from forge.change import Op
 from forge.pipeline.bronze import definitions
-from forge.pipeline.gold.models import Model, ModelError, Query, Reference, Target, resolve
+from forge.pipeline.gold.models import CHANGES, Model, ModelError, Query, Reference, Target, resolve
 from forge.pipeline.gold.states import ALL, State, append, is_news, newest, now, seen
 from forge.pipeline.lake import Lake
 from forge.pipeline.tables import exists, load
@@ -154,7 +155,10 @@ class _Work:
         self._models = models
         self._batch = batch
         self._tables = sorted({each.name for each in definitions(spark, lake).values()})
-        self._touched = _touched(batch)
+        found = _touched(batch)
+        self._touched = {row["table"]: (row["first"], row["last"]) for row in found}
+        redacted = {row["table"] for row in found if row["redacted"]}
+        self._redacted = redacted | {CHANGES} if redacted else redacted
         self._views: dict[Target, str] = {}
         self._written: set[str] = set()
         self._anew: set[str] = set()
@@ -170,13 +174,14 @@ class _Work:
         """Bring one model up to date; raises what is wrong with it.
 
         What reads a model that was built anew out of turn is built anew, too: which of its keys that changed is not
-        known.
+        known. So is what reads a table some values of which were taken out: its keys may have been among them.
         """
         anew = anew or not self._anew.isdisjoint(model.after)
         if f"public.{model.name}" in self._tables:
             raise ModelError("the lake has a table of that name", file=model.file, line=1, fix="rename the file")
         reads = self._targets(model, model.query)
         keys = self._targets(model, model.keys) if model.keys is not None else {}
+        anew = anew or any(each.name in self._redacted for each in (*reads.values(), *keys.values()))
         if not anew and not self._due(model, number, {*reads.values()}, {*keys.values()}):
             return "skipped"
         frame = self._frame(model.query, reads)
@@ -337,10 +342,11 @@ def _quietly() -> Iterator[None]:
             logger.disabled = disabled
 
 
-def _touched(batch: DataFrame) -> dict[str, tuple[str, str]]:
-    """The tables of a batch, each with its smallest and its largest seq."""
-    rows = batch.groupBy(F.concat_ws(".", "schema", "table").alias("table")).agg(F.min("seq"), F.max("seq")).collect()
-    return {row[0]: (row[1], row[2]) for row in rows}
+def _touched(batch: DataFrame) -> list[Row]:
+    """The tables of a batch, each with its smallest and its largest seq, and whether values were taken out of it."""
+    redacted = F.count_if(F.col("op") == Op.REDACT) > 0
+    measures = [F.min("seq").alias("first"), F.max("seq").alias("last"), redacted.alias("redacted")]
+    return batch.groupBy(F.concat_ws(".", "schema", "table").alias("table")).agg(*measures).collect()
 
 
 def _plain(seq: Column) -> Column:

@@ -10,7 +10,7 @@ from pyspark.sql.types import IntegerType, LongType, ShortType
 
 from forge.pipeline.definitions import Definition
 from forge.pipeline.silver.layout import Era, Layout, Part
-from forge.pipeline.silver.rows import ROW_OPS, rows
+from forge.pipeline.silver.rows import ROW_OPS, renamed, rows
 from forge.pipeline.silver.types import Types
 
 
@@ -70,9 +70,8 @@ def union(frames: Sequence[DataFrame]) -> DataFrame:
 def _placed(frame: DataFrame, part: Part) -> DataFrame:
     if not part.places:
         return frame
-    names = F.create_map(*(F.lit(text) for pair in part.places.items() for text in pair))
-    missing = F.transform("_missing", lambda name: F.coalesce(F.element_at(names, name), name))
-    return frame.withColumnsRenamed(dict(part.places)).withColumn("_missing", missing)
+    lists = {name: renamed(F.col(name), part.places) for name in ("_missing", "_redacted")}
+    return frame.withColumnsRenamed(dict(part.places)).withColumns(lists)
 
 
 def _marked(frame: DataFrame, era: Era) -> DataFrame:

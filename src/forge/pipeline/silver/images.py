@@ -10,6 +10,9 @@ written, by row_to_json in PostgreSQL and by `forge.pipeline.archive.images`:
 - So a value ends where `,"` and the name of another column begin. A string that ends in a comma has `,"` in it too,
   but then no name follows.
 
+Where values were taken out of an image, `"$redacted"` is its last member and names their columns (see the log's
+reference): `taken_out` has these names, and in what `readable` returns the values are null.
+
 A value that cannot be had exactly is never taken for null: `Reading.bad` is true. The steps of reading are expressions
 over the columns of the step before, so that nothing is computed twice.
 """
@@ -52,6 +55,7 @@ _BEFORE_THE_NEXT: Final = r'(?s)^(.*?)(?:,"(?![,\]}:]|[^"\\]*"[,\]}])|\}\s*$)'
 """A value, up to where the next column begins. An array of numbers may have `,"NaN"` in it, but no colon follows."""
 
 _STRINGS_OF_JSON: Final = r'"(?:[^"\\]|\\.)*"'
+_TAKEN_OUT: Final = f',"{values.REDACTED}":['
 _ROUNDED_IN_A_VARIANT: Final = r"[0-9.]{39}|[0-9][0-9.]{15,}[eE]|[eE][+-]?[0-9]{3}"
 
 
@@ -252,6 +256,18 @@ def _marker(name: str) -> str:
 
 def _unquoted(text: Column) -> Column:
     return F.trim(text, F.lit('" '))
+
+
+def taken_out(image: Column) -> Column:
+    """The names of the columns whose values were taken out of an image; null when none were."""
+    names = F.concat(F.lit("["), F.rtrim(F.substring_index(image, _TAKEN_OUT, -1), F.lit("}")))
+    return F.when(image.contains(_TAKEN_OUT), F.from_json(names, "array<string>"))
+
+
+def readable(image: Column) -> Column:
+    """An image with nulls for the values that were taken out. Nothing else is written like them: jsonb has a space."""
+    rest = F.replace(F.substring_index(image, _TAKEN_OUT, 1), F.lit(f':{{"{values.REDACTED}":true}}'), F.lit(":null"))
+    return F.when(image.contains(_TAKEN_OUT), F.concat(rest, F.lit("}"))).otherwise(image)
 
 
 def any_of(conditions: Iterable[Column]) -> Column:

@@ -29,6 +29,7 @@ METADATA: Final = (
     "_session_user",
     "_key",
     "_missing",
+    "_redacted",
     # Delta's change data feed and Spark's files have these.
     "_change_type",
     "_commit_version",

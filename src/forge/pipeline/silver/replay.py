@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from forge.errors import LakeError
-from forge.pipeline import bronze
+from forge.pipeline import bronze, redaction
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver import ends as whole
 from forge.pipeline.silver import quarantine
@@ -78,7 +78,8 @@ def replay(
     made = [_versions(rows, era, plan, ends, carried) for rows, era in zip(read, plan.eras, strict=True)]
     versions = _overwrite(spark, union(made), lake.history(table))
     progress("history", versions)
-    living = _overwrite(spark, _current(load(spark, lake.history(table)), plan), lake.current(table))
+    redaction.take_out_of_history(spark, lake, plan, definitions.values(), redaction.found(changes))
+    living = _overwrite(spark, _current(spark, lake, plan), lake.current(table))
     progress("current", living)
     return Replayed(versions, living, misfits)
 
@@ -89,11 +90,18 @@ def _versions(rows: Placed, era: Era, plan: Layout, ends: Sequence[End], carried
     return made.select(*(quoted(name) for name in names if name in made.columns))
 
 
-def _current(history: DataFrame, plan: Layout) -> DataFrame:
+def _current(spark: SparkSession, lake: Lake, plan: Layout) -> DataFrame:
+    """The living rows. Values that are taken out of the history are still the database's, so current keeps its own."""
+    history = load(spark, lake.history(plan.table))
     rows = history.where("_is_current").withColumnRenamed("_valid_from", "_changed_at")
     if plan.marked:
         rows = rows.where(of_era(plan.era))
-    return rows.select(*map(quoted, current_columns(plan)))
+    names = [*map(quoted, current_columns(plan))]
+    rows, same = rows.select(*names), [*plan.era.key, "_seq"]
+    whole, redacted = rows.where("_redacted IS NULL"), rows.where("_redacted IS NOT NULL")
+    kept = load(spark, lake.current(plan.table)).select(*names)
+    kept = kept.join(redacted.select(*map(quoted, same)), same, "left_semi")
+    return whole.unionByName(kept).unionByName(redacted.join(kept.select(*map(quoted, same)), same, "left_anti"))
 
 
 def _quarantine(spark: SparkSession, lake: Lake, misfits: DataFrame, count: int, whose: str) -> None:

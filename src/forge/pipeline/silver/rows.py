@@ -21,7 +21,7 @@ from forge import values
 from forge.change import Op
 from forge.pipeline.definitions import Definition
 from forge.pipeline.silver import reasons, texts
-from forge.pipeline.silver.images import Reading, any_of
+from forge.pipeline.silver.images import Reading, any_of, readable, taken_out
 from forge.pipeline.silver.names import silver_names
 from forge.pipeline.silver.types import Types
 
@@ -60,7 +60,8 @@ class Rows:
     """What became of the changes; both parts are made of `read`, which is worth persisting by whoever uses both.
 
     `read` has the target's columns, `_seq`, `_op`, `_at`, `_transaction`, `_user_id`, `_function_name`, `_trace_id`,
-    `_session_user`, `_missing`, `_key` in a table without a key, and `_misfit`, which is null for rows that fit.
+    `_session_user`, `_missing`, `_redacted`, `_key` in a table without a key, and `_misfit`, null for rows that fit.
+    `_redacted` names the columns whose values were taken out, which are null; it is null when there are none.
     `_missing` names the columns that the change's own definition has and its image has not; null when there are none.
     """
 
@@ -104,11 +105,12 @@ def _never() -> Column:
     return F.monotonically_increasing_id() < 0
 
 
-def _renamed(missing: Column, names: Mapping[str, str]) -> Column:
-    renamed = [F.lit(text) for pair in names.items() if pair[0] != pair[1] for text in pair]
-    if not renamed:
-        return missing
-    return F.transform(missing, lambda name: F.coalesce(F.element_at(F.create_map(*renamed), name), name))
+def renamed(columns: Column, names: Mapping[str, str]) -> Column:
+    """An array of names with those that are another one now."""
+    pairs = [F.lit(text) for pair in names.items() if pair[0] != pair[1] for text in pair]
+    if not pairs:
+        return columns
+    return F.transform(columns, lambda name: F.coalesce(F.element_at(F.create_map(*pairs), name), name))
 
 
 def silver_columns(target: Definition, types: Types | None = None) -> dict[str, DataType]:
@@ -131,12 +133,20 @@ def _shown(definition: Definition) -> list[values.Column]:
     return [column for column in definition.columns if column.kind != "hidden"]
 
 
-def _images(changes: DataFrame, *, keyed: bool) -> DataFrame:
-    """The changes of rows, each with the image that its row is made of."""
+def _images(changes: DataFrame, *, keyed: bool, marks: bool) -> DataFrame:
+    """The changes of rows, each with the image that its row is made of, and what was `redacted` in it.
+
+    `marks` is false for a table with a column of the name under which images say so. That cannot be redacted, nor can
+    rows without a key: nobody could say which.
+    """
     changes = changes.where(F.col("op").isin(*ROW_OPS))
+    nothing = F.lit(None).cast("array<string>")
     image = F.when(F.col("op") == Op.DELETE, F.col("before")).otherwise(F.col("after"))
     if keyed:
-        return changes.withColumn("image", image)
+        changes = changes.withColumn("image", image)
+        marked = {"image": readable(F.col("image")), "redacted": taken_out(F.col("image"))}
+        return changes.withColumns(marked if marks else {"redacted": nothing})
+    changes = changes.withColumn("redacted", nothing)
     one = F.array(F.struct(F.col("seq").alias("seq"), F.col("op").alias("op"), image.alias("image")))
     # The row before is {**after, **before}: in JSON the last member of a name counts.
     before = F.when(F.coalesce(F.col("before"), F.lit("{}")) == "{}", F.col("after")).otherwise(
@@ -223,7 +233,8 @@ class _Reader:
         self._columns = [
             *(self._value(column.name).alias(names[column.name]) for column in _shown(target)),
             *(F.col(column).alias(name) for name, column in _ABOUT.items()),
-            _renamed(F.when(F.size("missing") > 0, F.col("missing")), names).alias("_missing"),
+            renamed(F.when(F.size("missing") > 0, F.col("missing")), names).alias("_missing"),
+            F.sort_array(renamed(F.col("redacted"), names)).alias("_redacted"),
             misfit.alias("_misfit"),
         ]
         typed = ((name, type, F.col(quoted(name))) for name, type in columns.items())
@@ -231,7 +242,8 @@ class _Reader:
 
     def rows(self, changes: DataFrame) -> DataFrame:
         """The changes of rows as rows of the target."""
-        found = self.read(_images(changes, keyed=self._keyed)).select("*", self._missing).select(*self._columns)
+        images = _images(changes, keyed=self._keyed, marks=values.REDACTED not in self._targets)
+        found = self.read(images).select("*", self._missing).select(*self._columns)
         return found if self._keyed else found.select("*", self._key)
 
     def read(self, changes: DataFrame) -> DataFrame:

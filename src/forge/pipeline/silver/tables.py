@@ -31,6 +31,9 @@ from forge.pipeline.tables import exists, load
 BY_WHOM: Final[dict[str, DataType]] = dict.fromkeys(
     ("_user_id", "_function_name", "_trace_id", "_session_user"), StringType()
 )
+REDACTED: Final[dict[str, DataType]] = {"_redacted": ArrayType(StringType())}
+"""Columns whose values were taken out, and are null; see `forge.pipeline.redaction`."""
+
 HISTORY: Final[dict[str, DataType]] = {
     "_seq": StringType(),
     "_end_seq": StringType(),
@@ -41,6 +44,7 @@ HISTORY: Final[dict[str, DataType]] = {
     "_transaction": LongType(),
     "_end_transaction": LongType(),
     **BY_WHOM,
+    **REDACTED,
 }
 CURRENT: Final[dict[str, DataType]] = {
     "_seq": StringType(),
@@ -48,6 +52,7 @@ CURRENT: Final[dict[str, DataType]] = {
     "_op": StringType(),
     "_transaction": LongType(),
     **BY_WHOM,
+    **REDACTED,
 }
 KEY: Final[dict[str, DataType]] = {"_key": StringType()}
 MISSING: Final[dict[str, DataType]] = {"_missing": ArrayType(StringType())}

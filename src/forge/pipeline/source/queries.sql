@@ -174,8 +174,8 @@ SELECT %(generation)s || '!' || lpad(k.n::text, 12, '0'), %(name)s || ':' || k.n
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
 FROM ({images}) k;
 
--- before: The whole row before a change, printed as row_to_json prints a row.
+-- before: The whole row before a change, printed as row_to_json prints a row. What was redacted the row after tells, which has all columns.
 CASE WHEN l.after IS NULL THEN l.before::text ELSE (
     SELECT '{' || string_agg(to_json(a.key)::text || ':' || coalesce(b.value, a.value)::text, ',' ORDER BY a.n) || '}'
     FROM json_each(l.after) WITH ORDINALITY a (key, value, n)
-    LEFT JOIN json_each(l.before) b ON b.key = a.key) END;
+    LEFT JOIN json_each(l.before) b ON b.key = a.key AND b.key <> '$redacted') END;

@@ -4,19 +4,21 @@ from typing import Final, Literal
 
 import msgspec
 
-Kind = Literal["missing", "extra", "changed", "quarantined"]
+Kind = Literal["missing", "extra", "changed", "quarantined", "redacted"]
 
 _SAID: Final[dict[Kind, str]] = {
     "missing": "in the database and not in the lake",
     "extra": "in the lake and not in the database",
     "changed": "another one in the lake",
     "quarantined": "not in the lake as it is in the database: it did not fit and is in quarantine",
+    "redacted": "not known to the lake as it is in the database: values were taken out of the log",
 }
 
 
 class Difference(msgspec.Struct, frozen=True):
     """A row that is only in the database (`missing`), only in the lake (`extra`), in both but not the same (`changed`),
-    or that differs because it is in quarantine.
+    or that differs because it is in quarantine, or only in columns whose values were taken out of the log before the
+    lake read them.
 
     `key` is the key as one word, or a hash of the row if the table has no key; `columns` are those that are changed.
 
@@ -37,7 +39,8 @@ class Difference(msgspec.Struct, frozen=True):
 class TableReport(msgspec.Struct, frozen=True):
     """A table: how many rows each side has, how many differ in which way, and the first of these.
 
-    `differing` is `missing`, `extra` and `changed` together; rows that are in quarantine are not among them.
+    `differing` is `missing`, `extra` and `changed` together; rows that are in quarantine are not among them, nor are
+    those that are `redacted`, which was intended.
     `left_out` are columns that were not compared, because their types in the lake keep no text: variants.
     """
 
@@ -51,6 +54,7 @@ class TableReport(msgspec.Struct, frozen=True):
     quarantined: int
     differences: list[Difference]
     left_out: tuple[str, ...] = ()
+    redacted: int = 0
 
     @property
     def equal(self) -> bool:

@@ -32,13 +32,15 @@ _SHORT: Final = 8
 
 class Row(NamedTuple):
     """A row as both sides give it: `id` is what its key hashes to, or the row in a table without one, `key` the key for
-    people, `seq` where the lake has the row from."""
+    people, `seq` where the lake has the row from, `redacted` the columns that were taken out before the lake read them.
+    """
 
     id: str
     key: str
     hash: int
     columns: str
     seq: str = ""
+    redacted: frozenset[str] = frozenset()
 
     def differs(self, other: "Row", names: Sequence[str]) -> tuple[str, ...]:
         """The columns that two rows differ in."""
@@ -105,7 +107,12 @@ class InLake:
 
     def rows(self, table: Table, slices: Slices, which: Sequence[int]) -> list[Row]:
         frame = self._hashed(table, slices, *slices.range(which)).where(F.col("slice").isin(list(which)))
-        return [Row(*row) for row in frame.select("id", "key", "hash", "columns", "_seq").collect()]
+        found = frame.select("id", "key", "hash", "columns", "_seq", "_redacted").collect()
+        names = {each.name: each.column.name for each in table.columns}
+        return [
+            Row(id, key, hash, columns, seq, frozenset(names.get(name, name) for name in redacted or ()))
+            for id, key, hash, columns, seq, redacted in found
+        ]
 
     def _hashed(self, table: Table, slices: Slices, low: int | None = None, high: int | None = None) -> DataFrame:
         frame = self._frame
@@ -115,7 +122,10 @@ class InLake:
             frame = frame if high is None else frame.where(key < high)
         # A step for each use of what the one before has computed.
         texts = [text(F.col(quoted(each.name)), each.type) for each in table.columns]
-        frame = frame.select(*(each.alias(f"t{place}") for place, each in enumerate(texts)), "_seq")
+        about = ["_seq", "_redacted"]
+        if "_redacted" not in frame.columns:
+            frame = frame.withColumn("_redacted", F.lit(None).cast("array<string>"))
+        frame = frame.select(*(each.alias(f"t{place}") for place, each in enumerate(texts)), *about)
         texts = [F.col(f"t{place}") for place in range(len(texts))]
         keys = [texts[place] for place in table.key_places]
         columns = F.concat(*(F.substring(_md5(prefixed(each)), 1, _SHORT) for each in texts))
@@ -125,7 +135,7 @@ class InLake:
             (_word(keys) if keys else F.col("md5")).alias("key"),
             _number(F.col("md5")).alias("hash"),
             "columns",
-            "_seq",
+            *about,
         )
         return frame.withColumn("slice", slices.slice(_number(F.col("id")), F.col("key")))
 

@@ -65,6 +65,7 @@ def compare(
         counts["quarantined"],
         shown,
         tuple(sorted(shown_columns - set(table.names))),
+        counts["redacted"],
     )
 
 
@@ -126,7 +127,10 @@ def _differences(table: Table, rows: Iterable[Row], copies: Iterable[Row], misfi
             if row.hash == copy.hash:
                 continue
             kind: Kind = "quarantined" if (id, row.hash) in misfits.rows else "changed"
-            yield Difference(table.name, row.key, kind, row.differs(copy, table.names))
+            columns = row.differs(copy, table.names)
+            if kind == "changed" and columns and copy.redacted.issuperset(columns):
+                kind = "redacted"
+            yield Difference(table.name, row.key, kind, columns)
         elif row is not None:
             kind = "quarantined" if (id, row.hash) in misfits.rows else "missing"
             yield Difference(table.name, row.key, kind)
