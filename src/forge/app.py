@@ -15,6 +15,7 @@ forge serve shop:app
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -46,6 +47,7 @@ from forge.react.registry import ANYONE, Auth, Function, Registry
 from forge.react.registry import Scope as QueryScope
 from forge.react.runner import Runner
 from forge.serve.asgi import ForgeApp
+from forge.serve.bus import Bus
 from forge.serve.node import Node, Options
 from forge.track.cache import Cache
 
@@ -231,7 +233,7 @@ class Forge:
             keeping = asyncio.get_running_loop().create_task(maintain(found.url, policy))
             keeping.add_done_callback(_ended)
             try:
-                async with self._consuming(found.url) as consuming, self._draining(found.url):
+                async with self._consuming(found.url, node.bus) as consuming, self._draining(found.url):
                     node.instruments.consumers = consuming.samples
                     yield node
             finally:
@@ -246,17 +248,25 @@ class Forge:
             if found.embedded:
                 with connect(found.url) as connection:
                     install(connection)
-            async with self._consuming(found.url, ConsumerSettings(wakeup=config.wakeup)) as consuming:
-                await consuming.ended
+            bus = Bus(found.url)
+            await bus.start()
+            try:
+                settings = ConsumerSettings(wakeup=config.wakeup)
+                async with self._consuming(found.url, bus, settings) as consuming:
+                    await consuming.ended
+            finally:
+                await bus.stop()
 
     @contextlib.asynccontextmanager
     async def _consuming(
         self,
         url: str,
+        bus: Bus,
         settings: ConsumerSettings = ConsumerSettings(),  # noqa: B008
     ) -> AsyncIterator[ConsumerNode]:
         """Work on the consumers while the block lasts; the calls that are under way may end."""
         consuming = ConsumerNode(url, self.consumers.named.values(), settings)
+        consuming.told = functools.partial(bus.publish, "own", ["consumer", "dead_letter"])
         try:
             async with consuming.running():
                 yield consuming

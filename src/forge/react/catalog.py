@@ -27,7 +27,9 @@ from forge.react.readset import Analysis, ColumnType, TableRead
 from forge.react.scopes import Name, Occurrence, Relation, Statement, Unreadable
 
 OWN_SCHEMA: Final = "forge"
-OWN_TABLES: Final = frozenset({"forge_event_log", "tracked_table", "table_version", "trimmed", "instant"})
+OWN_TABLES: Final = frozenset(
+    {"forge_event_log", "tracked_table", "table_version", "trimmed", "instant", "consumer", "dead_letter"}
+)
 """Tables of Forge's own that may be watched: any change touches who reads them, as the log itself changes with it."""
 
 

@@ -21,11 +21,12 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from forge.change import Change, Op
+from forge.change import Change, Op, Source
 from forge.changelog.follow import follow
 from forge.changelog.reader import Batch
 from forge.cursor import NOW, After, Cursor, wal_position
@@ -153,6 +154,16 @@ class Reactor:
         for key, group in self.groups.items():
             group.forced = True
             self._debounce.touch(key, now)
+        self._due.set()
+
+    def own_changed(self, tables: Iterable[str]) -> None:
+        """Run the groups again that read these tables of Forge's own."""
+        now = self._clock()
+        for table in tables:
+            change = Change("", Op.INVALIDATE, OWN_SCHEMA, table, Source("own", "", "0"), datetime.now(UTC))
+            for key in self._index.touched(change):
+                self.groups[key].forced = True
+                self._debounce.touch(key, now)
         self._due.set()
 
     # Following

@@ -20,6 +20,7 @@ from forge.cursor import NOW, After
 from forge.errors import ForgeError
 from forge.react import past
 from forge.react.cached import Cached
+from forge.react.catalog import OWN_TABLES
 from forge.react.reactor import Reactor
 from forge.react.registry import Auth, BadArguments, Registry
 from forge.react.result import Result, encode
@@ -104,6 +105,7 @@ class Node:
             raise
         wire_revocations(self, self.bus)
         self.bus.on("definitions", lambda payload: self._redefined())
+        self.bus.on("own", self._own_changed)
         self.bus.on_reconnect.append(self._redefined)
         try:
             await self.bus.start()
@@ -241,6 +243,11 @@ class Node:
             return False
         images = [image for image in (change.before, change.after) if image is not None]
         return bool(images) and all(str(image.get(column)) == auth.tenant for image in images)
+
+    def _own_changed(self, payload: Any) -> None:
+        """Some node says that tables of Forge's own have changed, such as how consumers fare."""
+        if isinstance(payload, list):
+            self.reactor.own_changed(table for table in payload if table in OWN_TABLES)
 
     def _redefined(self) -> None:
         """Views, functions, policies or grants are others now, which changes what queries return and to whom."""

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -102,6 +102,8 @@ class ConsumerNode:
         self.consumers = {consumer.name: consumer for consumer in consumers}
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.settings = settings
+        self.told: Callable[[], Awaitable[None]] = _nobody
+        """Called when how the consumers fare has been written down anew."""
         self.working = asyncio.Event()
         """Set while the node has a lease."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -113,6 +115,7 @@ class ConsumerNode:
         self._due: dict[int, float] = {}
         self._free: dict[int, float] = {}
         self._stopping = asyncio.Event()
+        self._news = False
 
     async def run(self) -> None:
         """Work until `stop`, or cancelled. Raises what cannot pass by itself: a consumer that cannot be registered,
@@ -243,6 +246,9 @@ class ConsumerNode:
                 if now - reported >= self.settings.report:
                     await self._report(lease)
                     reported = now
+                if self._news:
+                    self._news = False
+                    await self._pass_on()
                 await asyncio.sleep(self.settings.tick if not self._stopping.is_set() else self.settings.tick / 10)
         finally:
             await self._drop_all()
@@ -337,6 +343,7 @@ class ConsumerNode:
         )
         await lease.unlock(id)
         del self._held[id]
+        self._news = True
 
     async def _drop_all(self) -> None:
         """The lease is lost: no worker may go on."""
@@ -367,6 +374,7 @@ class ConsumerNode:
         if not worker.counts and told == held.told:
             return
         held.told = told
+        self._news = True
         counts = self._count(held)
         values = {"delivered": counts.delivered, "retried": counts.retried, "parked": counts.parked}
         lag = {"lag_events": held.lag and held.lag.events, "lag_seconds": held.lag and held.lag.seconds}
@@ -382,12 +390,23 @@ class ConsumerNode:
             },
         )
 
+    async def _pass_on(self) -> None:
+        """A hint only: whoever misses it sees the next one."""
+        try:
+            await self.told()
+        except (ForgeError, psycopg.Error, OSError) as error:
+            _log.warning("consumers: nobody could be told of news: %s", line_of(error))
+
     def _count(self, held: _Held) -> Counts:
         """Take over what a worker counted."""
         counts, held.worker.counts = held.worker.counts, Counts()
         place = (held.worker.consumer.name, held.worker.shard)
         self._totals[place] = self._totals[place] + counts
         return counts
+
+
+async def _nobody() -> None:
+    """Wants to be told."""
 
 
 class Spread:
