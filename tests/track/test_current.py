@@ -64,7 +64,7 @@ def test_an_inner_block_overrides_name_by_name_and_the_outer_is_back() -> None:
     assert forge.current() == NOTHING
 
 
-@pytest.mark.parametrize("said", UNFIT, ids=str)
+@pytest.mark.parametrize("said", UNFIT, ids=lambda said: str(said)[:40].partition(" object at")[0])
 def test_what_the_log_cannot_hold_is_refused_before_the_block_runs(said: dict[str, Any]) -> None:
     with pytest.raises(ContextError):
         forge.context(**said)
