@@ -6,6 +6,7 @@ import pytest
 
 from forge.deliver.queues import Kafka, Nats, RedisStreams, queue_sink
 from forge.errors import ConfigError
+from tests.deliver.queues.traffic import messages
 
 
 @pytest.mark.parametrize(
@@ -45,4 +46,4 @@ def test_a_bad_url_is_told_without_its_password(url: str, said: str) -> None:
 async def test_a_setting_that_librdkafka_does_not_know_is_told() -> None:
     sink = queue_sink("kafka://host?no.such=1")
     with pytest.raises(ConfigError, match=r"no\.such"):
-        await sink.send([])
+        await sink.send(messages(1))

@@ -20,7 +20,7 @@ from forge.deliver.queues import Kafka
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
 from forge.testing.kafka import MockKafka, kafka_missing, temporary_kafka
-from tests.deliver.queues.traffic import AT, check, deliver, messages
+from tests.deliver.queues.traffic import AT, SOON, check, deliver, messages
 
 pytestmark = pytest.mark.skipif(kafka_missing() is not None, reason=str(kafka_missing()))
 Open = Callable[..., Kafka]
@@ -109,18 +109,22 @@ async def test_a_key_is_in_one_partition_and_what_has_none_too(cluster: MockKafk
 
 @pytest.mark.contract("W13")
 async def test_brokers_go_down(cluster: MockKafka, topic: str, open: Open) -> None:
-    sent = messages(2_000, topic=topic)
-    sink = open(timeout=0.6)
-    failures = 0
-    for start in range(0, 2_000, 500):
-        sending = asyncio.create_task(deliver(sink, sent[start : start + 500], 20))
-        await asyncio.sleep(0.01 * (1 + start / 500))
-        cluster.down()
-        await asyncio.sleep(0.7)
-        cluster.up()
-        failures += await sending
-    assert failures > 0
-    check(sent, await asyncio.to_thread(arrived, cluster, topic))
+    sent = messages(600, topic=topic)
+    sink = open(timeout=1.5)
+    cluster.slow(0.02)  # so that there is always something under way
+    try:
+        for start in range(0, 600, 200):
+            failed = asyncio.Event()
+            sending = asyncio.create_task(deliver(sink, sent[start : start + 200], 20, failed))
+            await asyncio.sleep(0.05)
+            cluster.down()
+            async with asyncio.timeout(SOON):
+                await failed.wait()
+            cluster.up()
+            await sending
+    finally:
+        cluster.slow(0)
+    check(sent, await asyncio.to_thread(arrived, cluster, topic), late=True)
 
 
 @pytest.mark.contract("W13")

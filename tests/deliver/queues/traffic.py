@@ -30,8 +30,8 @@ def messages(count: int, *, keys: int = 7, topic: str = "shop.paid", size: int =
     ]
 
 
-async def deliver(sink: Sink, wanted: Sequence[Message], batch: int = 50) -> int:
-    """Send all in batches, each until it is taken, as a consumer does; how often one was not."""
+async def deliver(sink: Sink, wanted: Sequence[Message], batch: int = 50, failed: asyncio.Event | None = None) -> int:
+    """Send all in batches, each until it is taken, as a consumer does; how often one was not, and when it first was."""
     failures = 0
     deadline = time.monotonic() + SOON
     for start in range(0, len(wanted), batch):
@@ -44,6 +44,8 @@ async def deliver(sink: Sink, wanted: Sequence[Message], batch: int = 50) -> int
                 if time.monotonic() > deadline:
                     raise
                 failures += 1
+                if failed is not None:
+                    failed.set()
                 rest = rest[error.delivered :]
                 await asyncio.sleep(0.02)
     return failures

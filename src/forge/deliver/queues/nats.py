@@ -149,6 +149,9 @@ class Nats:
             if place is None:
                 break
             await self._publish(sending, place)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # publish() keeps a cancellation to itself
+                raise asyncio.CancelledError
         sending.settle()
 
     async def _publish(self, sending: "_Sending", place: int) -> None:
