@@ -18,9 +18,7 @@ async def main(url: str) -> None:
     async def take(message: Message) -> None:
         async with turn:
             async with receiver.transaction():
-                await receiver.execute(
-                    "INSERT INTO arrival (id, n) VALUES (%s, %s)", (message.id, int(message.payload))
-                )
+                await receiver.execute("INSERT INTO arrival (id) VALUES (%s)", (message.id,))
             async with receiver.transaction():
                 if await forge.inbox(receiver, message.id, consumer="test"):
                     values = (message.key, int(message.payload))

@@ -73,17 +73,17 @@ async def test_workers_killed_at_random_lose_nothing_and_the_inbox_absorbs_what_
 @pytest.mark.contract("W14")
 async def test_a_dead_workers_messages_are_free_at_once(database: str, connection: Connection) -> None:
     """The rows that it had are claimed by another as soon as its session ends, long before any lease."""
-    held = asyncio.Event()
+    held, over = asyncio.Event(), asyncio.Event()
     routes, _ = collecting("never")
 
     @routes.on("t")
     async def hold(message: object) -> None:
         held.set()
-        await asyncio.Event().wait()
+        await over.wait()
 
     put(connection, "t", "x", key=1)
     others, got = collecting("t")
-    async with draining(database, routes) as node:
+    async with draining(database, routes):
         await asyncio.wait_for(held.wait(), 20)
         async with draining(database, others):
             assert got == []
@@ -92,6 +92,5 @@ async def test_a_dead_workers_messages_are_free_at_once(database: str, connectio
                 " WHERE application_name = 'forge outbox t' AND state = 'idle in transaction'"
             )
             await until(lambda: got, 10)
-        for worker in node.workers:
-            worker.stop()
+        over.set()
     assert got[0].payload == b"x"
