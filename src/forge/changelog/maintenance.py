@@ -258,6 +258,8 @@ class Keeper:
         with self._step(report, "consumers"):
             self._batches(_TRIM_ONCE, before=_midnight(spared))
             self._batches(_TRIM_BARRIERS, before=_midnight(spared))
+        with self._step(report, "inbox"):
+            self._batches(_TRIM_INBOX, before=_midnight(spared))
         with self._step(report, "payloads"):
             report.trimmed_payloads = self._batches(_TRIM_PAYLOADS, before=now - PAYLOADS_KEPT)
         with self._step(report, "instants"):
@@ -513,6 +515,13 @@ _TRIM_ONCE: Final = """
     WITH gone AS (
         DELETE FROM forge.consumer_once WHERE (consumer, id) IN (
             SELECT consumer, id FROM forge.consumer_once WHERE at < %(before)s ORDER BY at LIMIT %(batch)s) RETURNING 1
+    )
+    SELECT count(*) FROM gone"""
+
+_TRIM_INBOX: Final = """
+    WITH gone AS (
+        DELETE FROM forge.inbox WHERE (consumer, id) IN (
+            SELECT consumer, id FROM forge.inbox WHERE at < %(before)s ORDER BY at LIMIT %(batch)s) RETURNING 1
     )
     SELECT count(*) FROM gone"""
 

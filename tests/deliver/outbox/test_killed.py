@@ -10,7 +10,7 @@ import forge
 from forge.changelog.connection import Connection, connect_async
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 
-KEYS, EACH = 6, 40
+KEYS, EACH = 4, 15
 
 
 @pytest.mark.contract("W13")

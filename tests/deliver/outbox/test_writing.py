@@ -60,6 +60,15 @@ def test_the_inbox_takes_a_message_in_once_unless_that_is_rolled_back(connection
             assert forge.inbox(connection, "m", consumer=consumer) is first
 
 
+def test_what_the_inbox_took_in_long_ago_is_trimmed_with_the_log(database: str, connection: Connection) -> None:
+    for id in ("old", "new"):
+        with connection.transaction():
+            forge.inbox(connection, id, consumer="a")
+    connection.execute("UPDATE forge.inbox SET at = at - interval '60 days' WHERE id = 'old'")
+    assert forge.run_once(database).problems == []
+    assert connection.execute("SELECT id FROM forge.inbox").fetchall() == [("new",)]
+
+
 HOSTILE: list[tuple[Any, object, dict[str, Any], str]] = [
     ("", "x", {}, "topic"),
     ("a b", "x", {}, "topic"),
