@@ -3,7 +3,7 @@
 `forge_tracked_changes` has one row for each change, written by `forge.track` in the transaction that makes the change,
 so that both commit or neither. Its columns bear the names of `forge_events`; `old_data`, `new_data` and
 `context` are JSON text in which values that JSON does not keep are tagged as in the wire form (`forge.wire`); a value
-that was not read is the tag for UNAVAILABLE.
+that was not read is the tag for UNAVAILABLE. The `old_data` of an update has the columns that it changed.
 
     for change in forge.track.recorded(engine, after=118):
         ...
@@ -261,6 +261,8 @@ def _change(row: Mapping[Any, Any], source: str) -> Change:
     at = row["timestamp"]
     before, after = _row(row["old_data"]), _row(row["new_data"])
     image = after or before
+    if before is not None and after is not None:
+        before = {**after, **before}
     names = row["key_columns"]
     key = None if image is None or names is None else {name: image[name] for name in json.loads(names)}
     more = _row(row["context"]) or {}

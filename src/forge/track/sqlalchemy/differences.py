@@ -3,9 +3,9 @@
 `Found` has the changes in order, and whether rows may have changed beyond them, so that the table must be read anew.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from forge.change import Op
+from forge.change import Op, same
 from forge.track.sqlalchemy.images import Image, Key
 from forge.track.sqlalchemy.plan import Images, Plan, known
 
@@ -17,6 +17,8 @@ class Row(NamedTuple):
     key: Key
     before: Image | None
     after: Image | None
+    old: dict[str, Any] | None = None
+    """Of an update whose rows are both known: what it changed, as it was."""
 
 
 class Found(NamedTuple):
@@ -54,8 +56,8 @@ def collided(plan: Plan) -> Found:
         was = before.get(key)
         if was is None:
             rows.append(Row(Op.INSERT, key, None, image))
-        elif was.text != image.text:
-            rows.append(Row(Op.UPDATE, key, was, image))
+        elif old := changed(was.row, image.row):
+            rows.append(Row(Op.UPDATE, key, was, image, old))
     # fewer rows than were given: some collided by what the Table does not say, an index on an expression perhaps
     return Found(rows, beyond=len(after) < plan.expected)
 
@@ -79,8 +81,10 @@ def updated(plan: Plan, count: int) -> Found:
             continue  # the WHERE said more than the key, and this row it did not mean
         if now != key:
             rows.append(Row(Op.DELETE, key, was, None))
-        elif was is None or image is None or was.text != image.text:
+        elif was is None or image is None:
             rows.append(Row(Op.UPDATE, key, was, image))
+        elif different := changed(was.row, image.row):
+            rows.append(Row(Op.UPDATE, key, was, image, different))
     rows += [
         Row(Op.INSERT, now, None, after.get(now) if after is not None else None)
         for key, now in zip(old, new, strict=True)
@@ -101,6 +105,24 @@ def deleted(plan: Plan, count: int) -> Found:
         left = plan.now(gone) or {}
         gone = [key for key in gone if key not in left]
     return Found([Row(Op.DELETE, key, before.get(key), None) for key in gone], beyond=_more(plan, count))
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The values of a row that are no longer represented as they were.
+
+    >>> changed({"id": 1, "paid": 0, "note": "a"}, {"id": 1, "paid": False, "note": "b"})
+    {'paid': 0, 'note': 'a'}
+    """
+    return {
+        name: value
+        for name, value in before.items()
+        if (now := after[name]) is not value
+        and (value != now or type(value) is not type(now) or (type(value) not in _EQUAL and not same(value, now)))
+    }
+
+
+_EQUAL: Final = frozenset({str, int, bytes})
+"""Types whose equal values are represented alike."""
 
 
 def _named(plan: Plan) -> list[Key] | None:

@@ -38,7 +38,6 @@ from sqlalchemy import types as t
 from sqlalchemy.dialects.postgresql import JSONB
 
 from forge.change import JSON_NULL, UNAVAILABLE
-from forge.track.record import encoded
 
 KEYS: Final = "forge_keys"
 CHUNK: Final = 500
@@ -53,18 +52,10 @@ Lock = Literal["update", "delete"]
 class Image:
     """A row as it was read: its key as SQLAlchemy binds it, its values, and which filters it satisfies."""
 
-    __slots__ = ("_text", "flags", "key", "row")
+    __slots__ = ("flags", "key", "row")
 
     def __init__(self, key: Key, row: dict[str, Any], flags: tuple[Any, ...]) -> None:
         self.key, self.row, self.flags = key, row, flags
-        self._text: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The row as the log has it. Two Images of the same row have the same text."""
-        if self._text is None:
-            self._text = encoded(self.row)
-        return self._text
 
 
 class Shape:

@@ -205,19 +205,22 @@ class Tracker:
         schema, name = table.schema, table.name
         if plan.records:
             entries = record.Entries()
-            for op, bound, before, after in rows:
+            for op, bound, before, after, part in rows:
                 image = after or (before if previous else None) or shape.unread(bound)
-                old = before.text if before is not None and previous else None
-                new = after.text if after is not None else None
-                if old is None and new is None:
-                    old, new = (image.text, None) if op is Op.DELETE else (None, image.text)
+                old = new = None
+                if before is not None and previous:
+                    old = record.encoded(before.row if part is None else part)
+                if op is not Op.DELETE:
+                    new = record.encoded((after or shape.unread(bound)).row)
+                elif old is None:
+                    old = record.encoded(image.row)
                 entries.add(op.name, record.row_id(shape.key_of(image)), old, new)
             self._write(connection, entries, plan.schema, name, key=shape.key_text)
         if not self._heard(schema, name):
             return
         resource, context = self._registry.resource(schema, name), _context(current())
         changes = []
-        for op, bound, before, after in rows:
+        for op, bound, before, after, _ in rows:
             image = after or before or shape.unread(bound)
             changes.append(
                 Done(
