@@ -6,6 +6,14 @@ import pytest
 
 from forge.changelog.connection import Connection
 from forge.testing.redis import RedisServer, temporary_redis
+from forge.track.cache import keeper, ledger
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, what is asked for by these tests is not cut short by time."""
+    monkeypatch.setattr(ledger, "SILENCE", 60.0)
+    monkeypatch.setattr(keeper, "PATIENCE", 60.0)
 
 
 @pytest.fixture(scope="session")

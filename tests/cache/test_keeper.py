@@ -8,8 +8,9 @@ import pytest
 
 from forge.change import Change, Op, Source
 from forge.cursor import NOW, After, Cursor, LogIdentity, Snapshot
+from forge.track.cache import ledger as ledger_module
+from forge.track.cache.flight import Flights, _Flight
 from forge.track.cache.keeper import Found, Keeper, Shown
-from forge.track.cache.ledger import SILENCE
 from forge.track.cache.memory import Memory
 from forge.track.cache.tables import TableMatcher, Tables
 from tests.integration.following import eventually
@@ -162,7 +163,7 @@ async def test_a_result_computed_while_the_log_was_lost_is_not_kept(lost: str) -
 async def test_while_the_log_is_silent_nothing_is_shown_again() -> None:
     node = Node()
     await node.ask()
-    node.now += SILENCE + 1
+    node.now += ledger_module.SILENCE + 1
     node.write(10, b"new")
     assert await node.ask() == b"new"
     assert node.keeper.metrics.bypassed == 1
@@ -246,3 +247,38 @@ async def test_what_the_store_forgets_is_forgotten() -> None:
     node.keeper._store.on_gone = node.keeper.gone
     await node.keeper.ask("c", "q", node.run)
     assert "b" not in node.keeper._known
+
+
+@pytest.mark.parametrize("store", [Memory, Shared])
+async def test_who_comes_after_an_invalidation_is_not_shown_a_run_that_began_before(store: type[Memory]) -> None:
+    node = Node(store())
+    node.slow = 0.05
+    first = asyncio.create_task(node.ask())
+    await eventually(lambda: node.runs == 1)
+    node.keeper._store.stamp(["b:orders"])
+    node.value = b"what the log does not tell"
+    second, third = asyncio.create_task(node.ask()), asyncio.create_task(node.ask())
+    assert await first == b"old"
+    assert [await second, await third] == [b"what the log does not tell"] * 2
+    assert node.runs == 2
+
+
+async def test_a_hundred_are_shown_one_result_though_it_cannot_be_kept() -> None:
+    node = Node()
+    node.slow = 0.02
+    node.keeper._max_entry_bytes = 0
+    assert set(await asyncio.gather(*(node.ask() for _ in range(100)))) == {b"old"}
+    assert node.runs == 1
+
+
+async def test_who_comes_in_the_moment_of_landing_begins_anew() -> None:
+    flights: Flights[int] = Flights()
+
+    async def fly(number: int) -> int:
+        return number
+
+    landed = asyncio.create_task(fly(1))
+    await landed
+    flights._flights["key"], flights.begun = _Flight(landed, 1), 1  # nobody was told yet
+    assert await flights.join("key", lambda: fly(2)) == (2, 2, True)
+    await eventually(lambda: not len(flights))

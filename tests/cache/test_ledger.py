@@ -7,7 +7,8 @@ import pytest
 
 from forge.change import Change, Op, Source
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot
-from forge.track.cache.ledger import MOST_BYTES, MOST_PENDING, SILENCE, Ledger
+from forge.track.cache import ledger as ledger_module
+from forge.track.cache.ledger import MOST_BYTES, MOST_PENDING, Ledger
 
 LOG = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "1", 1)
 
@@ -59,7 +60,7 @@ def ledger(clock: Clock) -> Ledger:
 
 def test_it_is_alive_while_the_log_is_read(ledger: Ledger, clock: Clock) -> None:
     assert alive(ledger)
-    clock.now += SILENCE + 0.1
+    clock.now += ledger_module.SILENCE + 0.1
     assert not alive(ledger)
     ledger.read(at(10), "start")
     assert alive(ledger)

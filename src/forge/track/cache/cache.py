@@ -257,6 +257,9 @@ class Cache:
         tables = {(event.schema, event.table) for event in heard}
         if any(table is None for _, table in tables):
             self.store.stamp([])
+        elif tables and engine.dialect.name != "postgresql":
+            # orders, Orders and main.orders may be one table there
+            self.store.stamp(of_tables(str(table) for _, table in tables))
         elif tables:
             self.store.stamp(of_tables(f"{schema}.{table}" if schema else str(table) for schema, table in tables))
 

@@ -49,7 +49,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         """Whether a stamp of this name is about it.
 
         >>> entry = Entry("", "", "", "top/7", ("public.orders",), {}, b"", "")
-        >>> [entry.concerned(name) for name in ("t:public.orders", "t:x.orders", "b:orders", "n:top/7", "n:t", "p:t")]
+        >>> [entry.concerned(name) for name in ("t:public.orders", "t:x.orders", "b:Orders", "n:top/7", "n:t", "p:t")]
         [True, False, True, True, False, True]
         """
         kind, _, rest = stamp.partition(":")
@@ -57,7 +57,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
             case "t":
                 return rest in self.tables
             case "b":
-                return any(table.partition(".")[2] == rest for table in self.tables)
+                return any(table.partition(".")[2].casefold() == rest.casefold() for table in self.tables)
             case "n":
                 return rest == self.name
             case "p":
@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def of_tables(tables: Iterable[str]) -> list[str]:
-    """The names of the stamps of tables; a name without a schema is of every table of that name."""
+    """The names of the stamps of tables; a name without a schema is of every table of that name, however it is written."""
     return [f"t:{table}" if "." in table else f"b:{table}" for table in tables]
 
 

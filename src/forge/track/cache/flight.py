@@ -1,7 +1,7 @@
 """One computation for all who want the same at the same time.
 
-A flight goes on while somebody waits for it; when the last one leaves it is cancelled. Whoever comes later finds no
-flight that is about to be cancelled.
+A flight goes on while somebody waits for it; when the last one leaves it is cancelled. Whoever comes later joins none
+that has landed or is about to be cancelled.
 """
 
 import asyncio
@@ -15,21 +15,24 @@ class Flights(Generic[T]):
     """The computations under way, by key."""
 
     def __init__(self) -> None:
+        self.begun = 0
+        """How many there were so far."""
         self._flights: dict[str, _Flight[T]] = {}
 
     def __len__(self) -> int:
         return len(self._flights)
 
-    async def join(self, key: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, bool]:
-        """What the flight for this key brings, and whether it was begun for this caller."""
+    async def join(self, key: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, int, bool]:
+        """What the flight for this key brings, the how-manieth it was, and whether it was begun for this caller."""
         flight = self._flights.get(key)
-        begun = flight is None
-        if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.get_running_loop().create_task(begin()))
+        own = flight is None or flight.task.done()
+        if flight is None or flight.task.done():
+            self.begun += 1
+            flight = self._flights[key] = _Flight(asyncio.get_running_loop().create_task(begin()), self.begun)
             flight.task.add_done_callback(lambda task, landed=flight: self._gone(key, landed))  # type: ignore[misc]
         flight.waiting += 1
         try:
-            return await asyncio.shield(flight.task), begun
+            return await asyncio.shield(flight.task), flight.number, own
         finally:
             flight.waiting -= 1
             if not flight.waiting and not flight.task.done():
@@ -51,6 +54,7 @@ class Flights(Generic[T]):
 
 
 class _Flight(Generic[T]):
-    def __init__(self, task: "asyncio.Task[T]") -> None:
+    def __init__(self, task: "asyncio.Task[T]", number: int) -> None:
         self.task = task
+        self.number = number
         self.waiting = 0

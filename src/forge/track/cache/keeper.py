@@ -30,9 +30,10 @@ shows and the record's `since` does not; that tells all if C covers `since`, and
 A result from a replica has for C the snapshot that the primary had at a WAL position which the replica had passed: it
 shows at least C. If W or P are not in that, the primary is asked.
 
-Whoever waits for a run that was under way when they came may get a result older than their question. It is shown to
-them if it meets the conditions above, or if C covers F and shows P as they were when they came: that is no older than
-an entry could have been. Else they ask again.
+Whoever joins a run that was under way when they came may get a result older than their question. It is shown to them
+if it meets the conditions above, or if C covers F and shows P as they were when they came: that is no older than an
+entry could have been; and if nothing was stamped between. Of stamps in Redis only Redis can tell, so there it is not
+shown. Else they ask again, and what began after they came is new enough, if it shows W.
 """
 
 import asyncio
@@ -136,6 +137,17 @@ class _Landed(msgspec.Struct, frozen=True):
     snapshot: Snapshot | None
     how: How
     kept: bool
+    stamped: int
+    """How many stamps had been written here when it began."""
+
+
+class _Came(msgspec.Struct, frozen=True):
+    """What there was when somebody came: flights begun, stamps written here, and what was known of the log."""
+
+    flights: int
+    stamped: int
+    followed: Snapshot | None
+    pending: tuple[int, ...]
 
 
 Run = Callable[[After], Awaitable[Found[Reads]]]
@@ -211,21 +223,20 @@ class Keeper(Generic[Reads]):
 
     async def ask(self, key: str, name: str, run: Run[Reads], after: After = NOW) -> Shown:
         """The answer under a key: shown again if that may be, else computed, once for all who ask meanwhile."""
+        came = _Came(self._flights.begun, self._store.stamped, self.ledger.followed, tuple(self.ledger.pending))
         for _ in range(TRIES):
             if not self._serving():
                 break
             if not self._store.shared and (kept := await self._fetched(key, after)) is not None:
                 self.metrics.hits += 1
                 return _shown(kept, hit=True)
-            followed, pending = self.ledger.followed, tuple(self.ledger.pending)
-            landed, begun = await self._flights.join(key, lambda: self._land(key, name, run, after))
-            entry, snapshot = landed.entry, landed.snapshot
-            if begun and landed.how == "computed":
+            landed, number, own = await self._flights.join(key, lambda: self._land(key, name, run, after))
+            if own and landed.how == "computed":
                 self.metrics.misses += 1
-                return _shown(entry, hit=False)
-            if (landed.kept and self.fresh(key, entry, after)) or self._recent(snapshot, after, followed, pending):
+                return _shown(landed.entry, hit=False)
+            if self._good(key, landed, number, came, after):
                 self._count(landed.how)
-                return _shown(entry, hit=True)
+                return _shown(landed.entry, hit=True)
         self.metrics.bypassed += 1
         found = await run(after.also(self.ledger.pending))
         return Shown(found.value, found.hash, str(found.snapshot or ""), False)
@@ -251,13 +262,18 @@ class Keeper(Generic[Reads]):
     def _serving(self) -> bool:
         return self._store.up and (not self._logged or self.ledger.alive)
 
-    def _recent(
-        self, snapshot: Snapshot | None, after: After, followed: Snapshot | None, pending: Iterable[int]
-    ) -> bool:
-        """Whether a result is no older than an entry could have been for who asked when so much was known."""
-        if snapshot is None or followed is None:
+    def _good(self, key: str, landed: _Landed, number: int, came: _Came, after: After) -> bool:
+        """Whether what a flight brought is for somebody who joined it."""
+        snapshot, later = landed.snapshot, number > came.flights
+        if later and landed.how == "computed":
+            return snapshot is None or after.seen(snapshot)
+        if not later and (self._store.shared or landed.stamped < came.stamped):
             return False
-        return snapshot.covers(followed) and all(map(snapshot.sees, pending)) and after.seen(snapshot)
+        if landed.kept and self.fresh(key, landed.entry, after):
+            return True
+        if snapshot is None or came.followed is None or not snapshot.covers(came.followed):
+            return False
+        return all(map(snapshot.sees, came.pending)) and after.seen(snapshot)
 
     def _adopted(self, key: str, entry: Entry) -> _Known | None:
         """An entry of another node, held against all that it may lack."""
@@ -281,12 +297,13 @@ class Keeper(Generic[Reads]):
 
     async def _land(self, key: str, name: str, run: Run[Reads], after: After) -> _Landed:
         """What there is, or what is being computed elsewhere, or else what is computed now."""
+        stamped = self._store.stamped
         if self._store.shared and (entry := await self._fetched(key, after)) is not None:
-            return _Landed(entry, self._snapshot(entry), "stored", True)
+            return _Landed(entry, self._snapshot(entry), "stored", True, stamped)
         lease = await self._leased(key, after)
         if lease.entry is not None:
-            return _Landed(lease.entry, self._snapshot(lease.entry), "waited", True)
-        return await self._compute(key, name, run, after, lease)
+            return _Landed(lease.entry, self._snapshot(lease.entry), "waited", True, stamped)
+        return await self._compute(key, name, run, after, lease, stamped)
 
     def _snapshot(self, entry: Entry) -> Snapshot | None:
         return Snapshot.parse(entry.snapshot) if self._logged else None
@@ -300,7 +317,7 @@ class Keeper(Generic[Reads]):
             case _:
                 self.metrics.joined += 1
 
-    async def _compute(self, key: str, name: str, run: Run[Reads], after: After, lease: Lease) -> _Landed:
+    async def _compute(self, key: str, name: str, run: Run[Reads], after: After, lease: Lease, stamped: int) -> _Landed:
         kept = False
         try:
             mark = self.ledger.mark()
@@ -310,18 +327,18 @@ class Keeper(Generic[Reads]):
             encoded = self._matcher.encode(found.reads) if self._store.shared else b""
             entry = Entry(fresh(), mark.era, snapshot, name, found.tables, stamps, found.value, found.hash, encoded)
             if lease.token is None or lease.stamps is None or not found.ttl or entry.size > self._max_entry_bytes:
-                return _Landed(entry, found.snapshot, "computed", False)
+                return _Landed(entry, found.snapshot, "computed", False, stamped)
             if found.snapshot is not None:
                 later = self.ledger.after(mark)
                 lacking = None if later is None else _unseen(found.snapshot, later)
                 if lacking is None or self._matcher.touches(found.reads, lacking):
                     self.metrics.late += 1
-                    return _Landed(entry, found.snapshot, "computed", False)
+                    return _Landed(entry, found.snapshot, "computed", False, stamped)
                 self._know(key, entry, found.snapshot, found.reads, found.ttl)
             kept = await self._store.put(key, entry, found.ttl, lease.token)
             if kept:
                 self.metrics.stored += 1
-            return _Landed(entry, found.snapshot, "computed", kept)
+            return _Landed(entry, found.snapshot, "computed", kept, stamped)
         finally:
             if lease.token is not None and not kept:
                 await self._store.release(key, lease.token)

@@ -33,6 +33,7 @@ class Memory:
         self, *, max_bytes: int = 64 << 20, max_entries: int = 10_000, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.bytes = 0
+        self.stamped = 0
         self.on_gone: Callable[[str, Entry], None] = lambda key, entry: None
         self._max_bytes = max_bytes
         self._max_entries = max_entries
@@ -99,6 +100,7 @@ class Memory:
 
     def stamp(self, names: Sequence[str]) -> None:
         with self._lock:
+            self.stamped += 1
             if not names or len(self._stamps) > MOST_STAMPS:
                 self._stamps = {EPOCH: fresh()}
             else:

@@ -78,6 +78,7 @@ class Redis:
             raise ConfigError("the cache's Redis needs a library", fix='pip install "forge-changes[redis]"')
         self.on_gone: Callable[[str, Entry], None] = lambda key, entry: None
         self.failures = 0
+        self.stamped = 0
         self._url = url
         self._prefix = prefix
         self._timeout = timeout
@@ -170,6 +171,7 @@ class Redis:
 
     def stamp(self, names: Sequence[str]) -> None:
         with self._owing:
+            self.stamped += 1
             if self._up:
                 try:
                     self._stamp(names)

@@ -24,6 +24,8 @@ class Store(Protocol):
     """A store. `shared` when other processes use it too; `up` is false while it cannot be reached."""
 
     shared: bool
+    stamped: int
+    """How often `stamp` was called in this process."""
     on_gone: Callable[[str, Entry], None]
     """Called with what the store forgets by itself, where it can tell."""
 
