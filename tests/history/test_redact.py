@@ -198,6 +198,10 @@ def test_what_is_refused(people: Connection, server: PostgresServer) -> None:
     for table, key, columns, kind, match in cases:
         with pytest.raises(kind, match=match):
             redact(people, table, key, columns)
+    odd: list[dict[str, Any]] = [{"reason": "a\0b"}, {"reason": "a\ud800"}, {"by": "\0"}]
+    for words in odd:
+        with pytest.raises(RedactError, match="PostgreSQL cannot store"):
+            redact(people, "people", 7, ["email"], **words)
     name = people.info.dbname
     people.execute(f"CREATE ROLE reader_{name} LOGIN; GRANT USAGE ON SCHEMA forge TO reader_{name}".encode())
     people.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA forge TO reader_{name}".encode())

@@ -278,6 +278,7 @@ def test_what_was_asked_wrongly(orders: Connection, monkeypatch: pytest.MonkeyPa
         ({"user": "ada"}, "since when"),
         ({"user": "ada", "since": datetime(2026, 1, 1)}, "no time zone"),
         ({"transaction": "x"}, "no transaction"),
+        ({"transaction": "9" * 40}, "no transaction"),
     ):
         with pytest.raises(RevertRefused, match=match):
             Choice(**choice)

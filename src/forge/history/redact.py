@@ -79,6 +79,9 @@ def redact(
         raise RedactError(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
         )
+    for name, value in (("reason", reason), ("by", by)):
+        if value is not None and ("\0" in value or value.encode(errors="replace").decode() != value):
+            raise RedactError(f"{name} has what PostgreSQL cannot store", fix="pass text without NUL or surrogates")
     with typed_errors():
         with connection.transaction():
             connection.execute("SELECT forge.current_identity()")

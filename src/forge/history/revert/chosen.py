@@ -5,6 +5,7 @@ back is what was logged, to the letter. Refused are choices that the log cannot 
 trimmed, and more than fits into memory.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -46,7 +47,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise RevertRefused("what to revert is not clear", fix="give one of a trace, a transaction, a user")
         if self.user is not None and self.since is None:
             raise RevertRefused("a user's changes since when?", fix="give since, e.g. --since 1h")
-        if self.transaction is not None and not (self.transaction.isascii() and self.transaction.isdigit()):
+        if self.transaction is not None and not re.fullmatch(r"[0-9]{1,19}", self.transaction):
             raise RevertRefused(
                 f"{self.transaction!r} is no transaction", fix="give the number that forge history shows, e.g. 771"
             )

@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def of_tables(tables: Iterable[str]) -> list[str]:
-    """The names of the stamps of tables; a name without a schema is of every table of that name, however it is written."""
+    """The names of the stamps of tables; a name without a schema is of every table of that name, in any letters."""
     return [f"t:{table}" if "." in table else f"b:{table}" for table in tables]
 
 
