@@ -30,6 +30,7 @@ def read(spark: SparkSession, path: str) -> str:
     return repr(load(spark, path).collect())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_redaction_takes_values_out_of_the_whole_lake(
     spark: SparkSession,

@@ -142,7 +142,13 @@ def test_changes_are_read_by_their_own_definitions(spark: SparkSession) -> None:
     assert (got[9]["total"], str(got[9]["share"]), got[9]["new"]) == (None, "-0.0", "2")
     about = ("_at", "_transaction", "_user_id", "_function_name", "_trace_id", "_session_user")
     assert [got[5][name] for name in about] == ["2026-01-31 12:00:00", 705, "u1", "f()", "t1", "app"]
-    assert found.fitting.columns == [*(column.name for column in second.columns), *("_seq", "_op"), *about, "_missing"]
+    assert found.fitting.columns == [
+        *(column.name for column in second.columns),
+        *("_seq", "_op"),
+        *about,
+        "_missing",
+        "_redacted",
+    ]
     misfits = {int(row["seq"], 16): (row["column"], row["reason"]) for row in found.misfits.collect()}
     assert misfits == {
         2: ("code", "type changed: twelve does not fit int"),

@@ -22,7 +22,7 @@ from psycopg.rows import tuple_row
 from forge.change import UNAVAILABLE
 from forge.changelog.connection import Connection
 from forge.errors import HistoryUnavailable
-from forge.history import conditions, tracked
+from forge.history import tracked
 from forge.history.definitions import Effect, Event, Field, Plan, Version, effects, plan
 from forge.history.instants import Pair, oldest_fix
 from forge.history.tracked import Tracked, escaped, quoted
@@ -236,7 +236,9 @@ class Past:
 
     def _chosen(self, images: Iterator[bytes], where: str) -> Iterator[bytes]:
         """The images whose rows satisfy a condition, as the server has it."""
-        condition = conditions.Condition(where, self.version, self._table.asked)
+        from forge.history.conditions import Condition  # and with it sqlglot, which takes its time
+
+        condition = Condition(where, self.version, self._table.asked)
         while page := list(islice(images, PAGE)):
             for image in page:
                 self._images.check_known(image, condition.names)
