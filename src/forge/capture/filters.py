@@ -87,6 +87,7 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
         >>> Filter(tables=("orders",), columns=("statsu",)).check_columns([("public", "orders", ["id", "status"])])
         Traceback (most recent call last):
         forge.errors.ConfigError: orders has no column statsu
+        fix: did you mean status? there are: id, status
         """
         wanted = [(table, columns) for schema, table, columns in known if self.wants_table(schema, table)]
         there = list(dict.fromkeys(column for _, columns in wanted for column in columns))

@@ -60,10 +60,10 @@ class Policy(msgspec.Struct, frozen=True):
 
     retention_days: int = 30
     size_limit: int | None = None
-    hold_days: int = 7
-    """How many days past retention a day is held that a consumer has not read."""
     interval: float = 60.0
     instants: float = 1.0
+    hold_days: int = 7
+    """How many days past retention a day is held that a consumer has not read."""
 
     def __post_init__(self) -> None:
         limits = [

@@ -36,6 +36,7 @@ def audit(
 ) -> None:
     """Who changed what, when and why, newest first, from every change that the lake has."""
     here = session(context)
+    between = {"since": _time("--since", since), "until": _time("--until", until)}
     found = lake_of(here, lake)
     with spark_for(here, master, conf) as spark:
         from forge.pipeline import about
@@ -46,8 +47,7 @@ def audit(
         frame = changes(
             spark,
             found,
-            since=_time("--since", since),
-            until=_time("--until", until),
+            **between,
             table=table,
             key=None if key is None else key_of(key),
             user=user,
