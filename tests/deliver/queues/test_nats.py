@@ -167,10 +167,10 @@ async def test_a_half_open_connection_brings_nothing_twice(
 ) -> None:
     sent = messages(200)
     with FaultProxy("127.0.0.1", server.port) as proxy:
-        sink = open(f"nats://127.0.0.1:{proxy.port}", timeout=0.4)
+        sink = open(f"nats://127.0.0.1:{proxy.port}", timeout=1.5)
         await deliver(sink, sent[:50])
         await asyncio.to_thread(proxy.stall)
-        with pytest.raises(NotDelivered, match=r"did not answer within 0\.4 s") as caught:
+        with pytest.raises(NotDelivered, match=r"did not answer within 1\.5 s") as caught:
             await sink.send(sent[50:100])
         assert caught.value.delivered == 0
         await deliver(open(timeout=3), sent[50:])
@@ -184,14 +184,14 @@ async def test_a_half_open_connection_brings_nothing_twice(
 @pytest.mark.contract("W13")
 async def test_a_frozen_server_is_given_up_in_time(server: NatsServer, jetstream: Any, stream: str, open: Open) -> None:
     sent = messages(100)
-    sink = open(timeout=0.4)
+    sink = open(timeout=1.5)
     await deliver(sink, sent[:50])
     server.freeze()
     try:
         start = time.monotonic()
         with pytest.raises(NotDelivered):
             await sink.send(sent[50:])
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 5
     finally:
         server.thaw()
     await deliver(sink, sent[50:])
@@ -315,6 +315,6 @@ def test_bad_settings_are_told(url: str, options: dict[str, Any]) -> None:
 
 async def test_a_password_is_never_shown() -> None:
     sink = Nats("nats://ada:secret@127.0.0.1:1")
-    with pytest.raises(NotDelivered) as caught:
+    with pytest.raises(NotDelivered, match="Connect") as caught:
         await sink.send(messages(1))
     assert "secret" not in f"{sink!r} {caught.value}"

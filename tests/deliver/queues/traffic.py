@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from forge.deliver.message import Message
 from forge.deliver.sink import NotDelivered, Sink
 
-SOON = 20.0
+SOON = 40.0
 AT = datetime(2026, 11, 16, 9, 30, tzinfo=UTC)
 
 

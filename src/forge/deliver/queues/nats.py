@@ -77,6 +77,8 @@ class Nats:
         self._turn = asyncio.Lock()
         self._client: Any = None
         self._inbox = ""
+        self._why: Exception | None = None
+        self._lost = asyncio.Event()
         self._sending: _Sending | None = None
 
     def __repr__(self) -> str:
@@ -210,18 +212,34 @@ class Nats:
 
     async def _connect(self) -> None:
         client = self._client = self._nats.NATS()
-        await client.connect(
-            self._servers,
-            name="forge",
-            allow_reconnect=False,
-            connect_timeout=self._timeout,
-            closed_cb=self._closed,
-            error_cb=self._failed,
-        )
+        self._lost.clear()
+        try:
+            await client.connect(
+                self._servers,
+                name="forge",
+                allow_reconnect=False,
+                max_reconnect_attempts=1,  # of each server, now; without it those that refuse are asked for ever
+                reconnect_time_wait=0.05,
+                connect_timeout=self._timeout / (len(self._servers) + 1),
+                closed_cb=self._closed,
+                error_cb=self._failed,
+            )
+        except self._nats.errors.NoServersError:
+            why = " ".join(str(self._why).split())
+            raise NotDelivered(f"{self._where}: {why}", fix="see to NATS and the URL") from None
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*.*", cb=self._answered)
         if self._stream is not None:
-            await self._made(client.jetstream(timeout=self._timeout), self._stream)
+            made = asyncio.ensure_future(self._made(client.jetstream(timeout=self._timeout), self._stream))
+            lost = asyncio.ensure_future(self._lost.wait())  # a request does not notice that
+            try:
+                await asyncio.wait({made, lost}, return_when=asyncio.FIRST_COMPLETED)
+                if not made.done():
+                    raise ConnectionResetError("the connection is lost")
+                made.result()
+            finally:
+                made.cancel()
+                lost.cancel()
 
     async def _made(self, jetstream: Any, stream: str) -> None:
         try:
@@ -235,11 +253,13 @@ class Nats:
             )
 
     async def _closed(self) -> None:
+        self._lost.set()
         if self._sending is not None:
             self._sending.fail(ConnectionResetError("the connection is lost"))
 
     async def _failed(self, error: Exception) -> None:
         """An error of the connection; the send under way ends by it."""
+        self._why = error
         if self._sending is not None:
             self._sending.fail(error)
 
