@@ -228,6 +228,26 @@ async def test_a_handler_that_hangs_is_ended_by_its_timeout(database: str, conne
     assert letter.error == "HandlerTimeout: the handler took longer than 0.05 s"
 
 
+async def test_a_handler_that_is_cancelled_by_itself_is_a_failure_like_any(
+    database: str, connection: Connection
+) -> None:
+    table(connection)
+    seen: Seen = []
+    consumers = Consumers()
+
+    @consumers.consumer("odd", tables=["item"], tries=2, backoff=NO_WAIT)
+    async def take(ctx: Context, change: Change) -> None:
+        if change.row_id == "1":
+            raise asyncio.CancelledError
+        seen.append((change.op.value, change.row_id))
+
+    async with working(database, consumers):
+        connection.execute("INSERT INTO item VALUES (1), (2)")
+        await until(lambda: seen)
+    (letter,) = await Control(database).letters("odd")
+    assert "cancelled by something of its own" in letter.error
+
+
 async def test_a_handler_that_returns_something_stands_still_and_parks_nothing(
     database: str, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:

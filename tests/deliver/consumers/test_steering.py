@@ -11,7 +11,7 @@ from forge.change import Change
 from forge.changelog.connection import Connection
 from forge.changelog.maintenance import Keeper, Policy
 from forge.cursor import Cursor
-from forge.deliver.consumers import ConsumerInvalid, Consumers, ConsumerUnknown, Context
+from forge.deliver.consumers import ConsumerInvalid, ConsumerNode, Consumers, ConsumerUnknown, Context
 from forge.deliver.consumers.control import Control
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError, CursorForeign, CursorInvalid, HistoryUnavailable, NotInstalled
@@ -99,11 +99,11 @@ async def test_rewinding_inside_a_batch_is_exact(database: str, connection: Conn
             await gate.wait()
         seen.append(change.row_id)
 
-    async with working(database, consumers):
+    async with working(database, consumers) as node:
         connection.execute("INSERT INTO item SELECT g FROM generate_series(1, 9) g")
         await until(lambda: len(seen) == 5)
         pausing = asyncio.create_task(control.pause("all"))
-        await asyncio.sleep(0.1)
+        await until(lambda: all(held.stopping for held in node._held.values()))
         gate.set()
         assert await pausing
         (status,) = await control.statuses("all")
@@ -157,6 +157,31 @@ async def test_a_worker_whose_lease_is_cut_stops_and_comes_back(database: str, c
         connection.execute("INSERT INTO item VALUES (2)")
         await until(lambda: seen[-1] == "2")
         assert node.working.is_set()
+
+
+@pytest.mark.contract("X1")
+async def test_no_call_begins_once_the_lease_may_be_anothers(database: str, connection: Connection) -> None:
+    """As after a process was stopped for a while: its clock says that the server has given its locks away."""
+    table(connection)
+    seen: list[tuple[str, int]] = []
+    running: list[ConsumerNode] = []
+    consumers = Consumers()
+
+    @consumers.consumer("all", tables=["item"])
+    async def take(ctx: Context, change: Change) -> None:
+        seen.append((change.row_id, ctx.fence))
+        if len(seen) == 2:
+            (held,) = running[0]._held.values()
+            held.worker._lease._proof -= 60
+
+    async with working(database, consumers) as node:
+        running.append(node)
+        connection.execute("INSERT INTO item VALUES (1), (2), (3), (4)")
+        await until(lambda: seen and seen[-1][0] == "4")
+    fences = sorted({fence for _, fence in seen})
+    assert len(fences) == 2
+    assert [key for key, fence in seen if fence == fences[0]] == ["1", "2"]
+    assert [key for key, fence in seen if fence == fences[1]][-2:] == ["3", "4"]
 
 
 @pytest.mark.contract("X1")

@@ -272,11 +272,12 @@ class ConsumerNode:
             )
             if held.stopping:
                 if held.worker.stop():
-                    held.task.cancel()
+                    _cancel(held.task)
                 continue
             if shard is not None and shard.replay:
                 held.worker.replay()
-            await held.worker.idle(self.settings.idle)
+            with contextlib.suppress(ConsumerLost):  # moved just now: the next look finds its fence gone
+                await held.worker.idle(self.settings.idle)
 
     async def _take(self, lease: Lease, shards: list[Shard], spread: "Spread") -> None:
         """Begin to work on shards that nobody works on, as far as they are our share."""
@@ -348,7 +349,7 @@ class ConsumerNode:
     async def _drop_all(self) -> None:
         """The lease is lost: no worker may go on."""
         for held in self._held.values():
-            held.task.cancel()
+            _cancel(held.task)
         await asyncio.gather(*(held.task for held in self._held.values()), return_exceptions=True)
         for held in self._held.values():
             self._count(held)
@@ -403,6 +404,12 @@ class ConsumerNode:
         place = (held.worker.consumer.name, held.worker.shard)
         self._totals[place] = self._totals[place] + counts
         return counts
+
+
+def _cancel(task: "asyncio.Task[None]") -> None:
+    """Once: a second time would interrupt it while it cleans up."""
+    if not task.cancelling():
+        task.cancel()
 
 
 async def _nobody() -> None:

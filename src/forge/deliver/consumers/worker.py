@@ -238,7 +238,7 @@ class Worker:
                     place += 1
         except (HandlerMisused, ConsumerLost):
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             return await self._call_until_done(page, place, place + 1, blocked, self._typed(error))
         finally:
             self.calling = None
@@ -313,14 +313,20 @@ class Worker:
                 await self._commit(cursor)
         except (HandlerMisused, ConsumerLost):
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             return self._typed(error)
         finally:
             self.calling = None
         self.counts.delivered += len(changes)
         return None
 
-    def _typed(self, error: Exception) -> Exception:
+    def _typed(self, error: BaseException) -> Exception:
+        """What a call failed by; raises what is not the call's own."""
+        if not isinstance(error, Exception):
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise error
+            return HandlerTimeout("the handler was cancelled by something of its own", fix="catch CancelledError there")
         if isinstance(error, TimeoutError):
             return HandlerTimeout(
                 f"the handler took longer than {self.consumer.timeout:g} s", fix="make it quicker, or raise timeout="
@@ -442,11 +448,14 @@ class Worker:
         try:
             change = letter.change
             async with asyncio.timeout(self.consumer.timeout):
-                await self.consumer.handler(self._context, change if self.consumer.batch is None else [change])
+                handled = self.consumer.handler(self._context, change if self.consumer.batch is None else [change])
+                result: object = await handled
+            if result is not None:
+                raise self._returned(result)
             self._tx.check()
         except (HandlerMisused, ConsumerLost):
             raise
-        except Exception as caught:
+        except (Exception, asyncio.CancelledError) as caught:
             error = self._typed(caught)
             await self._undo(error)
         finally:
