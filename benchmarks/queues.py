@@ -48,7 +48,7 @@ async def _run(bench: Bench) -> list[Figure]:
         found += await _compare(bench, "Redis Streams, ids remembered", remembering, add)
         await client.aclose()
     with temporary_kafka() as cluster:
-        settings = {"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "acks": "all", "linger.ms": 0}
+        settings = {"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 0, "log_level": 2}
         producer = confluent_kafka.Producer(settings)
 
         async def produce(messages: Sequence[Message]) -> None:
@@ -76,7 +76,7 @@ async def _run(bench: Bench) -> list[Figure]:
 
 
 async def _compare(bench: Bench, name: str, sink: Sink, bare: Send) -> list[Figure]:
-    rounds, count = (3, 5_000) if bench.quick else (5, 20_000)
+    rounds, count = (3, 2_000) if bench.quick else (5, 20_000)
     ours, theirs = [], []
     for turn in range(rounds + 1):
         bench.say(f"{name}, round {turn} of {rounds}")
