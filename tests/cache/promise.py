@@ -96,15 +96,21 @@ def _late(node: Node, dice: random.Random) -> None:
 
 
 @asynccontextmanager
-async def players(database: str, caches: Sequence[Cache], seed: int) -> AsyncIterator[list[Player]]:
-    """A node for each cache, late by random moments."""
+async def players(
+    database: str, caches: Sequence[Cache], seed: int, *, deaf: bool = False
+) -> AsyncIterator[list[Player]]:
+    """A node for each cache, late by random moments; or `deaf`, when it hears nothing of the log from now on."""
     async with AsyncExitStack() as stack:
         found = []
         for number, cache in enumerate(caches):
             dice = random.Random(f"{seed}/{number}")
             node = await stack.enter_async_context(_application(database, cache, dice).running())
             await eventually(lambda node=node: node.cached.keeper.ledger.alive)  # type: ignore[misc]
-            _late(node, dice)
+            if deaf:
+                node.reactor.on_batch.clear()
+                node.reactor.on_read.clear()
+            else:
+                _late(node, dice)
             found.append(Player(node))
         yield found
 

@@ -33,7 +33,7 @@ async def test_no_client_reads_less_than_was_acknowledged_to_it(
 ) -> None:
     connection.execute(TABLE.encode())
     async with players(database, caches(store, redis), seed) as nodes:
-        assert await play(nodes, seed) == []
+        assert await play(nodes, seed, moves=40) == []
         assert hits(nodes) > 0, "nothing was shown from the cache, so nothing was tried"
         for number in range(1000, 1003):
             connection.execute("UPDATE counters SET n = %s WHERE id = 1", (number,))
@@ -69,20 +69,29 @@ async def test_a_redis_that_comes_and_goes_shows_nobody_anything_old(
         await troubled
 
 
+async def test_nodes_that_hear_nothing_show_no_client_less_than_it_wrote(
+    database: str, connection: Connection, redis: RedisServer
+) -> None:
+    """As long as they do not know that they are deaf, which a silence of three seconds would tell."""
+    connection.execute(TABLE.encode())
+    async with players(database, caches("memory", redis), 6, deaf=True) as nodes:
+        assert await play(nodes, 6, moves=25) == []
+
+
 async def test_the_game_is_lost_when_tokens_are_not_heeded(
     database: str, connection: Connection, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection.execute(TABLE.encode())
-    async with players(database, caches("memory", redis), 4) as nodes:
+    async with players(database, caches("memory", redis), 4, deaf=True) as nodes:
         monkeypatch.setattr(After, "seen", lambda self, *snapshots: True)
-        assert [found for found in await play(nodes, 4) if found.whose.startswith("client")]
+        assert [found for found in await play(nodes, 4, moves=25) if found.whose.startswith("client")]
 
 
 async def test_the_game_is_lost_when_a_node_forgets_its_own_writes(
-    database: str, connection: Connection, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    database: str, connection: Connection, redis: RedisServer
 ) -> None:
     connection.execute(TABLE.encode())
-    async with players(database, caches("memory", redis), 5) as nodes:
+    async with players(database, caches("memory", redis), 5, deaf=True) as nodes:
         for player in nodes:
             player.node.reactor.runner.on_commit = lambda xid, tables: None
-        assert [found for found in await play(nodes, 5) if found.whose == "the node"]
+        assert [found for found in await play(nodes, 5, moves=25) if found.whose == "the node"]
