@@ -123,7 +123,7 @@ async def test_no_key_is_left_after_the_time_to_live(database: str, shop: Connec
 
 
 async def test_a_lease_is_held_as_long_as_its_holder_lives(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forge.track.cache.redis.LEASE", 1.5)
+    monkeypatch.setattr("forge.track.cache.redis.LEASE", 6)
     one, two = Redis(redis.url, timeout=10), Redis(redis.url, timeout=10)
     await one.open()
     await two.open()

@@ -38,7 +38,8 @@ def record(connection: Connection, tables: list[str]) -> Moment:
 
 
 def copy(connection: Connection, table: str) -> Rows:
-    cursor = connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(table)))
+    # never prepared: a column that comes or goes would invalidate the plan
+    cursor = connection.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(table)), prepare=False)
     assert cursor.description is not None
     names = [column.name for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor]

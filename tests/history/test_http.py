@@ -36,7 +36,7 @@ def shop(connection: Connection) -> Connection:
     )
     connection.execute("INSERT INTO orders VALUES (1, 'placed', 'acme', '4111', '0000'), (2, 'x', 'zeta', '4222', '1')")
     connection.execute("UPDATE orders SET status = 'paid', pin = '1111', card = '4333' WHERE id = 1")
-    connection.execute("INSERT INTO page VALUES ('c/d e')")
+    connection.execute("INSERT INTO page VALUES ('c/d e'), (E'c\\nd')")
     record(connection, ["orders"])
     connection.execute("UPDATE orders SET tenant = 'zeta' WHERE id = 1")
     connection.execute("DELETE FROM orders WHERE id = 1")
@@ -64,6 +64,8 @@ async def test_history_and_audit(database: str, shop: Connection) -> None:
         assert (then["row"]["status"], then["row"]["pin"]) == ("paid", {"$unavailable": True})
         slashes = (await get("/forge/history/page/c%2Fd%20e", headers=GRANTED)).json()
         assert slashes["entries"][0]["key"] == {"path": "c/d e"}
+        lines = (await get("/forge/history/page/c%0Ad", headers=GRANTED)).json()
+        assert lines["entries"][0]["key"] == {"path": "c\nd"}
         audit = (await get("/forge/audit?table=orders&op=update&limit=1", headers=GRANTED)).json()
         assert audit["entries"][0]["changed_columns"] == ["tenant"]
         more = (await get(f"/forge/audit?table=orders&op=update&before={audit['next']}", headers=GRANTED)).json()
@@ -128,6 +130,7 @@ async def test_a_tenant_sees_its_own_rows_only(database: str, shop: Connection) 
 async def test_bad_questions(database: str, shop: Connection) -> None:
     async with serving(Forge(database, options=Options(auth=AUTH))) as served:
         for path, code in (
+            ("/forge/history", 404),
             ("/forge/history/nothing/1", 404),
             ("/forge/history/orders/x", 400),
             ("/forge/history/orders/a=1,b=2", 400),

@@ -14,7 +14,7 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit. Ctrl-C is quiet from the first moment on, while Python still imports."""
     try:
-        from forge.cli.main import main as run
+        from forge.cli.command import main as run
 
         run(arguments)
     except KeyboardInterrupt:

@@ -72,7 +72,7 @@ def crosscheck(
             )
             report = asyncio.run(check)
     except (ForgeError, psycopg.Error, OSError) as error:
-        from forge.cli.main import explain
+        from forge.cli.command import explain
 
         if run.debug:
             traceback.print_exc()

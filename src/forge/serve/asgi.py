@@ -13,8 +13,12 @@ from functools import partial
 from types import FrameType
 
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -22,7 +26,7 @@ from starlette.websockets import WebSocket
 from forge.errors import ForgeError
 from forge.serve.feed import changes
 from forge.serve.history import audited, history
-from forge.serve.http import Routes, failure
+from forge.serve.http import Routes, as_json, failure
 from forge.serve.node import Node
 from forge.serve.ws import Socket
 
@@ -126,7 +130,7 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
             Route("/forge/session/{id}/unsubscribe", routes.unsubscribe, methods=["POST"]),
             Route("/forge/session/{id}/auth", routes.renew, methods=["POST"]),
             Route("/forge/changes", _Streaming(lambda *call: changes(node, *call)), methods=["GET"]),
-            Route("/forge/history/{table}/{key:path}", partial(history, node), methods=["GET"]),
+            Route("/forge/history/{table}/{key:key}", partial(history, node), methods=["GET"]),
             Route("/forge/audit", partial(audited, node), methods=["GET"]),
             Route("/forge/openapi.json", routes.openapi, methods=["GET"]),
             Route("/healthz", routes.healthy, methods=["GET"]),
@@ -135,7 +139,25 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
             WebSocketRoute("/forge/ws", socket),
         ],
         middleware=middleware,
+        exception_handlers={HTTPException: _not_routed},
     )
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    """What no route takes is answered as every other error is."""
+    assert isinstance(error, HTTPException)
+    code = error.detail.lower().replace(" ", "_")
+    told = {"code": code, "message": f"{request.method} is not answered here", "fix": "/forge/openapi.json lists all"}
+    return as_json({"error": told}, error.status_code, error.headers)
+
+
+class _Key(PathConvertor):
+    """The key of a row in a path: any text, also with slashes and line breaks."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("key", _Key())
 
 
 class _Direct:

@@ -29,7 +29,7 @@ from forge.history.timeline import LIMIT, MOST, Entry, timeline
 from forge.history.tracked import key_of
 from forge.react.registry import BadArguments
 from forge.serve.auth import AuthFailed, Identity, bearer
-from forge.serve.http import Forbidden, TooLarge, status
+from forge.serve.http import Forbidden, TooLarge, as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
 from forge.wire import encode_row, timestamp
@@ -94,7 +94,7 @@ async def _answered(
         tenant = allowed(node, await node.identify(bearer(request.headers)))
         room = _ROOM.setdefault(node, asyncio.Semaphore(AT_ONCE))
         async with room:
-            return _json(await asyncio.to_thread(_asked, node.reactor.url, ask, tenant))
+            return as_json(await asyncio.to_thread(_asked, node.reactor.url, ask, tenant))
     except ForgeError as error:
         return _failure(error)
     except psycopg.errors.QueryCanceled:
@@ -111,19 +111,15 @@ def _asked(
         return ask(connection, tenant)
 
 
-def _json(value: Answer, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), code, headers, "application/json")
-
-
 def _failure(error: ForgeError) -> Response:
     """As everywhere; a past that is gone is 410, with the oldest instant that can be answered."""
     told: Answer = {"error": error_fields(error)}
     if isinstance(error, HistoryUnavailable):
         if error.oldest is not None:
             told["oldest"] = timestamp(error.oldest)
-        return _json(told, 400 if error.oldest is None else 410)
+        return as_json(told, 400 if error.oldest is None else 410)
     headers = {"www-authenticate": "Bearer"} if isinstance(error, AuthFailed) else {}
-    return _json(told, 404 if isinstance(error, TrackingError) else status(error), headers)
+    return as_json(told, 404 if isinstance(error, TrackingError) else status(error), headers)
 
 
 def allowed(node: Node, identity: Identity) -> tuple[str, str] | None:

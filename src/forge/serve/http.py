@@ -66,10 +66,11 @@ def failure(error: ForgeError) -> Response:
     retry = getattr(error, "retry_after_secs", None)
     if retry is not None:
         headers["retry-after"] = str(retry)
-    return _json({"error": error_fields(error)}, status(error), headers)
+    return as_json({"error": error_fields(error)}, status(error), headers)
 
 
-def _json(value: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def as_json(value: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of JSON, which a value or its bytes are."""
     body = value if isinstance(value, bytes) else msgspec.json.encode(value)
     return Response(body, code, headers, "application/json")
 
@@ -91,11 +92,11 @@ class Routes:
             name = request.path_params["name"]
             if (at := _instant(request.query_params.get("as_of"))) is not None:
                 result = await self.node.query_as_of(name, arguments, identity, at)
-                return _json(b"{" + fields(hash=result.hash, as_of=at)[:-1] + b',"result":' + result.json() + b"}")
+                return as_json(b"{" + fields(hash=result.hash, as_of=at)[:-1] + b',"result":' + result.json() + b"}")
             shown = await self.node.query(name, arguments, identity, After.parse(request.headers.get("forge-after")))
             head = fields(hash=shown.hash, snapshot=shown.snapshot)[:-1]
             cached = {} if shown.hit is None else {"forge-cache": "hit" if shown.hit else "miss"}
-            return _json(b"{" + head + b',"result":' + shown.value + b"}", headers=cached)
+            return as_json(b"{" + head + b',"result":' + shown.value + b"}", headers=cached)
 
         return await self._answered(request, answer)
 
@@ -106,7 +107,7 @@ class Routes:
             arguments = _decoded(body) if body else {}
             trace = _trace(request.headers.get("traceparent"))
             result, answer = await self.node.mutate(request.path_params["name"], arguments, identity, trace)
-            return _json(b"{" + fields(xid=answer.xid)[:-1] + b',"result":' + result.json() + b"}")
+            return as_json(b"{" + fields(xid=answer.xid)[:-1] + b',"result":' + result.json() + b"}")
 
         return await self._answered(request, answer)
 
@@ -117,7 +118,7 @@ class Routes:
             asked = _read(openapi.SubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
             self.node.subscribe(session, asked.subscription, asked.query, asked.args, asked.mode, asked.hash)
-            return _json({"subscription": asked.subscription})
+            return as_json({"subscription": asked.subscription})
 
         return await self._answered(request, answer)
 
@@ -127,7 +128,7 @@ class Routes:
         async def answer(identity: Identity, body: bytes) -> Response:
             asked = _read(openapi.UnsubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
-            return _json({"unsubscribed": self.node.unsubscribe(session, asked.subscription)})
+            return as_json({"unsubscribed": self.node.unsubscribe(session, asked.subscription)})
 
         return await self._answered(request, answer)
 
@@ -138,7 +139,7 @@ class Routes:
             asked = _read(openapi.AuthBody, body)
             session = self.node.session(request.path_params["id"], identity)
             await self.node.renew(session, asked.token)
-            return _json({"expires_at": session.identity.expires_at})
+            return as_json({"expires_at": session.identity.expires_at})
 
         return await self._answered(request, answer)
 
@@ -146,7 +147,7 @@ class Routes:
 
     async def healthy(self, request: Request) -> Response:
         """GET /healthz: the process answers."""
-        return _json({"ok": True})
+        return as_json({"ok": True})
 
     async def ready(self, request: Request) -> Response:
         """GET /readyz: the database answers and the log is followed."""
@@ -154,12 +155,12 @@ class Routes:
             async with asyncio.timeout(5):
                 reached = await self.node.reactor.runner.reached()
         except (ForgeError, TimeoutError) as error:
-            return _json({"ok": False, "reason": str(error) or "the database does not answer"}, 503)
+            return as_json({"ok": False, "reason": str(error) or "the database does not answer"}, 503)
         if not self.node.reactor.following:
-            return _json({"ok": False, "reason": "the log cannot be followed now"}, 503)
+            return as_json({"ok": False, "reason": "the log cannot be followed now"}, 503)
         if self.node.stopping:
-            return _json({"ok": False, "reason": "stopping"}, 503)
-        return _json({"ok": True, "snapshot": str(reached.snapshot)})
+            return as_json({"ok": False, "reason": "stopping"}, 503)
+        return as_json({"ok": True, "snapshot": str(reached.snapshot)})
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics"""
@@ -169,7 +170,7 @@ class Routes:
     async def openapi(self, request: Request) -> Response:
         """GET /forge/openapi.json"""
         secured = self.node.options.auth is not None
-        return _json(openapi.document(self.node.registry, title=self._title, version="1", security=secured))
+        return as_json(openapi.document(self.node.registry, title=self._title, version="1", security=secured))
 
     # Streams
 
@@ -225,7 +226,7 @@ class Routes:
             return Response(status_code=499)
         except Exception:
             _log.exception("%s failed", request.url.path)
-            return _json(
+            return as_json(
                 {"error": {"code": "failed", "message": "the function failed", "fix": "see the server's log"}}, 500
             )
 

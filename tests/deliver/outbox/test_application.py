@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from forge.app import Forge
 from forge.changelog.connection import Connection
-from forge.cli.main import app as command
+from forge.cli.command import app as command
 from forge.deliver.message import Message
 from forge.react.registry import ANYONE
 from tests.deliver.outbox.draining import put, rows, until

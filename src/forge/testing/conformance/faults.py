@@ -203,7 +203,7 @@ async def check_clean_end(adapter: Adapter) -> None:
     stranded = adapter.proxy.clients if adapter.proxy is not None else 0
     for id in range(3):
         await _reads_a_little(adapter, id)
-    deadline = asyncio.get_running_loop().time() + min(adapter.patience, 2.0)
+    deadline = asyncio.get_running_loop().time() + adapter.patience
     while True:
         left = [task.get_name() for task in asyncio.all_tasks() - before]
         held = adapter.proxy.clients - stranded if adapter.proxy is not None else 0
