@@ -37,6 +37,7 @@ from benchmarks import (
     track,
     transactions,
     wal,
+    webhooks,
 )
 from benchmarks.bench import RESULTS, Bench, running
 from benchmarks.figures import Figure
@@ -59,6 +60,7 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     "queues": queues.run,
     "track": track.run,
     "consumers": consumers.run,
+    "webhooks": webhooks.run,
     "outbox": outbox.run,
     "lake_source": lake_source.run,
     "lake_flow": lake_flow.run,

@@ -34,6 +34,7 @@ TITLES = {
     "cache": "Cached queries",
     "queues": "Messages into queues, in batches of 500",
     "consumers": "A durable consumer over a backlog",
+    "webhooks": "Webhooks, one change a request",
     "outbox": "The outbox",
     "lake_source": "The log into Spark",
     "lake_flow": "The log into the lake",

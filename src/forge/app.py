@@ -35,9 +35,10 @@ from forge.config import Config, load
 from forge.database import database
 from forge.deliver.consumers import ConsumerNode, Consumers
 from forge.deliver.consumers import Settings as ConsumerSettings
-from forge.deliver.message import Envelope
 from forge.deliver.outbox import OutboxNode, Routes
+from forge.deliver.payload import Envelope, Payload
 from forge.deliver.sink import Sink
+from forge.deliver.webhooks.endpoints import Configured
 from forge.errors import ServerError
 from forge.react import past
 from forge.react.cached import Cached
@@ -156,13 +157,17 @@ class Forge:
         columns: Sequence[str] = (),
         where: str | None = None,
         envelope: Envelope = "forge",
+        payload: Payload = None,
         topic: str | None = None,
         **options: Any,
     ) -> None:
-        """Send every change to a sink: a durable consumer whose handler is the sink."""
-        self.consumers.deliver(
-            name, to=to, tables=tables, ops=ops, columns=columns, where=where, envelope=envelope, topic=topic, **options
-        )
+        """Send every change to a sink: a durable consumer whose handler is the sink.
+
+        `columns` chooses what of a row is sent; a `payload` is a body of your own, with places to fill: see
+        `forge.deliver.payload`.
+        """
+        wanted: dict[str, Any] = {"tables": tables, "ops": ops, "columns": columns, "where": where}
+        self.consumers.deliver(name, to=to, envelope=envelope, payload=payload, topic=topic, **wanted, **options)
 
     def on_outbox(self, topic: str, /, **options: Any) -> Callable[[F], F]:
         """Mark an async function of one message as the receiver of a topic of the outbox, or of many: `order.*`.
@@ -265,7 +270,7 @@ class Forge:
         settings: ConsumerSettings = ConsumerSettings(),  # noqa: B008
     ) -> AsyncIterator[ConsumerNode]:
         """Work on the consumers while the block lasts; the calls that are under way may end."""
-        consuming = ConsumerNode(url, self.consumers.named.values(), settings)
+        consuming = ConsumerNode(url, self.consumers.named.values(), settings, configured=Configured())
         consuming.told = functools.partial(bus.publish, "own", ["consumer", "dead_letter"])
         try:
             async with consuming.running():

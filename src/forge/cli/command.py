@@ -36,6 +36,7 @@ from forge.cli import (
     tail,
     trim,
     verify_log,
+    webhooks,
 )
 from forge.cli.arguments import Command, hoist
 from forge.cli.session import Session, forget_output
@@ -56,7 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    init, enable, disable, status, tail, serve, consumers, outbox, pipeline, slot, crosscheck,
+    init, enable, disable, status, tail, serve, consumers, webhooks, outbox, pipeline, slot, crosscheck,
     history, audit, asof, revert, redact, verify_log, trim, maintain, doctor, config, demo,
 )  # fmt: skip
 for command in COMMANDS:

@@ -3,10 +3,9 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.cli.arguments import Command
+from forge.cli.deliveries import columns, duration, until_told
 from forge.cli.serve import check
 from forge.cli.session import Session, session
 from forge.deliver.consumers.control import Control, Status
@@ -108,9 +108,9 @@ def lag(
             ]
         )
         return
-    table = _columns("consumer", "behind", "since")
+    table = columns("consumer", "behind", "since")
     for each in found:
-        table.add_row(_name(each), _events(each), _seconds(each.lag_seconds))
+        table.add_row(_name(each), _events(each), duration(each.lag_seconds))
     if found:
         run.show(table)
     else:
@@ -130,16 +130,7 @@ def run(
     app.check()
     names = ", ".join(app.consumers.named)
     run.done(f"working on {names}")
-    asyncio.run(_until_told(app.consume()))
-
-
-async def _until_told(work: Coroutine[Any, Any, None]) -> None:
-    """Run it; SIGTERM and SIGINT let the calls that are under way end."""
-    task = asyncio.get_running_loop().create_task(work)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    asyncio.run(until_told(app.consume()))
 
 
 def pause(context: typer.Context, name: Name) -> None:
@@ -198,7 +189,7 @@ def dead(
     if not found:
         run.done(f"{name} has no dead letters")
         return
-    table = _columns("parked", "table", "key", "tries", "error")
+    table = columns("parked", "table", "key", "tries", "error")
     for letter in found:
         why = f"waits: {letter.error}" if letter.behind else letter.error
         at = f"{letter.parked_at:%Y-%m-%d %H:%M:%S}"
@@ -280,7 +271,7 @@ def _table(found: Sequence[Status], rates: dict[tuple[str, int], float]) -> Tabl
     headings = ["consumer", "state", "worked on by", "behind", "since", "handled", "retried", "dead", "last error"]
     if rates:
         headings.insert(6, "a second")
-    table = _columns(*headings)
+    table = columns(*headings)
     colours = {"running": "green", "paused": "yellow", "expired": "red"}
     for each in found:
         state = each.state if each.working or each.state != "running" else "waiting"
@@ -289,7 +280,7 @@ def _table(found: Sequence[Status], rates: dict[tuple[str, int], float]) -> Tabl
             Text(state, colours.get(state, "yellow")),
             shown(each.owner or ABSENT),
             _events(each),
-            _seconds(each.lag_seconds) if each.lag_events else ABSENT,
+            duration(each.lag_seconds) if each.lag_events else ABSENT,
             f"{each.delivered:,}",
             f"{each.retried:,}",
             Text(f"{each.dead_letters:,}", "red" if each.dead_letters else ""),
@@ -298,14 +289,6 @@ def _table(found: Sequence[Status], rates: dict[tuple[str, int], float]) -> Tabl
         if rates:
             cells.insert(6, f"{rates.get((each.name, each.shard), 0.0):,.0f}")
         table.add_row(*cells)
-    return table
-
-
-def _columns(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        numeric = heading in ("behind", "since", "handled", "a second", "retried", "dead", "tries")
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=heading != "last error")
     return table
 
 
@@ -326,15 +309,3 @@ def _name(each: Status) -> str:
 
 def _events(each: Status) -> str:
     return f"{each.lag_events:,}" + ("+" if each.lag_events >= MOST else "")
-
-
-def _seconds(value: float) -> str:
-    """
-    >>> _seconds(0.21), _seconds(90), _seconds(7200), _seconds(200_000)
-    ('0.2 s', '90 s', '120 min', '56 h')
-    """
-    if value < 10:
-        return f"{value:.1f} s"
-    if value < 600:
-        return f"{value:.0f} s"
-    return f"{value / 60:.0f} min" if value < 36_000 else f"{value / 3600:.0f} h"

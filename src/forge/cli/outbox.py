@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from forge.cli.arguments import Command
-from forge.cli.consumers import _seconds, _until_told
+from forge.cli.deliveries import duration, until_told
 from forge.cli.serve import check
 from forge.cli.session import Session, session
 from forge.deliver.outbox.control import Control, Entry
@@ -67,7 +67,7 @@ def lag(context: typer.Context, topic: Topic = None) -> None:
         return
     table = _columns("topic", "waiting", "first", "retrying", "scheduled", "dead")
     for each in found:
-        since = _seconds(each.seconds) if each.waiting else ABSENT
+        since = duration(each.seconds) if each.waiting else ABSENT
         counts = (each.retrying, each.scheduled, each.dead)
         table.add_row(shown(each.topic), f"{each.waiting:,}", since, *(f"{count:,}" for count in counts))
     run.show(table)
@@ -85,7 +85,7 @@ def run(
         raise ConfigError(f"{target} has no routes", fix='add one: @app.on_outbox("topic") or app.outbox_to(…)')
     app.check()
     run.done(f"sending {', '.join(app.outbox.named)}")
-    asyncio.run(_until_told(app.drain()))
+    asyncio.run(until_told(app.drain()))
 
 
 def dead(context: typer.Context, topic: Topic = None, limit: Limit = 50) -> None:

@@ -6,14 +6,14 @@ Its `id` is the same each time that it is sent, so a receiver that has seen an i
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-from forge import debezium, wire
+from forge import wire
 from forge.change import Change
+from forge.deliver.payload import Encode
 
-Envelope = Literal["forge", "debezium"]
 JSON: Final = "application/json"
 
 
@@ -27,14 +27,16 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str | None = None
     headers: Mapping[str, str] = {}
     content_type: str = JSON
+    alone: bool = False
+    """Whether it concerns all that came before it, and all that comes after: none of these may overtake it."""
 
 
-def of_change(change: Change, topic: str | None = None, *, envelope: Envelope = "forge") -> Message | None:
+def of_change(change: Change, topic: str | None = None, *, encode: Encode = wire.encode) -> Message | None:
     """A change as a message: its topic is `schema.table` unless told, its key that of the row, None for a table.
 
-    None where Debezium's envelope has no form for it.
+    None where the encoding has no form for it.
     """
-    payload = debezium.encode(change) if envelope == "debezium" else wire.encode(change)
+    payload = encode(change)
     if payload is None:
         return None
     return Message(
@@ -44,4 +46,5 @@ def of_change(change: Change, topic: str | None = None, *, envelope: Envelope = 
         at=change.at,
         key=None if change.key is None else change.row_id,
         headers={"forge-op": str(change.op), "forge-table": f"{change.schema}.{change.table}"},
+        alone=change.key is None,
     )

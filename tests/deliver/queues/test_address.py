@@ -6,7 +6,7 @@ import pytest
 
 from forge.deliver.queues import Kafka, Nats, RedisStreams, queue_sink
 from forge.errors import ConfigError
-from tests.deliver.queues.traffic import messages
+from tests.deliver.traffic import messages
 
 
 @pytest.mark.parametrize(

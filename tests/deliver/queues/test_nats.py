@@ -19,7 +19,7 @@ from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
 from forge.testing.nats import NatsServer, nats_missing, temporary_nats
 from forge.testing.proxy import FaultProxy
-from tests.deliver.queues.traffic import AT, check, deliver, messages, until
+from tests.deliver.traffic import AT, check, deliver, messages, until
 
 pytestmark = pytest.mark.skipif(nats_missing() is not None, reason=str(nats_missing()))
 Open = Callable[..., Nats]

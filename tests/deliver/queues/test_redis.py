@@ -15,7 +15,7 @@ from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
 from forge.testing.proxy import FaultProxy
 from forge.testing.redis import RedisServer, redis_missing, temporary_redis
-from tests.deliver.queues.traffic import AT, check, deliver, messages, until
+from tests.deliver.traffic import AT, check, deliver, messages, until
 
 pytestmark = pytest.mark.skipif(redis_missing() is not None, reason=str(redis_missing()))
 STREAM = "forge.shop.paid"

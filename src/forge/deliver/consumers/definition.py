@@ -15,8 +15,9 @@ from forge.change import Op
 from forge.config import nearest
 from forge.deliver.consumers.errors import ConsumerInvalid
 from forge.deliver.consumers.sending import sending
-from forge.deliver.message import Envelope
+from forge.deliver.payload import Envelope, Payload, encoder
 from forge.deliver.sink import Sink
+from forge.errors import ConfigError
 
 Handler = Callable[..., Awaitable[object]]
 H = TypeVar("H", bound=Handler)
@@ -126,21 +127,26 @@ class Consumers:
         *,
         to: Sink,
         envelope: Envelope = "forge",
+        payload: Payload = None,
         topic: str | None = None,
         batch: int = 100,
         tries: int | None = None,
         **options: Any,
     ) -> Consumer:
-        """A consumer that sends every change to a sink, as a message.
+        """A consumer that sends every change to a sink, as a message; `payload` as in `forge.deliver.payload`.
 
         What the receiver does not take is tried for as long as it takes unless `tries` says otherwise, because it is
         the receiver that is down; what it refuses is parked.
         """
         if not callable(getattr(to, "send", None)) or not callable(getattr(to, "close", None)):
             raise ConsumerInvalid(f"{name} is to deliver to a {type(to).__name__}, which is no sink", fix="pass a Sink")
-        if envelope not in ("forge", "debezium"):
-            raise ConsumerInvalid(f"envelope of {name} cannot be {envelope!r}", fix='use "forge" or "debezium"')
-        handler = sending(to, topic=topic, envelope=envelope)
+        try:
+            encode = encoder(envelope, payload)
+        except ConfigError as error:
+            raise ConsumerInvalid(f"{name}: {error}", fix=error.fix) from None
+        handler = sending(to, topic=topic, encode=encode)
+        if payload is not None:  # a body of the user's own is about rows
+            options["ops"] = options.get("ops") or USUAL
         return self.declare(name, handler, sink=to, batch=batch, tries=tries, **options)
 
 

@@ -34,6 +34,8 @@ _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, O
 _PATIENCE: Final = 5.0
 """Seconds after which a free shard is taken by who can, whoever should."""
 _COUNTED: Final = 10_000
+Configured = Callable[[Lease], Awaitable[dict[str, Consumer]]]
+"""Consumers that are declared in the database: asked for again and again, each the same object until it changes."""
 _log = logging.getLogger("forge.consumers")
 
 
@@ -98,8 +100,11 @@ class ConsumerNode:
         consumers: Iterable[Consumer],
         settings: Settings = Settings(),  # noqa: B008
         name: str | None = None,
+        configured: Configured | None = None,
     ) -> None:
         self.consumers = {consumer.name: consumer for consumer in consumers}
+        self._declared = self.consumers
+        self._configured = configured
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.settings = settings
         self.told: Callable[[], Awaitable[None]] = _nobody
@@ -144,8 +149,8 @@ class ConsumerNode:
     @contextlib.asynccontextmanager
     async def running(self, patience: float = 10.0) -> AsyncIterator[None]:
         """Work while the block lasts; raises at once what `run` raises at first. At its end calls that are under way
-        have `patience` seconds. Without consumers there is nothing to do."""
-        if not self.consumers:
+        have `patience` seconds. Without consumers, now or to come, there is nothing to do."""
+        if not self.consumers and self._configured is None:
             yield
             return
         task = asyncio.get_running_loop().create_task(self.run())
@@ -225,16 +230,18 @@ class ConsumerNode:
 
     async def _work(self, lease: Lease) -> None:
         """Hold what is our share, for as long as the lease does."""
-        reported = measured = 0.0
-        joined = False
+        reported = measured = looked = 0.0
+        joined: set[int] = set()
         try:
             while self._held or not self._stopping.is_set():
+                if time.monotonic() - looked >= self.settings.report:
+                    await self._look(lease)
+                    looked = time.monotonic()
                 shards = [Shard(*row) for row in await lease.ask(sql("shards"), {"names": list(self.consumers)})]
-                if not joined:
-                    for shard in shards:
-                        if shard.shard == 0:
-                            await lease.join(shard.id)
-                    joined = True
+                for shard in shards:
+                    if shard.shard == 0 and shard.id not in joined:
+                        await lease.join(shard.id)
+                        joined.add(shard.id)
                 members, workers = await lease.holders()
                 spread = Spread(shards, members, workers, lease.pid)
                 await self._settle(lease, shards, spread)
@@ -249,9 +256,19 @@ class ConsumerNode:
                 if self._news:
                     self._news = False
                     await self._pass_on()
-                await asyncio.sleep(self.settings.tick if not self._stopping.is_set() else self.settings.tick / 10)
+                await asyncio.sleep(self._tick())
         finally:
             await self._drop_all()
+
+    def _tick(self) -> float:
+        if self._stopping.is_set():
+            return self.settings.tick / 10
+        return self.settings.tick if self.consumers else self.settings.report
+
+    async def _look(self, lease: Lease) -> None:
+        """Take in what is configured now: what came, changed or went since."""
+        if self._configured is not None:
+            self.consumers = {**await self._configured(lease), **self._declared}
 
     async def _settle(self, lease: Lease, shards: list[Shard], spread: "Spread") -> None:
         """Look after what is held: workers that ended, are paused or fenced off, or that another node should have."""
@@ -269,6 +286,7 @@ class ConsumerNode:
                 or shard is None
                 or shard.state != "running"
                 or shard.fence != held.worker.fence
+                or not self._current(held)
             )
             if held.stopping:
                 if held.worker.stop():
@@ -345,6 +363,15 @@ class ConsumerNode:
         await lease.unlock(id)
         del self._held[id]
         self._news = True
+        await self._retire(held)
+
+    def _current(self, held: _Held) -> bool:
+        return self.consumers.get(held.worker.consumer.name) is held.worker.consumer
+
+    async def _retire(self, held: _Held) -> None:
+        """A consumer that changed or went has no use for its sink any more."""
+        if not self._current(held) and (sink := held.worker.consumer.sink) is not None:
+            await sink.close()
 
     async def _drop_all(self) -> None:
         """The lease is lost: no worker may go on."""
@@ -353,6 +380,7 @@ class ConsumerNode:
         await asyncio.gather(*(held.task for held in self._held.values()), return_exceptions=True)
         for held in self._held.values():
             self._count(held)
+            await self._retire(held)
         self._held.clear()
 
     # Telling

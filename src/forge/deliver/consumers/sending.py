@@ -4,18 +4,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from forge.change import Change
-from forge.deliver.message import Envelope, Message, of_change
+from forge.deliver.message import Message, of_change
+from forge.deliver.payload import Encode
 from forge.deliver.sink import NotDelivered, Refused, Sink
 from forge.errors import EncodeError
 
 Send = Callable[[Any, Sequence[Change]], Awaitable[None]]
 
 
-def sending(sink: Sink, *, topic: str | None, envelope: Envelope) -> Send:
+def sending(sink: Sink, *, topic: str | None, encode: Encode) -> Send:
     """A handler of batches. What a sink's error says of messages, it says of changes when the handler raises it."""
 
     async def send(ctx: object, changes: Sequence[Change]) -> None:
-        messages, places, unfit = _messages(changes, topic, envelope)
+        messages, places, unfit = _messages(changes, topic, encode)
         try:
             if messages:
                 await sink.send(messages)
@@ -34,14 +35,14 @@ def sending(sink: Sink, *, topic: str | None, envelope: Envelope) -> Send:
 
 
 def _messages(
-    changes: Sequence[Change], topic: str | None, envelope: Envelope
+    changes: Sequence[Change], topic: str | None, encode: Encode
 ) -> tuple[list[Message], list[int], Refused | None]:
     """The messages up to the first change that has no form, with the place of each one's change, and that change."""
     messages: list[Message] = []
     places: list[int] = []
     for place, change in enumerate(changes):
         try:
-            message = of_change(change, topic, envelope=envelope)
+            message = of_change(change, topic, encode=encode)
         except EncodeError as error:
             return messages, places, Refused(str(error), fix=error.fix, place=place)
         if message is not None:

@@ -430,15 +430,14 @@ class Worker:
                 await self._send_letters()
 
     async def _send_letters(self) -> None:
-        if True:
-            while not self._stopping.is_set():
-                found = await letters.next_to_replay(self._tx, self.consumer.name, self.shard, self.consumer.shards)
-                await self._tx.abandon()
-                if found is None:
-                    break
-                await self._again(found)
-            self._letters = await letters.any_left(self._tx, self.consumer.name)
+        while not self._stopping.is_set():
+            found = await letters.next_to_replay(self._tx, self.consumer.name, self.shard, self.consumer.shards)
             await self._tx.abandon()
+            if found is None:
+                break
+            await self._again(found)
+        self._letters = await letters.any_left(self._tx, self.consumer.name)
+        await self._tx.abandon()
 
     async def _again(self, letter: letters.Letter) -> None:
         """One letter: handled and gone in one transaction with what the handler wrote in `ctx.tx`, or it stays."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from forge.deliver.queues.entry import without_password
+from forge.deliver.entry import without_password
 from forge.deliver.queues.kafka import Kafka
 from forge.deliver.queues.nats import Nats
 from forge.deliver.queues.redis import RedisStreams

@@ -18,8 +18,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from forge.deliver.entry import filled, headers, template, unfit_header
 from forge.deliver.message import Message
-from forge.deliver.queues.entry import filled, headers, template, unfit_header
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
 

@@ -20,8 +20,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from forge.deliver.entry import filled, headers, template, unfit_header, without_password
 from forge.deliver.message import Message
-from forge.deliver.queues.entry import filled, headers, template, unfit_header, without_password
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
 

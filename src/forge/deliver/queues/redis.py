@@ -16,8 +16,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from forge.deliver.entry import filled, headers, share, template, unfit_header, without_password
 from forge.deliver.message import Message
-from forge.deliver.queues.entry import filled, headers, share, template, unfit_header, without_password
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""Messages for a queue, a caller that sends again what was not delivered, and what must hold of what arrived."""
+"""Messages for a sink, a caller that sends again what was not delivered, and what must hold of what arrived."""
 
 import asyncio
 import random

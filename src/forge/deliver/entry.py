@@ -1,4 +1,4 @@
-"""What of a message goes into a queue beside its payload, and where to: the same for every broker.
+"""What of a message goes to a receiver beside its payload, and where to: the same for every kind of them.
 
 A queue's consumer finds the message's id in the header `forge-id`; the same message has the same id each time.
 """

@@ -1,0 +1,11 @@
+"""Webhooks: signed HTTP requests to endpoints that an application names, or that are kept in the database.
+
+app.deliver("crm", to=Webhook("https://crm.example.com/hook", secret=SECRET), tables=["orders"])
+forge webhooks add crm https://crm.example.com/hook --table orders
+"""
+
+from forge.deliver.webhooks.endpoints import Endpoint, Endpoints
+from forge.deliver.webhooks.signature import SignatureInvalid, new_secret, verify
+from forge.deliver.webhooks.webhook import Webhook
+
+__all__ = ["Endpoint", "Endpoints", "SignatureInvalid", "Webhook", "new_secret", "verify"]

@@ -1,0 +1,297 @@
+"""Endpoints that are kept in the database: added, listed and removed at any time, by `forge webhooks` or from here.
+
+    endpoints = Endpoints(url)
+    added = await endpoints.add("crm", "https://crm.example.com/hook", tables=["orders"])
+    print(added.secrets[0])
+
+Each is a durable consumer called `webhook:name`, which every node works on that serves or consumes, within a second or
+so; what there is for consumers (pause, rewind, dead letters, lag) is there for it. It gets what is committed after it
+was added. What is wrong with an endpoint is told when it is added (WebhookInvalid), and nothing is stored then.
+"""
+
+import logging
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, LiteralString
+
+import msgspec
+
+from forge.change import Op
+from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
+from forge.changelog.queries import queries
+from forge.changelog.reader import Reader
+from forge.config import nearest
+from forge.deliver.consumers.control import Control
+from forge.deliver.consumers.definition import USUAL, Consumer, Consumers
+from forge.deliver.consumers.lease import Lease
+from forge.deliver.consumers.sql import sql as consumers_sql
+from forge.deliver.message import Message
+from forge.deliver.payload import Envelope, Payload
+from forge.deliver.webhooks.signature import new_secret
+from forge.deliver.webhooks.webhook import Answer, Webhook
+from forge.errors import ForgeError
+
+PREFIX: Final = "webhook:"
+KEEP: Final = 24 * 3600.0
+"""Seconds for which a secret that was replaced goes on signing."""
+TEST: Final = "forge.test"
+_log = logging.getLogger("forge.consumers")
+
+
+class WebhookInvalid(ForgeError):
+    """An endpoint that cannot be."""
+
+
+class WebhookUnknown(ForgeError):
+    """There is no endpoint of that name."""
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """An endpoint as it is stored. The first secret is the newest; all of them sign."""
+
+    name: str
+    url: str
+    secrets: tuple[str, ...]
+    tables: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    where: str | None = None
+    envelope: Envelope = "forge"
+    payload: Any = None
+    batch: int = 1
+    in_flight: int = 16
+    timeout: float = 10.0
+    tries: int | None = None
+    headers: dict[str, str] = {}
+    allow: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.name!r}, {self.url!r})"
+
+    def webhook(self) -> Webhook:
+        """The sink that sends to it."""
+        return Webhook(
+            self.url,
+            secret=self.secrets,
+            batch=self.batch,
+            in_flight=self.in_flight,
+            timeout=self.timeout,
+            headers=self.headers,
+            allow=self.allow,
+        )
+
+    def consumer(self) -> Consumer:
+        """The consumer that works on it; raises WebhookInvalid."""
+        try:
+            return Consumers().deliver(
+                PREFIX + self.name,
+                to=self.webhook(),
+                envelope=self.envelope,
+                payload=self.payload,
+                batch=max(100, self.batch * self.in_flight),
+                tries=self.tries,
+                tables=self.tables,
+                ops=self.ops or USUAL,
+                columns=self.columns,
+                where=self.where,
+            )
+        except ForgeError as error:
+            raise WebhookInvalid(f"the webhook {self.name}: {error}", fix=error.fix) from None
+
+
+class Endpoints:
+    """The endpoints of one database."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def all(self) -> list[Endpoint]:
+        """Every endpoint, by name."""
+        async with self._connected() as connection:
+            return await _stored(connection, None)
+
+    async def add(
+        self,
+        name: str,
+        url: str,
+        *,
+        secret: str | None = None,
+        tables: Sequence[str] = (),
+        ops: Sequence[Op | str] = (),
+        columns: Sequence[str] = (),
+        where: str | None = None,
+        envelope: Envelope = "forge",
+        payload: Payload = None,
+        batch: int = 1,
+        in_flight: int = 16,
+        timeout: float = 10.0,
+        tries: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        allow: Sequence[str] = (),
+    ) -> Endpoint:
+        """Send changes there from now on; without a secret one is made. Raises WebhookInvalid."""
+        for word, given in (("tables", tables), ("ops", ops), ("columns", columns), ("allow", allow)):
+            if isinstance(given, str):
+                raise WebhookInvalid(f"{word} of the webhook {name} is a text", fix=f"give a list: {word}=[{given!r}]")
+        endpoint = Endpoint(
+            name=name,
+            url=url,
+            secrets=(secret or new_secret(),),
+            tables=tuple(tables),
+            ops=tuple(str(op) for op in ops),
+            columns=tuple(columns),
+            where=where,
+            envelope=envelope,
+            payload=payload,
+            batch=batch,
+            in_flight=in_flight,
+            timeout=timeout,
+            tries=tries,
+            headers=dict(headers or {}),
+            allow=tuple(allow),
+        )
+        consumer = endpoint.consumer()
+        async with self._connected() as connection:
+            cursor = str(await (await Reader.over(connection)).now())
+            async with connection.transaction():
+                if not await _rows(connection, _sql("add"), _values(endpoint)):
+                    raise WebhookInvalid(
+                        f"there is a webhook {name} already",
+                        fix=f"choose another name, or: forge webhooks remove {name}",
+                    )
+                values = {"name": consumer.name, "shards": 1, "tables": list(tables), "cursor": cursor}
+                await _rows(connection, consumers_sql("register"), values)
+        return endpoint
+
+    async def test(self, name: str) -> Answer:
+        """Send one message of the topic `forge.test` now, whatever else waits; raises NotDelivered if unanswered."""
+        async with self._known(name) as (_, endpoint):
+            pass
+        webhook = endpoint.webhook()
+        try:
+            body = msgspec.json.encode({"type": TEST, "timestamp": datetime.now(UTC).isoformat(), "data": {}})
+            return await webhook.ask(Message(f"test_{uuid.uuid4().hex}", TEST, body, datetime.now(UTC)))
+        finally:
+            await webhook.close()
+
+    async def disable(self, name: str) -> None:
+        """Send nothing more once the requests that are under way have ended; what is committed meanwhile waits."""
+        async with self._known(name):
+            await Control(self._url).pause(PREFIX + name)
+
+    async def enable(self, name: str) -> None:
+        """Go on where it was disabled."""
+        async with self._known(name):
+            await Control(self._url).resume(PREFIX + name)
+
+    async def rotate(self, name: str, *, secret: str | None = None, keep: float = KEEP) -> str:
+        """A new secret, which is returned; the one before it goes on signing for `keep` seconds."""
+        made = secret or new_secret()
+        async with self._known(name) as (connection, endpoint):
+            msgspec.structs.replace(endpoint, secrets=(made,)).webhook()  # raises for a secret that is none
+            await _rows(connection, _sql("rotate"), {"name": name, "secret": made, "seconds": max(0.0, keep)})
+        return made
+
+    async def remove(self, name: str) -> None:
+        """An endpoint that is no more; with it go its cursor and dead letters."""
+        async with self._known(name) as (connection, _):
+            await Control(self._url).pause(PREFIX + name)
+            async with connection.transaction():
+                await _rows(connection, _sql("remove"), {"name": name})
+                await _rows(connection, consumers_sql("forget"), {"name": PREFIX + name})
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AsyncConnection]:
+        connection = await connect_async(self._url)
+        try:
+            with typed_errors():
+                yield connection
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def _known(self, name: str) -> AsyncIterator[tuple[AsyncConnection, Endpoint]]:
+        async with self._connected() as connection:
+            found = await _stored(connection, name)
+            if not found:
+                close = nearest(name, [each.name for each in await _stored(connection, None)])
+                fix = f"did you mean {close}?" if close else "forge webhooks list shows those there are"
+                raise WebhookUnknown(f"there is no webhook {name!r}", fix=fix)
+            yield connection, found[0]
+
+
+class Configured:
+    """The consumers of the endpoints in a database, each the same object until its endpoint changes."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Endpoint, Consumer | None]] = {}
+
+    async def __call__(self, lease: Lease) -> dict[str, Consumer]:
+        stored = [_endpoint(row) for row in await lease.ask(_sql("all"), {"name": None})]
+        before, self._made = self._made, {}
+        for endpoint in stored:
+            made = before.get(endpoint.name)
+            self._made[endpoint.name] = made if made and made[0] == endpoint else (endpoint, _consumer(endpoint))
+        return {consumer.name: consumer for _, consumer in self._made.values() if consumer is not None}
+
+
+def _consumer(endpoint: Endpoint) -> Consumer | None:
+    """Told once: a row that this program cannot work on keeps nobody from the others."""
+    try:
+        return endpoint.consumer()
+    except WebhookInvalid as error:
+        _log.error("%s; fix: %s", error, error.fix)
+        return None
+
+
+def _sql(name: str) -> LiteralString:
+    return queries("forge.deliver.webhooks", "queries.sql")[name]
+
+
+async def _rows(connection: AsyncConnection, statement: LiteralString, values: Mapping[str, Any]) -> list[Any]:
+    cursor = await connection.execute(statement, values)
+    return await cursor.fetchall() if cursor.description else []
+
+
+async def _stored(connection: AsyncConnection, name: str | None) -> list[Endpoint]:
+    return [_endpoint(row) for row in await _rows(connection, _sql("all"), {"name": name})]
+
+
+def _values(endpoint: Endpoint) -> dict[str, Any]:
+    found = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in msgspec.structs.asdict(endpoint).items()
+    }
+    return {
+        **found,
+        "condition": endpoint.where,
+        "payload": None if endpoint.payload is None else msgspec.json.encode(endpoint.payload).decode(),
+        "headers": msgspec.json.encode(endpoint.headers).decode(),
+    }
+
+
+def _endpoint(row: tuple[Any, ...]) -> Endpoint:
+    (
+        name,
+        url,
+        secrets,
+        tables,
+        ops,
+        columns,
+        where,
+        envelope,
+        payload,
+        batch,
+        in_flight,
+        timeout,
+        tries,
+        headers,
+        allow,
+    ) = row
+    return Endpoint(
+        name, url, tuple(secrets), tuple(tables), tuple(ops), tuple(columns), where, envelope,
+        None if payload is None else msgspec.json.decode(payload), batch, in_flight, timeout, tries,
+        msgspec.json.decode(headers), tuple(allow),
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""Signatures as Standard Webhooks has them: any of its libraries can check what Forge sends.
+
+The secret is `whsec_` and the base64 of 24 to 64 bytes. The header `webhook-signature` has one `v1,…` for each secret
+that is in force, so that a receiver may change to the newer one whenever it likes.
+"""
+
+import hmac
+import secrets
+import time
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Final
+
+from forge.errors import ConfigError, ForgeError
+
+PREFIX: Final = "whsec_"
+TOLERANCE: Final = 300.0
+"""Seconds that the sender's clock and the receiver's may differ, on each side."""
+
+
+class SignatureInvalid(ForgeError):
+    """A request is not from who has the secret, or it is an old one sent again."""
+
+
+def new_secret() -> str:
+    """A secret of 32 random bytes."""
+    return PREFIX + b64encode(secrets.token_bytes(32)).decode()
+
+
+def key_of(secret: str) -> bytes:
+    """The bytes of a secret; raises ConfigError.
+
+    >>> len(key_of(new_secret()))
+    32
+    """
+    try:
+        key = b64decode(secret.removeprefix(PREFIX), validate=True)
+    except (Base64Error, ValueError):
+        key = b""
+    if not 24 <= len(key) <= 64:
+        raise ConfigError(
+            "the secret is not one of a webhook", fix="write whsec_ and the base64 of 24 to 64 bytes, or leave it out"
+        )
+    return key
+
+
+def sign(keys: Sequence[bytes], id: str, at: int, body: bytes) -> str:
+    """The header `webhook-signature`.
+
+    >>> sign([key_of("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
+    ...      b'{"test": 2432232314}')
+    'v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE='
+    """
+    signed = b"%b.%d.%b" % (id.encode(), at, body)
+    return " ".join("v1," + b64encode(hmac.digest(key, signed, sha256)).decode() for key in keys)
+
+
+def verify(
+    body: bytes, headers: Mapping[str, str], secret: str | Sequence[str], *, tolerance: float = TOLERANCE
+) -> str:
+    """For a receiver: the id of a request that is what its sender signed; raises SignatureInvalid.
+
+    The same id means the same message. `headers` are looked up without regard to case.
+    """
+    given = {name.lower(): value for name, value in headers.items() if name.lower().startswith("webhook-")}
+    id, at = given.get("webhook-id"), given.get("webhook-timestamp", "")
+    told = given.get("webhook-signature", "").split()
+    if id is None or not told or not (at.isascii() and at.isdigit() and len(at) < 16):
+        raise SignatureInvalid(
+            "the request is not signed", fix="send webhook-id, webhook-timestamp and webhook-signature"
+        )
+    if abs(time.time() - int(at)) > tolerance:
+        raise SignatureInvalid(f"the request was signed more than {tolerance:g} s ago or ahead", fix="set the clocks")
+    keys = [key_of(each) for each in ([secret] if isinstance(secret, str) else secret)]
+    good = sign(keys, id, int(at), body).split()
+    if not any(hmac.compare_digest(each.encode(), one.encode()) for each in told for one in good):
+        raise SignatureInvalid("the signature is not of this secret and body", fix="use the endpoint's secret")
+    return id

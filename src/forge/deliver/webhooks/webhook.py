@@ -1,0 +1,372 @@
+"""Messages to a webhook: signed HTTP requests, as Standard Webhooks has them.
+
+    app.deliver("orders-to-crm", to=Webhook("https://crm.example.com/hook", secret="whsec_…"), tables=["orders"])
+
+What always holds:
+
+- A message is taken when its request was answered with 2xx. `webhook-id` and `idempotency-key` are its id, the same at
+  every try; the body is the same too. Only the timestamp and with it the signature are new.
+- Messages of one key are sent one after the other; up to `in_flight` requests of different keys are under way at once.
+- Redirects are not followed, answers are read up to a limit, and no request goes to an address that is not allowed.
+- What the endpoint cannot use (400, 413, 415, 422) is refused and parked. All else is tried again: it may be the
+  endpoint's or the operator's to mend, and nothing is lost meanwhile.
+
+With `batch` a body is a JSON array of `{"id", "topic", "key", "data"}`, and its id is made of theirs.
+"""
+
+import asyncio
+import importlib
+import time
+from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from hashlib import sha256
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from forge.deliver.entry import unfit_header
+from forge.deliver.message import JSON, Message
+from forge.deliver.sink import NotDelivered, Refused
+from forge.deliver.webhooks.breaker import Breaker
+from forge.deliver.webhooks.guard import Guard
+from forge.deliver.webhooks.signature import key_of, sign
+from forge.errors import ConfigError
+
+LARGEST: Final = 4 << 20
+"""Bytes of one body."""
+BUDGET: Final = 25.0
+"""Seconds after which one `send` begins no other request: who called it saves what is done."""
+MOST_TIMEOUT: Final = 30.0
+MOST_WAIT: Final = 3600.0
+_ANSWER: Final = 16 << 10
+_UNFIT: Final = (400, 413, 415, 422)
+_OWN: Final = frozenset(
+    {"host", "content-length", "content-type", "transfer-encoding", "connection", "idempotency-key"}
+)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What an endpoint answered."""
+
+    status: int
+    text: str
+    seconds: float
+    retry_after: float | None = None
+
+
+class Webhook:
+    """A sink that posts to one URL.
+
+    `secret` signs; of several all do, the newest first. `headers` are sent with each request. `allow` names networks
+    and hosts that requests may go to although they are inside. `timeout` is how many seconds a request may take.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: str | Sequence[str],
+        batch: int = 1,
+        in_flight: int = 16,
+        timeout: float = 10.0,
+        headers: Mapping[str, str] | None = None,
+        allow: Sequence[str] = (),
+    ) -> None:
+        self._keys = [key_of(each) for each in ([secret] if isinstance(secret, str) else secret)]
+        if not self._keys:
+            raise ConfigError("the webhook has no secret", fix="make one with forge.deliver.webhooks.new_secret()")
+        for name, value, least, most in (
+            ("batch", batch, 1, 1000),
+            ("in_flight", in_flight, 1, 256),
+            ("timeout", timeout, 0.001, MOST_TIMEOUT),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{name} of the webhook is {value}", fix=f"give {name} as {least} to {most:g}")
+        try:
+            self._http: Any = importlib.import_module("aiohttp")
+        except ModuleNotFoundError:
+            raise ConfigError("webhooks need a library", fix='pip install "forge-changes[webhooks]"') from None
+        guard = Guard(allow)
+        self._host = guard.check(url)
+        self._guard = guard
+        self._url = url
+        self._batch = batch
+        self._in_flight = in_flight
+        self._timeout = timeout
+        self._headers = _checked(headers or {})
+        self._breaker = Breaker()
+        self._session: Any = None
+
+    def __repr__(self) -> str:
+        return f"Webhook({self._host!r})"
+
+    async def send(self, messages: Sequence[Message], /) -> None:
+        if rest := self._breaker.rest:
+            raise NotDelivered(
+                f"{self._host} failed {self._breaker.failures} times in a row and is left alone for {rest:.1f} s",
+                after=rest,
+            )
+        sending = _Sending(messages, time.monotonic() + BUDGET)
+        start = 0
+        while start < len(messages) and not sending.stopped:
+            end = start + 1
+            if not messages[start].alone and not self._breaker.trial:
+                while end < len(messages) and not messages[end].alone:
+                    end += 1
+            await self._together(sending, range(start, end))
+            start = end
+        sending.conclude()
+
+    async def ask(self, message: Message) -> Answer:
+        """One request, whatever it is answered; raises NotDelivered where there is no answer."""
+        return await self._post(message.id, message.payload, self._message_headers(message))
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _together(self, sending: "_Sending", places: Sequence[int]) -> None:
+        """Send messages that may overtake each other, except those of one key."""
+        lanes = _lanes(sending.messages, places, self._in_flight)
+        if len(lanes) == 1:
+            await self._lane(sending, lanes[0])
+            return
+        async with asyncio.TaskGroup() as group:
+            for lane in lanes:
+                group.create_task(self._lane(sending, lane))
+
+    async def _lane(self, sending: "_Sending", lane: Sequence[int]) -> None:
+        """One after the other, until one is not taken or somebody else's was not."""
+        for first in range(0, len(lane), self._batch):
+            places = lane[first : first + self._batch]
+            if not sending.goes_on():
+                return
+            if not await self._try(sending, places):
+                return
+
+    async def _try(self, sending: "_Sending", places: Sequence[int]) -> bool:
+        """Whether the messages of these places were taken; if not, what became of them is noted."""
+        try:
+            await self._deliver([sending.messages[place] for place in places])
+        except NotDelivered as error:
+            sending.failed(error)
+            return False
+        except Refused as error:
+            if len(places) > 1:  # one of them is the reason: find it
+                for place in places:
+                    if not await self._try(sending, [place]):
+                        return False
+                return True
+            sending.refused(places[0], error)
+            return False
+        sending.done(places)
+        return True
+
+    async def _deliver(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if unfit := unfit_header(message):
+                raise Refused(f"message {message.id}: {unfit}")
+        if self._batch == 1:
+            id, body, headers = messages[0].id, messages[0].payload, self._message_headers(messages[0])
+        else:
+            id, body, headers = _batch_id(messages), _batch_body(messages), {"content-type": JSON}
+        if len(body) > LARGEST:
+            raise Refused(f"{len(body):,} bytes are more than a webhook is sent, which is {LARGEST:,}")
+        try:
+            answer = await self._post(id, body, headers)
+        except NotDelivered:
+            self._breaker.failed()
+            raise
+        if 200 <= answer.status < 300:
+            self._breaker.succeeded()
+            return
+        said = f"{self._host} answered {answer.status}" + (f": {answer.text}" if answer.text else "")
+        if answer.status in _UNFIT:
+            self._breaker.succeeded()
+            raise Refused(said)
+        self._breaker.failed()
+        raise NotDelivered(said, fix=_fix(answer.status), after=answer.retry_after)
+
+    async def _post(self, id: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        began = time.monotonic()
+        at = int(time.time())
+        signed = {
+            **self._headers,
+            **headers,
+            "webhook-id": id,
+            "webhook-timestamp": str(at),
+            "webhook-signature": sign(self._keys, id, at, body),
+            "idempotency-key": id,
+        }
+        try:
+            async with self._opened().post(self._url, data=body, headers=signed, allow_redirects=False) as response:
+                told = b"" if response.status == 204 else await response.content.read(_ANSWER)
+                if not response.content.at_eof():
+                    response.close()
+                text = "" if response.status < 300 else _line(told)
+                wait = _retry_after(response.headers.get("retry-after"))
+                return Answer(response.status, text, time.monotonic() - began, wait)
+        except TimeoutError:
+            raise NotDelivered(
+                f"{self._host} did not answer within {self._timeout:g} s", fix="see whether the endpoint is overloaded"
+            ) from None
+        except (self._http.ClientError, OSError, ValueError) as error:
+            raise NotDelivered(f"{self._host} cannot be reached: {_line(str(error).encode())}") from None
+
+    def _message_headers(self, message: Message) -> dict[str, str]:
+        found = {name: _coded(value) for name, value in message.headers.items() if name.lower() not in _OWN}
+        found["content-type"] = message.content_type
+        found["forge-topic"] = _coded(message.topic)
+        found["forge-at"] = message.at.isoformat()
+        if message.key is not None:
+            found["forge-key"] = _coded(message.key)
+        return found
+
+    def _opened(self) -> Any:
+        """The session, made in the loop that uses it."""
+        if self._session is None:
+            http = self._http
+            self._session = http.ClientSession(
+                connector=http.TCPConnector(
+                    limit=self._in_flight, ttl_dns_cache=30, socket_factory=self._guard.sockets(self._host)
+                ),
+                timeout=http.ClientTimeout(total=self._timeout),
+                headers={"user-agent": "Forge-Webhooks/1"},
+                cookie_jar=http.DummyCookieJar(),
+                skip_auto_headers=("accept", "accept-encoding"),
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session
+
+
+class _Sending:
+    """What became of the messages of one `send`."""
+
+    def __init__(self, messages: Sequence[Message], deadline: float) -> None:
+        self.messages = messages
+        self._taken = [False] * len(messages)
+        self._refused: dict[int, Refused] = {}
+        self._error: NotDelivered | None = None
+        self._deadline = deadline
+
+    @property
+    def stopped(self) -> bool:
+        return self._error is not None or bool(self._refused)
+
+    def goes_on(self) -> bool:
+        """Whether another request may begin. After a refusal those of other keys go on: what comes before the refused
+        message must be taken."""
+        if self._error is None and time.monotonic() > self._deadline:
+            self._error = NotDelivered("the endpoint is slow: the rest goes with the next call", after=0.0)
+        return self._error is None
+
+    def done(self, places: Sequence[int]) -> None:
+        for place in places:
+            self._taken[place] = True
+
+    def failed(self, error: NotDelivered) -> None:
+        if self._error is None or (error.after or 0.0) > (self._error.after or 0.0):
+            self._error = error
+
+    def refused(self, place: int, error: Refused) -> None:
+        self._refused[place] = error
+
+    def conclude(self) -> None:
+        """Raise for the first message that was not taken, if there is one."""
+        first = next((place for place, taken in enumerate(self._taken) if not taken), None)
+        if first is None:
+            return
+        if (refused := self._refused.get(first)) is not None:
+            refused.place = first
+            raise refused
+        error = self._error or NotDelivered("what comes before it was refused", after=0.0)
+        error.delivered = first
+        raise error
+
+
+def _lanes(messages: Sequence[Message], places: Sequence[int], most: int) -> list[list[int]]:
+    """Places in as many lanes as may be used, those of one key in one lane, in their order, about as many in each."""
+    lanes: list[list[int]] = [[] for _ in range(min(most, len(places)))]
+    of_key: dict[tuple[str, str], list[int]] = {}
+    turn = 0
+    for place in places:
+        message = messages[place]
+        lane = None if message.key is None else of_key.get((message.topic, message.key))
+        if lane is None:
+            lane = lanes[turn]
+            turn = (turn + 1) % len(lanes)
+            if message.key is not None:
+                of_key[message.topic, message.key] = lane
+        lane.append(place)
+    return [lane for lane in lanes if lane]
+
+
+def _batch_id(messages: Sequence[Message]) -> str:
+    if len(messages) == 1:
+        return messages[0].id
+    return "batch_" + sha256("\n".join(message.id for message in messages).encode()).hexdigest()[:32]
+
+
+def _batch_body(messages: Sequence[Message]) -> bytes:
+    parts = []
+    for message in messages:
+        about = {"id": message.id, "topic": message.topic, "key": message.key}
+        if message.content_type == JSON:
+            parts.append(msgspec.json.encode({**about, "data": msgspec.Raw(message.payload)}))
+        else:  # as text of base64, which is how msgspec writes bytes
+            parts.append(
+                msgspec.json.encode({**about, "content_type": message.content_type, "data_base64": message.payload})
+            )
+    return b"[" + b",".join(parts) + b"]"
+
+
+def _checked(headers: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name, value in headers.items():
+        text = f"{name}{value}"
+        if name.lower() in _OWN or name.lower().startswith("webhook-") or not (text.isascii() and text.isprintable()):
+            raise ConfigError(f"the header {name!r} cannot be sent", fix="choose another name, with ASCII values")
+        found[name] = value
+    return found
+
+
+def _coded(value: str) -> str:
+    """A header's value: ASCII as it is, the rest percent-encoded."""
+    return value if value.isascii() and value.isprintable() else quote(value, safe=" !#$&'()*+,/:;=?@[]{}\"<>|^`")
+
+
+def _line(told: bytes) -> str:
+    """The beginning of what was said, on one line, without what would move a terminal."""
+    text = " ".join(told.decode(errors="replace").split())[:200]
+    return "".join(each if each.isprintable() else "�" for each in text)
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds, from a number or a date.
+
+    >>> _retry_after("7"), _retry_after("x"), _retry_after("1e9"), _retry_after(None)
+    (7.0, None, 3600.0, None)
+    """
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return None
+    return min(max(0.0, seconds), MOST_WAIT) if seconds == seconds else None
+
+
+def _fix(status: int) -> str:
+    if 300 <= status < 400:
+        return "give the webhook the URL that it leads to: redirects are not followed"
+    if status in (401, 403):
+        return "let the endpoint accept the signature or the headers that are sent"
+    if status in (404, 405, 410):
+        return "see whether the URL is still right, or disable the webhook"
+    return "see to the endpoint"
