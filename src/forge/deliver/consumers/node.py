@@ -267,8 +267,12 @@ class ConsumerNode:
 
     async def _look(self, lease: Lease) -> None:
         """Take in what is configured now: what came, changed or went since."""
-        if self._configured is not None:
-            self.consumers = {**await self._configured(lease), **self._declared}
+        if self._configured is None:
+            return
+        before, self.consumers = self.consumers, {**await self._configured(lease), **self._declared}
+        for consumer in before.values():
+            if not any(held.worker.consumer is consumer for held in self._held.values()):
+                await self._retire(consumer)
 
     async def _settle(self, lease: Lease, shards: list[Shard], spread: "Spread") -> None:
         """Look after what is held: workers that ended, are paused or fenced off, or that another node should have."""
@@ -286,7 +290,7 @@ class ConsumerNode:
                 or shard is None
                 or shard.state != "running"
                 or shard.fence != held.worker.fence
-                or not self._current(held)
+                or self.consumers.get(held.worker.consumer.name) is not held.worker.consumer
             )
             if held.stopping:
                 if held.worker.stop():
@@ -363,15 +367,12 @@ class ConsumerNode:
         await lease.unlock(id)
         del self._held[id]
         self._news = True
-        await self._retire(held)
+        await self._retire(held.worker.consumer)
 
-    def _current(self, held: _Held) -> bool:
-        return self.consumers.get(held.worker.consumer.name) is held.worker.consumer
-
-    async def _retire(self, held: _Held) -> None:
-        """A consumer that changed or went has no use for its sink any more."""
-        if not self._current(held) and (sink := held.worker.consumer.sink) is not None:
-            await sink.close()
+    async def _retire(self, consumer: Consumer) -> None:
+        """One that changed or went, and that nobody here works on, has no use for its sink any more."""
+        if self.consumers.get(consumer.name) is not consumer and consumer.sink is not None:
+            await consumer.sink.close()
 
     async def _drop_all(self) -> None:
         """The lease is lost: no worker may go on."""
@@ -380,7 +381,7 @@ class ConsumerNode:
         await asyncio.gather(*(held.task for held in self._held.values()), return_exceptions=True)
         for held in self._held.values():
             self._count(held)
-            await self._retire(held)
+            await self._retire(held.worker.consumer)
         self._held.clear()
 
     # Telling
