@@ -1,0 +1,123 @@
+-- Documents that refer to each other, and what is known of when each changed. See forge.versions.
+
+CREATE SCHEMA forge_versions;
+
+-- Every stamp comes from here, by forge_versions.stamp() alone: a transaction has its xid before it has a stamp, which is
+-- what the safe newest stands on. CACHE 1: a stamp that a session kept would be published as past before it is used.
+CREATE SEQUENCE forge_versions.change_version AS bigint MINVALUE 1 CACHE 1;
+
+CREATE FUNCTION forge_versions.stamp() RETURNS bigint LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT pg_current_xact_id();
+    SELECT nextval('forge_versions.change_version');
+END;
+
+CREATE TABLE forge_versions.resource (
+    id      integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    project text NOT NULL,
+    name    text NOT NULL,
+    version text NOT NULL,
+    UNIQUE (project, name, version)
+);
+
+-- `identity` is the natural key, an object; where it contains that of another document, a reference of that name with
+-- in_identity says so. `body` is the rest. `content_hash` is of the body and the references. The two tokens are stamps.
+-- `max_dependency` is kept by the strategy `monotonic` alone: the greatest identity token that a dependency ever had.
+CREATE TABLE forge_versions.document (
+    id               bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    resource         integer NOT NULL REFERENCES forge_versions.resource,
+    identity         jsonb NOT NULL,
+    body             jsonb NOT NULL,
+    content_hash     bytea NOT NULL,
+    content_version  bigint NOT NULL,
+    identity_version bigint NOT NULL,
+    content_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    identity_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    max_dependency   bigint NOT NULL DEFAULT 0,
+    UNIQUE (resource, identity)
+);
+
+-- An edge from a document to one that its representation depends on. `parent_resource` is kept by the strategy
+-- `denormalized` alone, NULL otherwise.
+CREATE TABLE forge_versions.reference (
+    parent          bigint NOT NULL REFERENCES forge_versions.document ON DELETE CASCADE,
+    name            text NOT NULL,
+    child           bigint NOT NULL REFERENCES forge_versions.document,
+    in_identity     boolean NOT NULL DEFAULT false,
+    parent_resource integer,
+    PRIMARY KEY (parent, name)
+);
+CREATE INDEX reference_child ON forge_versions.reference (child, parent) INCLUDE (in_identity, parent_resource);
+
+-- A document's own representation changed, or was made.
+CREATE TABLE forge_versions.document_change (
+    version  bigint NOT NULL,
+    document bigint NOT NULL,
+    resource integer NOT NULL,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (version, document)
+) PARTITION BY RANGE (version);
+CREATE INDEX document_change_resource ON forge_versions.document_change (resource, version, document);
+
+-- A document's identity changed, or was made: all that refer to it changed with it.
+CREATE TABLE forge_versions.identity_change (
+    version  bigint NOT NULL,
+    document bigint NOT NULL,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (version, document)
+) PARTITION BY RANGE (version);
+
+-- What is no more. `subject` is NULL for a document that was deleted, else who lost the access to it.
+CREATE TABLE forge_versions.deletion (
+    version  bigint NOT NULL,
+    document bigint NOT NULL,
+    resource integer NOT NULL,
+    identity jsonb NOT NULL,
+    subject  text,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp()
+) PARTITION BY RANGE (version);
+CREATE INDEX deletion_resource ON forge_versions.deletion (resource, version, document);
+
+CREATE TABLE forge_versions.key_change (
+    version  bigint NOT NULL,
+    document bigint NOT NULL,
+    resource integer NOT NULL,
+    old_identity jsonb NOT NULL,
+    new_identity jsonb NOT NULL,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (version, document)
+) PARTITION BY RANGE (version);
+CREATE INDEX key_change_resource ON forge_versions.key_change (resource, version, document);
+
+-- Who may see which document, of resources that are not open to all, since which stamp: for that subject the document
+-- changed then, whatever its own version.
+CREATE TABLE forge_versions.access (
+    subject  text NOT NULL,
+    document bigint NOT NULL REFERENCES forge_versions.document ON DELETE CASCADE,
+    resource integer NOT NULL,
+    version  bigint NOT NULL,
+    PRIMARY KEY (subject, document)
+);
+CREATE INDEX access_version ON forge_versions.access (subject, resource, version, document);
+CREATE INDEX access_document ON forge_versions.access (document);
+
+-- Pairs for the safe newest: the sequence's last value, and then the xmax of a snapshot that was taken after it. All
+-- stamps up to the value were taken by transactions below xmax; once the oldest that runs is not, they are settled.
+CREATE TABLE forge_versions.settled (
+    version bigint PRIMARY KEY,
+    xmax    xid8 NOT NULL,
+    at      timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- One row. `oldest`: windows that begin below it cannot be answered any more.
+CREATE TABLE forge_versions.setting (
+    only_one       boolean PRIMARY KEY DEFAULT true CHECK (only_one),
+    strategy       text NOT NULL DEFAULT 'journal' CHECK (strategy IN ('journal', 'monotonic', 'denormalized')),
+    writes         text NOT NULL DEFAULT 'application' CHECK (writes IN ('application', 'trigger')),
+    oldest         bigint NOT NULL DEFAULT 1,
+    partition_size bigint NOT NULL DEFAULT 10000000 CHECK (partition_size > 0),
+    installed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    schema_version integer NOT NULL DEFAULT 1
+);
+INSERT INTO forge_versions.setting DEFAULT VALUES;
