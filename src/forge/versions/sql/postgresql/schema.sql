@@ -110,13 +110,33 @@ CREATE TABLE forge_versions.settled (
     at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- One row. `oldest`: windows that begin below it cannot be answered any more.
+-- The journals' partitions are named by where they begin, at multiples of setting.partition_size, and the last has no
+-- end, so that no write is without one; forge.versions.retention ends it and makes the next before it is needed.
+CREATE TABLE forge_versions.document_change_0 PARTITION OF forge_versions.document_change
+    FOR VALUES FROM (0) TO (10000000);
+CREATE TABLE forge_versions.document_change_10000000 PARTITION OF forge_versions.document_change
+    FOR VALUES FROM (10000000) TO (MAXVALUE);
+CREATE TABLE forge_versions.identity_change_0 PARTITION OF forge_versions.identity_change
+    FOR VALUES FROM (0) TO (10000000);
+CREATE TABLE forge_versions.identity_change_10000000 PARTITION OF forge_versions.identity_change
+    FOR VALUES FROM (10000000) TO (MAXVALUE);
+CREATE TABLE forge_versions.deletion_0 PARTITION OF forge_versions.deletion
+    FOR VALUES FROM (0) TO (10000000);
+CREATE TABLE forge_versions.deletion_10000000 PARTITION OF forge_versions.deletion
+    FOR VALUES FROM (10000000) TO (MAXVALUE);
+CREATE TABLE forge_versions.key_change_0 PARTITION OF forge_versions.key_change
+    FOR VALUES FROM (0) TO (10000000);
+CREATE TABLE forge_versions.key_change_10000000 PARTITION OF forge_versions.key_change
+    FOR VALUES FROM (10000000) TO (MAXVALUE);
+
+-- One row. `oldest`: windows that begin below it cannot be answered any more. `token_key` signs page tokens.
 CREATE TABLE forge_versions.setting (
     only_one       boolean PRIMARY KEY DEFAULT true CHECK (only_one),
     strategy       text NOT NULL DEFAULT 'journal' CHECK (strategy IN ('journal', 'monotonic', 'denormalized')),
     writes         text NOT NULL DEFAULT 'application' CHECK (writes IN ('application', 'trigger')),
     oldest         bigint NOT NULL DEFAULT 1,
     partition_size bigint NOT NULL DEFAULT 10000000 CHECK (partition_size > 0),
+    token_key      bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()),
     installed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     schema_version integer NOT NULL DEFAULT 1
 );
