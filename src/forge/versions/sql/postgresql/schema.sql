@@ -13,11 +13,13 @@ BEGIN ATOMIC
     SELECT nextval('forge_versions.change_version');
 END;
 
+-- `by_access`: only those see a document who have a row in forge_versions.access.
 CREATE TABLE forge_versions.resource (
-    id      integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    project text NOT NULL,
-    name    text NOT NULL,
-    version text NOT NULL,
+    id        integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    project   text NOT NULL,
+    name      text NOT NULL,
+    version   text NOT NULL,
+    by_access boolean NOT NULL DEFAULT false,
     UNIQUE (project, name, version)
 );
 
@@ -49,6 +51,8 @@ CREATE TABLE forge_versions.reference (
     PRIMARY KEY (parent, name)
 );
 CREATE INDEX reference_child ON forge_versions.reference (child, parent) INCLUDE (in_identity, parent_resource);
+-- An identity that many refer to is in the identity of few: its change must not read all who refer to it.
+CREATE INDEX reference_in_identity ON forge_versions.reference (child, parent) WHERE in_identity;
 
 -- A document's own representation changed, or was made.
 CREATE TABLE forge_versions.document_change (
@@ -68,7 +72,8 @@ CREATE TABLE forge_versions.identity_change (
     PRIMARY KEY (version, document)
 ) PARTITION BY RANGE (version);
 
--- What is no more. `subject` is NULL for a document that was deleted, else who lost the access to it.
+-- What is no more. `subject` is NULL for a document that was deleted, else who lost the access to it. A deleted document
+-- has a row without a subject, and one for each who had access to it.
 CREATE TABLE forge_versions.deletion (
     version  bigint NOT NULL,
     document bigint NOT NULL,
@@ -91,10 +96,10 @@ CREATE TABLE forge_versions.key_change (
 CREATE INDEX key_change_resource ON forge_versions.key_change (resource, version, document);
 
 -- Who may see which document, of resources that are not open to all, since which stamp: for that subject the document
--- changed then, whatever its own version.
+-- changed then, whatever its own version. Deferred: whoever deletes a document tells its subjects first.
 CREATE TABLE forge_versions.access (
     subject  text NOT NULL,
-    document bigint NOT NULL REFERENCES forge_versions.document ON DELETE CASCADE,
+    document bigint NOT NULL REFERENCES forge_versions.document DEFERRABLE INITIALLY DEFERRED,
     resource integer NOT NULL,
     version  bigint NOT NULL,
     PRIMARY KEY (subject, document)
@@ -102,11 +107,11 @@ CREATE TABLE forge_versions.access (
 CREATE INDEX access_version ON forge_versions.access (subject, resource, version, document);
 CREATE INDEX access_document ON forge_versions.access (document);
 
--- Pairs for the safe newest: the sequence's last value, and then the xmax of a snapshot that was taken after it. All
--- stamps up to the value were taken by transactions below xmax; once the oldest that runs is not, they are settled.
+-- Pairs for the safe newest: the sequence's last value, and then as `horizon` the xmax of a snapshot that was taken after
+-- it. All stamps up to the value were taken by transactions below it; once the oldest that runs is not, they are settled.
 CREATE TABLE forge_versions.settled (
     version bigint PRIMARY KEY,
-    xmax    xid8 NOT NULL,
+    horizon xid8 NOT NULL,
     at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
@@ -130,6 +135,7 @@ CREATE TABLE forge_versions.key_change_10000000 PARTITION OF forge_versions.key_
     FOR VALUES FROM (10000000) TO (MAXVALUE);
 
 -- One row. `oldest`: windows that begin below it cannot be answered any more. `token_key` signs page tokens.
+-- `strategy` is what readers may stand on.
 CREATE TABLE forge_versions.setting (
     only_one       boolean PRIMARY KEY DEFAULT true CHECK (only_one),
     strategy       text NOT NULL DEFAULT 'journal' CHECK (strategy IN ('journal', 'monotonic', 'denormalized')),

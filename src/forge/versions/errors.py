@@ -1,0 +1,67 @@
+"""What can go wrong with documents and their versions, by name. Whatever is raised, nothing was written."""
+
+from forge.errors import ForgeError
+
+
+class VersionsError(ForgeError):
+    """The root of these."""
+
+
+class VersionsMissing(VersionsError):
+    """The database has no schema forge_versions, or not as this program knows it."""
+
+
+class UnknownResource(VersionsError):
+    """No resource of that project, name and version was declared."""
+
+
+class UnknownDocument(VersionsError):
+    """There is no such document, or no longer."""
+
+
+class MissingReference(VersionsError):
+    """A reference leads to a document that is not there. `name` is the reference's."""
+
+    def __init__(self, message: str, *, fix: str, name: str) -> None:
+        super().__init__(message, fix=fix)
+        self.name = name
+
+
+class StillReferenced(VersionsError):
+    """A document cannot be deleted while others refer to it; `by` is one of them."""
+
+    def __init__(self, message: str, *, fix: str, by: int) -> None:
+        super().__init__(message, fix=fix)
+        self.by = by
+
+
+class IdentityTaken(VersionsError):
+    """Another document of the resource has that identity."""
+
+
+class IdentityMismatch(VersionsError):
+    """An identity contains something else than the identity of the document that its reference leads to."""
+
+
+class IdentityCycle(VersionsError):
+    """An identity would contain itself, by way of others."""
+
+
+class WindowInvalid(VersionsError):
+    """No versions can lie in such a window: it ends before it begins, or beyond the newest, or is below zero."""
+
+
+class WindowExpired(VersionsError):
+    """The window begins where the journals no longer reach. `oldest` is where they begin."""
+
+    def __init__(self, message: str, *, fix: str, oldest: int) -> None:
+        super().__init__(message, fix=fix)
+        self.oldest = oldest
+
+
+class TokenInvalid(VersionsError):
+    """A page token that this database did not give for this question."""
+
+
+class StrategyBusy(VersionsError):
+    """The strategy cannot be changed now; it is as it was."""

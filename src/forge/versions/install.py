@@ -1,0 +1,71 @@
+"""Installing the tables of change versions.
+
+One transaction: all of it or nothing. Functions are written anew every time, so installing twice changes nothing. A
+schema newer than this program is refused.
+"""
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+from forge.changelog import locks
+from forge.changelog.connection import Connection, typed_errors
+from forge.changelog.install import check_server
+from forge.versions.errors import VersionsMissing
+
+SQL: Final[Traversable] = files("forge.versions") / "sql"
+SCHEMA_VERSION: Final = 1
+
+
+def script() -> str:
+    """All that an install runs in an empty database."""
+    folder = SQL / "postgresql"
+    return "\n".join((folder / name).read_text("utf-8") for name in ("schema.sql", "functions.sql"))
+
+
+def install(connection: Connection) -> bool:
+    """Make what is not there; returns whether anything was."""
+    with typed_errors(), connection.transaction():
+        check_server(connection)
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (locks.INSTALL,))
+        version = installed_version(connection)
+        _check(connection, version)
+        connection.execute("SET LOCAL check_function_bodies = off")
+        if version == 0:
+            connection.execute((SQL / "postgresql" / "schema.sql").read_bytes())
+        connection.execute((SQL / "postgresql" / "functions.sql").read_bytes())
+    return version == 0
+
+
+def installed(connection: Connection) -> bool:
+    """Whether the database has exactly the tables that this program knows."""
+    return installed_version(connection) == SCHEMA_VERSION
+
+
+def require_installed(connection: Connection) -> None:
+    """Raise unless `installed`."""
+    version = installed_version(connection)
+    _check(connection, version)
+    if version != SCHEMA_VERSION:
+        raise VersionsMissing("change versions are not installed in this database", fix="forge versions init")
+
+
+def installed_version(connection: Connection) -> int:
+    """The version of the schema; 0 when it is not there."""
+    if connection.execute("SELECT to_regclass('forge_versions.setting')").fetchone() == (None,):
+        return 0
+    row = connection.execute("SELECT schema_version FROM forge_versions.setting").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _check(connection: Connection, version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise VersionsMissing(
+            f"the schema forge_versions is version {version}, this program knows up to {SCHEMA_VERSION}",
+            fix="upgrade forge-changes on this machine",
+        )
+    if version == 0 and connection.execute("SELECT to_regnamespace('forge_versions')").fetchone() != (None,):
+        raise VersionsMissing(
+            "a schema named forge_versions is there, but not as Forge made it",
+            fix="if a broken install left it: DROP SCHEMA forge_versions CASCADE, then forge versions init",
+        )

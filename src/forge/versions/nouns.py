@@ -1,0 +1,139 @@
+"""What change versions are about: resources, their documents, and what happened to them.
+
+Numbers in bodies and identities are exact: whole ones are int, others Decimal.
+
+>>> students = Resource.parse("ed-fi/students")
+>>> students
+Resource(project='ed-fi', name='students', version='1')
+>>> str(Resource("ed-fi", "students", "3.1"))
+'ed-fi/students/3.1'
+"""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from forge.versions.errors import UnknownResource
+
+Json = dict[str, Any]
+"""An object of JSON."""
+T = TypeVar("T")
+
+DEFAULT_VERSION: Final = "1"
+_decoder: Final = msgspec.json.Decoder(float_hook=Decimal)
+_encoder: Final = msgspec.json.Encoder(decimal_format="number")
+
+
+class Resource(msgspec.Struct, frozen=True):
+    """A kind of document, as `project/name` or `project/name/version` writes it."""
+
+    project: str
+    name: str
+    version: str = DEFAULT_VERSION
+
+    @classmethod
+    def parse(cls, text: str) -> "Resource":
+        """Read the text form; without a version it is version 1."""
+        parts = text.split("/")
+        if len(parts) not in (2, 3) or not all(parts):
+            raise UnknownResource(
+                f"{text[:60]!r} is not a resource", fix="write it as project/name or project/name/version"
+            )
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return "/".join([self.project, self.name, *([self.version] if self.version != DEFAULT_VERSION else [])])
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """Where a document's reference leads: the document, and what its identity is now."""
+
+    document: int
+    resource: Resource
+    identity: Json
+    in_identity: bool = False
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A document as it is now. `identity` is its natural key, `body` the rest, `references` by name.
+
+    The two stamps are its own; what it refers to may have changed its representation later.
+    """
+
+    id: int
+    resource: Resource
+    identity: Json
+    body: Json
+    references: Mapping[str, Reference]
+    content_version: int
+    identity_version: int
+
+
+class Upsert(msgspec.Struct, frozen=True, tag=True):
+    """A document was made, or its representation changed, or somebody was given access to it."""
+
+    version: int
+    document: Document
+
+    @property
+    def id(self) -> int:
+        return self.document.id
+
+
+class Deletion(msgspec.Struct, frozen=True, tag=True):
+    """A document, by its id, is no more; for `subject` alone, where one is named."""
+
+    version: int
+    document: int
+    resource: Resource
+    identity: Json
+    subject: str | None = None
+
+    @property
+    def id(self) -> int:
+        return self.document
+
+
+class KeyChange(msgspec.Struct, frozen=True, tag=True):
+    """A document, by its id, has another identity."""
+
+    version: int
+    document: int
+    resource: Resource
+    old_identity: Json
+    new_identity: Json
+
+    @property
+    def id(self) -> int:
+        return self.document
+
+
+Event = Upsert | Deletion | KeyChange
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """Some of the answer, and the token that asks for what follows; None at the end."""
+
+    items: list[T]
+    next: str | None = None
+
+
+def encode(value: Mapping[str, Any]) -> str:
+    """An object as the text of a jsonb parameter.
+
+    >>> encode({"weight": Decimal("1.10")})
+    '{"weight":1.10}'
+    """
+    return _encoder.encode(value).decode()
+
+
+def decode(text: str | bytes) -> Json:
+    """An object from a jsonb column that was selected as text.
+
+    >>> decode('{"weight": 1.10, "count": 12}')
+    {'weight': Decimal('1.10'), 'count': 12}
+    """
+    found: Json = _decoder.decode(text)
+    return found

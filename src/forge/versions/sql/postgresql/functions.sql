@@ -1,0 +1,1 @@
+-- Functions of change versions. Run at every install.
