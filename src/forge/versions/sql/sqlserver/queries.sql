@@ -1,0 +1,144 @@
+-- One page a statement. All take @resource, @min, @max, @after_version, @after_document (0 and 0 for the first page)
+-- and @limit; those that end in _of_subject take @subject too.
+
+-- changes: documents whose derived version is in the window, by (version, document): strategy journal
+WITH event AS (
+    SELECT c.version, c.document
+    FROM forge_versions.document_change AS c
+    WHERE c.resource = @resource AND c.version BETWEEN @min AND @max AND c.version >= @after_version
+    UNION
+    SELECT e.version, r.parent
+    FROM forge_versions.identity_change AS e
+    JOIN forge_versions.reference AS r ON r.child = e.document
+    JOIN forge_versions.document AS p ON p.id = r.parent
+    WHERE p.resource = @resource AND e.version BETWEEN @min AND @max AND e.version >= @after_version
+)
+SELECT TOP (@limit) event.version, d.id, d.[identity], d.body, d.content_version, d.identity_version
+FROM event
+JOIN forge_versions.document AS d ON d.id = event.document
+CROSS APPLY (
+    SELECT MAX(contributor.version) AS version
+    FROM (
+        SELECT d.content_version AS version
+        UNION ALL
+        SELECT d.identity_version
+        UNION ALL
+        SELECT c.identity_version
+        FROM forge_versions.reference AS r JOIN forge_versions.document AS c ON c.id = r.child
+        WHERE r.parent = d.id
+    ) AS contributor
+) AS derived
+WHERE derived.version = event.version
+    AND (event.version > @after_version OR (event.version = @after_version AND d.id > @after_document))
+ORDER BY event.version, d.id;
+
+-- changes_denormalized: the same, with the parent's resource on the edge
+WITH event AS (
+    SELECT c.version, c.document
+    FROM forge_versions.document_change AS c
+    WHERE c.resource = @resource AND c.version BETWEEN @min AND @max AND c.version >= @after_version
+    UNION
+    SELECT e.version, r.parent
+    FROM forge_versions.identity_change AS e
+    JOIN forge_versions.reference AS r ON r.child = e.document
+    WHERE r.parent_resource = @resource AND e.version BETWEEN @min AND @max AND e.version >= @after_version
+)
+SELECT TOP (@limit) event.version, d.id, d.[identity], d.body, d.content_version, d.identity_version
+FROM event
+JOIN forge_versions.document AS d ON d.id = event.document
+CROSS APPLY (
+    SELECT MAX(contributor.version) AS version
+    FROM (
+        SELECT d.content_version AS version
+        UNION ALL
+        SELECT d.identity_version
+        UNION ALL
+        SELECT c.identity_version
+        FROM forge_versions.reference AS r JOIN forge_versions.document AS c ON c.id = r.child
+        WHERE r.parent = d.id
+    ) AS contributor
+) AS derived
+WHERE derived.version = event.version
+    AND (event.version > @after_version OR (event.version = @after_version AND d.id > @after_document))
+ORDER BY event.version, d.id;
+
+-- changes_monotonic: the same, by the greatest token that any dependency ever had
+SELECT TOP (@limit) derived.version, d.id, d.[identity], d.body, d.content_version, d.identity_version
+FROM forge_versions.document AS d
+CROSS APPLY (
+    SELECT MAX(contributor.version) AS version
+    FROM (VALUES (d.content_version), (d.identity_version), (d.max_dependency)) AS contributor (version)
+) AS derived
+WHERE d.resource = @resource AND derived.version BETWEEN @min AND @max
+    AND (derived.version > @after_version OR (derived.version = @after_version AND d.id > @after_document))
+ORDER BY derived.version, d.id;
+
+-- changes_of_subject: the same as changes, of documents that a subject may see; a grant counts as a change for it
+WITH event AS (
+    SELECT c.version, c.document
+    FROM forge_versions.document_change AS c
+    WHERE c.resource = @resource AND c.version BETWEEN @min AND @max AND c.version >= @after_version
+    UNION
+    SELECT e.version, r.parent
+    FROM forge_versions.identity_change AS e
+    JOIN forge_versions.reference AS r ON r.child = e.document
+    JOIN forge_versions.document AS p ON p.id = r.parent
+    WHERE p.resource = @resource AND e.version BETWEEN @min AND @max AND e.version >= @after_version
+    UNION
+    SELECT a.version, a.document
+    FROM forge_versions.access AS a
+    WHERE a.subject = @subject AND a.resource = @resource AND a.version BETWEEN @min AND @max
+        AND a.version >= @after_version
+)
+SELECT TOP (@limit) event.version, d.id, d.[identity], d.body, d.content_version, d.identity_version
+FROM event
+JOIN forge_versions.document AS d ON d.id = event.document
+JOIN forge_versions.access AS granted ON granted.document = d.id AND granted.subject = @subject
+CROSS APPLY (
+    SELECT MAX(contributor.version) AS version
+    FROM (
+        SELECT d.content_version AS version
+        UNION ALL
+        SELECT d.identity_version
+        UNION ALL
+        SELECT granted.version
+        UNION ALL
+        SELECT c.identity_version
+        FROM forge_versions.reference AS r JOIN forge_versions.document AS c ON c.id = r.child
+        WHERE r.parent = d.id
+    ) AS contributor
+) AS derived
+WHERE derived.version = event.version
+    AND (event.version > @after_version OR (event.version = @after_version AND d.id > @after_document))
+ORDER BY event.version, d.id;
+
+-- references: what each document of a page refers to, with its identity now; takes @documents, a JSON array of ids
+SELECT r.parent, r.name, c.id, c.resource, c.[identity], r.in_identity
+FROM OPENJSON(@documents) AS asked
+JOIN forge_versions.reference AS r ON r.parent = CAST(asked.value AS bigint)
+JOIN forge_versions.document AS c ON c.id = r.child
+ORDER BY r.parent, r.name;
+
+-- deletes: what was deleted in the window
+SELECT TOP (@limit) x.version, x.document, x.[identity], x.subject
+FROM forge_versions.deletion AS x
+WHERE x.resource = @resource AND x.version BETWEEN @min AND @max AND x.version >= @after_version
+    AND (x.version > @after_version OR x.document > @after_document) AND x.subject IS NULL
+ORDER BY x.version, x.document;
+
+-- deletes_of_subject: what was deleted, or is not shown any more to a subject
+SELECT TOP (@limit) x.version, x.document, x.[identity], x.subject
+FROM forge_versions.deletion AS x
+WHERE x.resource = @resource AND x.version BETWEEN @min AND @max AND x.version >= @after_version
+    AND (x.version > @after_version OR x.document > @after_document) AND x.subject = @subject
+ORDER BY x.version, x.document;
+
+-- key_changes: documents whose identity changed in the window, from what to what
+SELECT TOP (@limit) k.version, k.document, k.old_identity, k.new_identity
+FROM forge_versions.key_change AS k
+WHERE k.resource = @resource AND k.version BETWEEN @min AND @max AND k.version >= @after_version
+    AND (k.version > @after_version OR k.document > @after_document)
+ORDER BY k.version, k.document;
+
+-- oldest: windows may begin here
+SELECT s.oldest FROM forge_versions.setting AS s;

@@ -1,0 +1,51 @@
+-- Journals are kept by range of version: partitions are made ahead, and emptied when no window may begin in them.
+
+CREATE OR ALTER PROCEDURE forge_versions.extend
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @size bigint = (SELECT partition_size FROM forge_versions.setting);
+    DECLARE @last bigint;
+    DECLARE @bound bigint;
+    SELECT @last = COALESCE(CAST(s.last_used_value AS bigint), 0)
+    FROM sys.sequences AS s
+    WHERE s.object_id = OBJECT_ID(N'forge_versions.change_version');
+    SELECT @bound = MAX(CAST(v.value AS bigint))
+    FROM sys.partition_range_values AS v
+    JOIN sys.partition_functions AS f ON f.function_id = v.function_id
+    WHERE f.name = N'forge_versions_by_version';
+    WHILE @bound < @last + 2 * @size
+    BEGIN
+        SET @bound = @bound + @size;
+        ALTER PARTITION SCHEME forge_versions_by_version NEXT USED [PRIMARY];
+        ALTER PARTITION FUNCTION forge_versions_by_version() SPLIT RANGE (@bound);
+    END;
+END;
+GO
+
+-- Windows may begin at @oldest or later from now on. `oldest` moves first: who reads after that is told so.
+CREATE OR ALTER PROCEDURE forge_versions.retain @oldest bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @bound bigint;
+    UPDATE forge_versions.setting SET oldest = @oldest WHERE oldest < @oldest;
+    DELETE FROM forge_versions.stamping WHERE taken < MIN_ACTIVE_ROWVERSION();
+    SELECT @bound = MIN(CAST(v.value AS bigint))
+    FROM sys.partition_range_values AS v
+    JOIN sys.partition_functions AS f ON f.function_id = v.function_id
+    WHERE f.name = N'forge_versions_by_version';
+    WHILE @bound <= @oldest
+    BEGIN
+        TRUNCATE TABLE forge_versions.document_change WITH (PARTITIONS (1));
+        TRUNCATE TABLE forge_versions.identity_change WITH (PARTITIONS (1));
+        TRUNCATE TABLE forge_versions.deletion WITH (PARTITIONS (1));
+        TRUNCATE TABLE forge_versions.key_change WITH (PARTITIONS (1));
+        ALTER PARTITION FUNCTION forge_versions_by_version() MERGE RANGE (@bound);
+        SELECT @bound = MIN(CAST(v.value AS bigint))
+        FROM sys.partition_range_values AS v
+        JOIN sys.partition_functions AS f ON f.function_id = v.function_id
+        WHERE f.name = N'forge_versions_by_version';
+    END;
+END;
+GO

@@ -1,0 +1,178 @@
+-- Documents that refer to each other, and what is known of when each changed: as in PostgreSQL, for SQL Server 2017 and
+-- newer. Lines with GO end a batch, as sqlcmd takes them. Here the application writes documents and references by its
+-- own SQL, and the triggers of triggers.sql stamp and journal; its sessions have the two settings below, as drivers do.
+
+SET ANSI_NULLS ON;
+SET QUOTED_IDENTIFIER ON;
+GO
+
+CREATE SCHEMA forge_versions;
+GO
+
+-- Every stamp comes from here, by forge_versions.stamp alone. NO CACHE: the safe newest reads its last used value.
+CREATE SEQUENCE forge_versions.change_version AS bigint START WITH 1 INCREMENT BY 1 MINVALUE 1 NO CACHE;
+GO
+
+-- Journals are cut by version; forge_versions.extend adds partitions ahead, forge_versions.retain empties those behind.
+CREATE PARTITION FUNCTION forge_versions_by_version (bigint) AS RANGE RIGHT FOR VALUES (10000000, 20000000);
+GO
+CREATE PARTITION SCHEME forge_versions_by_version AS PARTITION forge_versions_by_version ALL TO ([PRIMARY]);
+GO
+
+-- `by_access`: only those see a document who have a row in forge_versions.access.
+CREATE TABLE forge_versions.resource (
+    id        integer IDENTITY (1, 1) NOT NULL,
+    project   nvarchar(256) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    name      nvarchar(256) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    version   nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    by_access bit NOT NULL CONSTRAINT DF_resource_by_access DEFAULT (0),
+    CONSTRAINT PK_resource PRIMARY KEY (id),
+    CONSTRAINT UQ_resource UNIQUE (project, name, version)
+);
+GO
+
+-- `identity` is the natural key, a JSON object in one spelling (keys in order, no spaces): texts are compared, and the
+-- hash of the text is what is unique. The two tokens are stamps that the triggers set. `max_dependency` is kept by the
+-- strategy `monotonic` alone: the greatest identity token that a dependency ever had.
+CREATE TABLE forge_versions.document (
+    id               bigint IDENTITY (1, 1) NOT NULL,
+    resource         integer NOT NULL,
+    [identity]       nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    identity_hash    AS CAST(HASHBYTES('SHA2_256', [identity]) AS binary(32)) PERSISTED NOT NULL,
+    body             nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    content_version  bigint NOT NULL CONSTRAINT DF_document_content_version DEFAULT (0),
+    identity_version bigint NOT NULL CONSTRAINT DF_document_identity_version DEFAULT (0),
+    content_at       datetime2(7) NOT NULL CONSTRAINT DF_document_content_at DEFAULT (SYSUTCDATETIME()),
+    identity_at      datetime2(7) NOT NULL CONSTRAINT DF_document_identity_at DEFAULT (SYSUTCDATETIME()),
+    max_dependency   bigint NOT NULL CONSTRAINT DF_document_max_dependency DEFAULT (0),
+    CONSTRAINT PK_document PRIMARY KEY (id),
+    CONSTRAINT FK_document_resource FOREIGN KEY (resource) REFERENCES forge_versions.resource (id),
+    CONSTRAINT UQ_document_identity UNIQUE (resource, identity_hash),
+    CONSTRAINT CK_document_identity CHECK (ISJSON([identity]) = 1),
+    CONSTRAINT CK_document_body CHECK (ISJSON(body) = 1)
+);
+GO
+CREATE INDEX IX_document_resource ON forge_versions.document (resource, id);
+GO
+
+-- An edge from a document to one that its representation depends on. `parent_resource` is filled by the trigger; the
+-- strategy `denormalized` reads it.
+CREATE TABLE forge_versions.reference (
+    parent          bigint NOT NULL,
+    name            nvarchar(256) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    child           bigint NOT NULL,
+    in_identity     bit NOT NULL CONSTRAINT DF_reference_in_identity DEFAULT (0),
+    parent_resource integer NULL,
+    CONSTRAINT PK_reference PRIMARY KEY (parent, name),
+    CONSTRAINT FK_reference_parent FOREIGN KEY (parent) REFERENCES forge_versions.document (id) ON DELETE CASCADE,
+    CONSTRAINT FK_reference_child FOREIGN KEY (child) REFERENCES forge_versions.document (id)
+);
+GO
+CREATE INDEX IX_reference_child ON forge_versions.reference (child, parent) INCLUDE (in_identity, parent_resource);
+GO
+-- An identity that many refer to is in the identity of few: its change must not read all who refer to it.
+CREATE INDEX IX_reference_in_identity ON forge_versions.reference (child, parent) INCLUDE (name) WHERE in_identity = 1;
+GO
+
+-- A document's own representation changed, or was made.
+CREATE TABLE forge_versions.document_change (
+    version  bigint NOT NULL,
+    document bigint NOT NULL,
+    resource integer NOT NULL,
+    at       datetime2(7) NOT NULL CONSTRAINT DF_document_change_at DEFAULT (SYSUTCDATETIME()),
+    CONSTRAINT PK_document_change PRIMARY KEY CLUSTERED (version, document)
+) ON forge_versions_by_version (version);
+GO
+CREATE INDEX IX_document_change_resource ON forge_versions.document_change (resource, version, document)
+ON forge_versions_by_version (version);
+GO
+
+-- A document's identity changed, or was made: all that refer to it changed with it.
+CREATE TABLE forge_versions.identity_change (
+    version  bigint NOT NULL,
+    document bigint NOT NULL,
+    at       datetime2(7) NOT NULL CONSTRAINT DF_identity_change_at DEFAULT (SYSUTCDATETIME()),
+    CONSTRAINT PK_identity_change PRIMARY KEY CLUSTERED (version, document)
+) ON forge_versions_by_version (version);
+GO
+
+-- What is no more. `subject` is NULL for a document that was deleted, else who lost the access to it.
+CREATE TABLE forge_versions.deletion (
+    version    bigint NOT NULL,
+    document   bigint NOT NULL,
+    resource   integer NOT NULL,
+    [identity] nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    subject    nvarchar(256) COLLATE Latin1_General_100_BIN2 NULL,
+    at         datetime2(7) NOT NULL CONSTRAINT DF_deletion_at DEFAULT (SYSUTCDATETIME())
+) ON forge_versions_by_version (version);
+GO
+CREATE CLUSTERED INDEX IX_deletion_resource ON forge_versions.deletion (resource, version, document)
+ON forge_versions_by_version (version);
+GO
+
+CREATE TABLE forge_versions.key_change (
+    version      bigint NOT NULL,
+    document     bigint NOT NULL,
+    resource     integer NOT NULL,
+    old_identity nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    new_identity nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    at           datetime2(7) NOT NULL CONSTRAINT DF_key_change_at DEFAULT (SYSUTCDATETIME()),
+    CONSTRAINT PK_key_change PRIMARY KEY CLUSTERED (version, document)
+) ON forge_versions_by_version (version);
+GO
+CREATE INDEX IX_key_change_resource ON forge_versions.key_change (resource, version, document)
+ON forge_versions_by_version (version);
+GO
+
+-- Who may see which document, of resources that are not open to all, since which stamp: for that subject the document
+-- changed then, whatever its own version. No foreign key: the trigger of a deletion tells each subject before it goes.
+CREATE TABLE forge_versions.access (
+    subject  nvarchar(256) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    document bigint NOT NULL,
+    resource integer NOT NULL,
+    version  bigint NOT NULL,
+    CONSTRAINT PK_access PRIMARY KEY (subject, document)
+);
+GO
+CREATE INDEX IX_access_version ON forge_versions.access (subject, resource, version, document);
+GO
+CREATE INDEX IX_access_document ON forge_versions.access (document);
+GO
+
+-- A row for each stamp: its rowversion is active until the transaction that took the stamp has ended.
+CREATE TABLE forge_versions.stamping (
+    id    bigint IDENTITY (1, 1) NOT NULL,
+    taken rowversion NOT NULL,
+    CONSTRAINT PK_stamping PRIMARY KEY (id)
+);
+GO
+CREATE INDEX IX_stamping_taken ON forge_versions.stamping (taken);
+GO
+
+-- Pairs for the safe newest: the sequence's last value, and then as `horizon` the database's last rowversion. All
+-- stamps up to the value were taken by transactions whose rowversion is at or below; once the lowest active one is
+-- above, they are settled.
+CREATE TABLE forge_versions.settled (
+    version bigint NOT NULL,
+    horizon binary(8) NOT NULL,
+    at      datetime2(7) NOT NULL CONSTRAINT DF_settled_at DEFAULT (SYSUTCDATETIME()),
+    CONSTRAINT PK_settled PRIMARY KEY (version)
+);
+GO
+
+-- One row. `oldest`: windows that begin below it cannot be answered any more.
+CREATE TABLE forge_versions.setting (
+    only_one       bit NOT NULL CONSTRAINT DF_setting_only_one DEFAULT (1),
+    strategy       nvarchar(16) NOT NULL CONSTRAINT DF_setting_strategy DEFAULT (N'journal'),
+    oldest         bigint NOT NULL CONSTRAINT DF_setting_oldest DEFAULT (1),
+    partition_size bigint NOT NULL CONSTRAINT DF_setting_partition_size DEFAULT (10000000),
+    installed_at   datetime2(7) NOT NULL CONSTRAINT DF_setting_installed_at DEFAULT (SYSUTCDATETIME()),
+    schema_version integer NOT NULL CONSTRAINT DF_setting_schema_version DEFAULT (1),
+    CONSTRAINT PK_setting PRIMARY KEY (only_one),
+    CONSTRAINT CK_setting_only_one CHECK (only_one = 1),
+    CONSTRAINT CK_setting_strategy CHECK (strategy IN (N'journal', N'monotonic', N'denormalized')),
+    CONSTRAINT CK_setting_partition_size CHECK (partition_size > 0)
+);
+GO
+INSERT INTO forge_versions.setting DEFAULT VALUES;
+GO
