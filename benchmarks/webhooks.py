@@ -69,10 +69,11 @@ async def _delivered(url: str, port: int, changes: int) -> float:
         Webhook(f"http://127.0.0.1:{port}/", secret=new_secret(), in_flight=IN_FLIGHT, allow=["127.0.0.1"]), changes
     )
     consumers = Consumers()
-    consumers.deliver("hook", to=sink, batch=500, ops=["insert"], start="start")  # type: ignore[arg-type]
+    consumers.deliver("hook", to=sink, batch=500, ops=["insert", "update"], start="start")  # type: ignore[arg-type]
     node = ConsumerNode(url, consumers.named.values(), Settings(tick=0.02))
     async with node.running():
-        await sink.done.wait()
+        async with asyncio.timeout(300):
+            await sink.done.wait()
     await node.close()
     await Control(url).forget("hook")
     return changes / (sink.last - sink.first)
