@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +21,7 @@ from psycopg import sql
 from psycopg_pool import ConnectionPool
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, insert, select, text, update
 from sqlalchemy.engine import Engine
+from sqlalchemy.event import listen
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -376,6 +379,67 @@ def test_observing_twice_is_once_and_sessionmakers_have_engines(engine: Engine) 
     with forge.on("query", heard.append), sessions() as session:
         session.execute(text("SELECT 1"))
     assert [event.engine for event in heard] == ["shop"]
+
+
+@pytest.mark.contract("W1")
+@pytest.mark.parametrize("first", ["observe", "track"])
+def test_a_tracked_engine_is_observed_and_tells_of_the_applications_statements_only(first: str) -> None:
+    """Nor is what tracking reads and writes beside a statement part of its time."""
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    metadata.create_all(engine)
+    if first == "observe":
+        forge.observe(engine)
+    forge.track(engine)
+    forge.observe(engine.execution_options(a=1), name="shop")
+    heard: list[QueryEvent] = []
+    waiting: list[str] = []
+
+    def slow(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if ("users" in statement and statement.startswith("SELECT")) or "forge_tracked" in statement:
+            waiting.append(statement)
+            time.sleep(0.05)
+
+    listen(engine, "before_cursor_execute", slow)
+    with forge.on("query", heard.append), forge.on("error", heard.append), engine.begin() as connection:
+        connection.execute(insert(users), [{"name": "a"}, {"name": "b"}])
+        connection.execute(update(users).where(users.c.name == "a").values(name="c"))
+        connection.execute(text("DELETE FROM users"))
+    assert waiting, "tracking reads the rows before and after"
+    assert [(event.semantic_op, event.engine, event.row_count) for event in heard] == [
+        ("insert", "shop", None),  # it returns its keys, and sqlite3 counts rows when they are read
+        ("update", "shop", 1),
+        ("delete", "shop", 2),
+    ]
+    assert max(event.duration_ms for event in heard) < 50
+    assert len(list(forge.track.recorded(engine))) == 4
+    engine.dispose()
+
+
+@pytest.mark.contract("W1")
+def test_an_engine_is_tracked_and_not_observed_where_one_says_so() -> None:
+    engine = forge.track(create_engine("sqlite://", poolclass=StaticPool), observe=False)
+    heard: list[QueryEvent] = []
+    with forge.on("query", heard.append), engine.connect() as connection:
+        one(connection)
+    assert heard == []
+    engine.dispose()
+
+
+def test_when_nobody_listens_two_looks_are_all_that_a_statement_costs(engine: Engine) -> None:
+    calls: list[str] = []
+
+    def count(frame: Any, kind: str, argument: Any) -> None:
+        if kind == "call" and "/forge/track/bus/" in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_name)
+
+    with engine.connect() as connection:
+        one(connection)
+        sys.setprofile(count)
+        try:
+            one(connection)
+        finally:
+            sys.setprofile(None)
+    assert calls == ["before", "after"]
 
 
 @pytest.mark.parametrize("what", [None, "postgresql://x", sessionmaker()], ids=str)

@@ -46,10 +46,12 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from forge.change import Change, Context, Op, Source, text
 from forge.errors import DecodeError, TrackingError
+from forge.track.bus.hub import untold
 from forge.wire import decode_row, encode_value
 
 NAME: Final = "forge_tracked_changes"
-OWN: Final = {"forge_own": True, "schema_translate_map": None}
+MARK: Final = "forge_own"
+OWN: Final = {MARK: True, "schema_translate_map": None}
 """The execution options of Forge's own statements, which nobody tracks, and whose tables have one place."""
 EVERY_TABLE: Final = "*"
 """The table of a change that may have touched any."""
@@ -245,7 +247,8 @@ def create_within(connection: Connection) -> None:
 
 def exists(connection: Connection) -> bool:
     """Whether the log table is there."""
-    return inspect(connection).has_table(NAME)
+    with untold():
+        return inspect(connection).has_table(NAME)
 
 
 def recorded(connection: Connection, *, after: int = 0, limit: int | None = None) -> Iterator[Change]:

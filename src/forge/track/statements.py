@@ -86,11 +86,11 @@ _COUNTABLE: Final = (exp.Insert, exp.Update, exp.Delete)
 @lru_cache(maxsize=2048)
 def written(sql: str, dialect: str) -> Written:
     """What the text writes in a dialect, named as SQLAlchemy names it."""
-    if not _WRITING.search(sql) and _verb(sql) in _READING:
+    if not _WRITING.search(sql) and verb(sql) in _READING:
         return NOTHING
-    if _verb(sql) == "explain":
+    if verb(sql) == "explain":
         sql = _EXPLAIN.sub(r"\1", sql, count=1)
-    if ";" not in sql.rstrip().rstrip(";") and _verb(sql) in _HARMLESS:
+    if ";" not in sql.rstrip().rstrip(";") and verb(sql) in _HARMLESS:
         return NOTHING
     text = _UPDATE_OR.sub("UPDATE", _REPLACE.sub(r"\1\2INSERT\3", _PARAMETER.sub("NULL", sql)))
     try:
@@ -119,7 +119,7 @@ def _opaque(tree: exp.Expr) -> bool:
         return str(tree.this).lower() not in _HARMLESS
     if isinstance(tree, (exp.Query, exp.DDL, exp.DML, *_VERBS)):
         return False
-    return _verb(tree.sql()) not in _HARMLESS and not isinstance(
+    return verb(tree.sql()) not in _HARMLESS and not isinstance(
         tree, (exp.Set, exp.Show, exp.Pragma, exp.Transaction, exp.Commit, exp.Rollback, exp.Use, exp.Describe)
     )
 
@@ -150,7 +150,8 @@ def _targets(node: exp.Expr) -> Iterator[exp.Table]:
                 yield from join.find_all(exp.Table)
 
 
-def _verb(sql: str) -> str:
+def verb(sql: str) -> str:
+    """The first word of a text, behind comments and brackets, in small letters."""
     found = _VERB.match(sql)
     return found[1].lower() if found else ""
 

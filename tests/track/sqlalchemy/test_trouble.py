@@ -21,7 +21,7 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 import forge
 from forge.testing.mariadb import MariadbServer, fresh_mariadb
@@ -262,3 +262,70 @@ def test_what_an_insert_returns_is_the_callers(engine: Engine, kind: str, confli
         assert result.keys() == ["n"]
         assert [tuple(row) for row in result] == [(9 if conflict else 7,), (8,)]
     assert _logged(engine)[1:] == ([("UPDATE", 1), ("INSERT", 2)] if conflict else [("INSERT", 3), ("INSERT", 2)])
+
+
+DDL = {
+    "create": ("CREATE TABLE more (id int)", None),
+    "alter": ("ALTER TABLE children ADD COLUMN note int", None),
+    "truncate": ("TRUNCATE children", None),
+    "one that fails": ("CREATE TABLE parents (id int)", "already exists"),
+    "commit": ("COMMIT", None),
+}
+
+
+@pytest.mark.contract("M7")
+@pytest.mark.parametrize("kind", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("how", DDL)
+def test_ddl_that_commits_by_itself_takes_events_and_records_along(engine: Engine, kind: str, how: str) -> None:
+    """What comes after it is another transaction, and is forgotten when that is rolled back."""
+    sql, problem = DDL[how]
+    heard: list[Any] = []
+    forge.on_change(engine, None, lambda event: heard.append((event.kind, event.table, event.transaction)))
+    with engine.connect() as connection:
+        begun = connection.begin()
+        connection.execute(parents.insert(), {"id": 1, "n": 0})
+        assert heard == []
+        if problem is None:
+            connection.exec_driver_sql(sql)
+        else:
+            with pytest.raises(OperationalError, match=problem):
+                connection.exec_driver_sql(sql)
+        assert heard[0][:2] == ("added", "parents")
+        connection.execute(parents.insert(), {"id": 2, "n": 0})
+        begun.rollback()
+        assert connection.scalars(select(parents.c.id)).all() == [1]
+    expected = [] if how in ("commit", "one that fails") else ["more" if how == "create" else "children"]
+    assert [(kind, table) for kind, table, _ in heard[1:]] == [("invalidate", table) for table in expected]
+    assert len({transaction for *_, transaction in heard}) == len(heard)
+    found = [change.table for change in forge.track.recorded(engine)]
+    assert found == ["parents", *expected]
+
+
+@pytest.mark.contract("M7")
+@pytest.mark.parametrize("kind", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("sql", ["CREATE NONSENSE", "ROLLBACK", "SELECT 1", "SET @a = 1", "DO 1"])
+def test_what_does_not_commit_tells_nothing(engine: Engine, kind: str, sql: str) -> None:
+    heard: list[Any] = []
+    forge.on_change(engine, parents, heard.append)
+    with engine.connect() as connection:
+        begun = connection.begin()
+        connection.execute(parents.insert(), {"id": 1, "n": 0})
+        try:
+            connection.exec_driver_sql(sql)
+        except ProgrammingError:
+            assert sql == "CREATE NONSENSE"
+        assert heard == []
+        begun.rollback()
+    assert (heard, _logged(engine)) == ([], [])
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"], indirect=True)
+def test_ddl_of_a_transaction_is_undone_with_it(engine: Engine, kind: str) -> None:
+    heard: list[Any] = []
+    forge.on_change(engine, None, heard.append)
+    with engine.connect() as connection:
+        begun = connection.begin()
+        connection.execute(parents.insert(), {"id": 1, "n": 0})
+        connection.exec_driver_sql("CREATE TABLE more (id int)")
+        begun.rollback()
+    assert (heard, _logged(engine)) == ([], [])

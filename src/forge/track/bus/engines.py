@@ -1,4 +1,7 @@
-"""SQLAlchemy's statements, told to the bus: Core and ORM, synchronous and asynchronous engines."""
+"""SQLAlchemy's statements, told to the bus: Core and ORM, synchronous and asynchronous engines.
+
+What `forge.track` itself reads and writes beside a statement is not told, nor is its time part of the statement's.
+"""
 
 from collections.abc import Mapping
 from time import perf_counter
@@ -10,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from forge.track.bus.hub import hub
+from forge.track.record import MARK
 
 
 def watch(what: Any, name: str | None) -> bool:
@@ -36,7 +40,21 @@ _MARK = "_forge_watching"
 
 
 def _watched(engine: Engine) -> "_Watching | None":
-    return getattr(engine, _MARK, None)
+    """Its listeners, or those of the engine that `engine.execution_options(…)` was made of, which hear it too."""
+    found: _Watching | None = getattr(engine, _MARK, None)
+    inner: Engine | None = getattr(engine, "_proxied", None)
+    return found if found is not None or inner is None else _watched(inner)
+
+
+def began(context: Any) -> None:
+    """A statement is sent now."""
+    context.forge_began, context.forge_seconds = perf_counter(), None
+
+
+def ended(context: Any) -> None:
+    """A statement has been answered, unless that was said before."""
+    if getattr(context, "forge_began", None) is not None and context.forge_seconds is None:
+        context.forge_seconds = perf_counter() - context.forge_began
 
 
 class _Watching:
@@ -48,15 +66,15 @@ class _Watching:
     def before(
         self, connection: Connection, cursor: Any, statement: str, params: Any, context: Any, executemany: bool
     ) -> None:
-        if hub.listening and context is not None:
-            context.forge_began = perf_counter()
+        if hub.listening and context is not None and not context.execution_options.get(MARK):
+            began(context)
 
     def after(
         self, connection: Connection, cursor: Any, statement: str, params: Any, context: Any, executemany: bool
     ) -> None:
-        if hub.listening and (began := getattr(context, "forge_began", None)) is not None:
-            seconds = perf_counter() - began
-            context.forge_began = None
+        if hub.listening and getattr(context, "forge_began", None) is not None:
+            ended(context)
+            seconds, context.forge_began = context.forge_seconds, None
             many, first = _first(params, executemany)
             hub.tell(
                 statement,
@@ -64,25 +82,33 @@ class _Watching:
                 seconds,
                 source="sqlalchemy",
                 engine=self.name,
-                row_count=cursor.rowcount,
+                row_count=_count(connection, cursor),
                 many=many,
             )
 
     def failed(self, failure: ExceptionContext) -> None:
-        if not hub.listening:
-            return
         context: Any = failure.execution_context
-        began = getattr(context, "forge_began", None)
+        if not hub.listening or (context is not None and context.execution_options.get(MARK)):
+            return
+        start = getattr(context, "forge_began", None)
         many, first = _first(failure.parameters, bool(getattr(context, "executemany", False)))
         hub.tell(
             failure.statement or "",
             _named(context, first),
-            0.0 if began is None else perf_counter() - began,
+            0.0 if start is None else perf_counter() - start,
             source="sqlalchemy",
             engine=self.name,
             many=many,
             error=failure.original_exception,
         )
+
+
+def _count(connection: Connection, cursor: Any) -> int | None:
+    """How many rows; None of sqlite3 while there are rows to be read, which it counts afterwards."""
+    if connection.dialect.name == "sqlite" and cursor.description is not None:
+        return None
+    count: int = cursor.rowcount
+    return count
 
 
 def _first(params: Any, executemany: bool) -> tuple[int, Any]:

@@ -19,7 +19,8 @@ import inspect
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from time import perf_counter, time
@@ -181,6 +182,16 @@ class Hub:
 
 
 hub: Final = Hub()
+
+
+@contextmanager
+def untold() -> Iterator[None]:
+    """What this thread or task asks within the block is not told."""
+    token = _telling.set(True)
+    try:
+        yield
+    finally:
+        _telling.reset(token)
 
 
 class Timed:

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from forge.change import Change
 from forge.errors import TrackingError
 from forge.track import record as log
+from forge.track.bus.engines import watch
 from forge.track.sqlalchemy.subscribers import Callback, Subscriber, Where
 from forge.track.sqlalchemy.tables import Registry, table_name
 from forge.track.sqlalchemy.tracker import Recording, Tracker
@@ -42,6 +43,7 @@ class Track:
         names: Mapping[str, str] | None = None,
         previous: bool = True,
         record: Recording = "auto",
+        observe: bool = True,
     ) -> Target:
         """Track the writes of an Engine, AsyncEngine, sessionmaker or async_sessionmaker, which is returned as it is.
 
@@ -50,6 +52,7 @@ class Track:
         names        what subscribers call a table: {"orders": "Order"}
         previous     whether changes carry the row as it was before
         record       "auto": into the log table unless Forge's triggers record the table; "always", or "never"
+        observe      whether its statements are told to `forge.on("query", …)` too, as `forge.observe` would
 
         What is tracked already stays as it is tracked.
         """
@@ -62,6 +65,8 @@ class Track:
             with _lock:
                 if root not in _trackers:
                     _trackers[root] = Tracker(root, registry, previous=previous, recording=record)
+                    if observe:
+                        watch(root, None)
 
         for engine in _engines(target):
             start(engine)

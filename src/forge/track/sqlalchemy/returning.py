@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import Dialect, Insert, Table
+from sqlalchemy.engine.cursor import _NO_CURSOR_DML
 
 from forge.track.sqlalchemy.images import Key, Shape
 from forge.track.sqlalchemy.statement import collides
@@ -32,7 +33,9 @@ def telling(statement: Insert, table: Table, many: Sequence[Any], dialect: Diale
         made.__dict__[_ADDED] = _ALL
         return made
     if len(many) > 1 and dialect.insert_executemany_returning and not _given(many[0], key):
-        return statement.return_defaults(*key)
+        told = statement.return_defaults(*key)
+        told.__dict__[_ADDED] = _ALL
+        return told
     return statement
 
 
@@ -47,22 +50,57 @@ def _given(values: Any, key: tuple[Any, ...]) -> bool:
 def returned_keys(statement: Any, result: Any, shape: Shape) -> tuple[list[Key], int]:
     """The keys of an INSERT that has run, and how many rows it made (-1: unknown). Its caller sees nothing of it."""
     context = result.context
+    added = statement.__dict__.get(_ADDED)
     if context._is_implicit_returning or not result.returns_rows:
         keys = [tuple(row) for row in context.inserted_primary_key_rows if row is not None]
-        return keys, len(keys) if context._is_implicit_returning else result.rowcount
-    added = statement.__dict__.get(_ADDED)
+        count = len(keys) if context._is_implicit_returning else result.rowcount
+        if added == _ALL:
+            _without_rows(statement, result, keys)
+        return keys, count
     rows = result.all()
-    if context._rowcount is None or added == _ALL:
+    if context._rowcount is None if added != _ALL else context._rowcount is not None:
         context._rowcount = len(rows)  # the driver's count went with its cursor
     if collides(context.compiled.compile_state.statement) and added is None:
         result._rewind(rows)  # it may return anything, and its rows are found otherwise
         return [], len(rows)
     keys = [tuple([row._mapping[column] for column in shape.key]) for row in rows]
     if added == _ALL:
-        result._soft_close()
-        result._metadata = result._no_result_metadata
+        _without_rows(statement, result, keys)
     else:
         result._rewind(rows)
         if added is not None:
             result.columns(*range(added))
     return keys, len(rows)
+
+
+def _without_rows(statement: Insert, result: Any, keys: Sequence[Key]) -> None:
+    """Make it the result of an INSERT that returns nothing, as it was written."""
+    context = result.context
+    result._soft_close()
+    result.cursor_strategy = _NO_CURSOR_DML
+    result._metadata = result._no_result_metadata
+    context._is_explicit_returning = context._is_implicit_returning = False
+    context.returned_default_rows = None
+    context.inserted_primary_key_rows = context._setup_ins_pk_from_empty()
+    if context.dialect.name == "sqlite" and context.executemany:
+        context.get_lastrowid = _none
+    elif context.dialect.name in ("mysql", "mariadb"):
+        made = _last_made(statement, keys)
+        context.get_lastrowid = lambda: made
+
+
+def _none() -> None:
+    """What sqlite3 says of the last row of many executions."""
+
+
+def _last_made(statement: Insert, keys: Sequence[Key]) -> int:
+    """What MariaDB calls the last id of a statement: the first that it made itself, or the last that it was given."""
+    table = statement.table
+    column = table._autoincrement_column if isinstance(table, Table) else None
+    if column is None or not isinstance(table, Table) or not keys:
+        return 0
+    given: list[Any] = [name for values in statement._multi_values for row in values for name in row]
+    if statement.select is not None:
+        given += statement._select_names or ()
+    named = any(getattr(name, "key", name) == column.key for name in given)
+    return int(keys[-1 if named else 0][list(table.primary_key.columns).index(column)])

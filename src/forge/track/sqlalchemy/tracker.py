@@ -25,6 +25,7 @@ from sqlalchemy import (
     Connection,
     Delete,
     Engine,
+    ExceptionContext,
     ForeignKey,
     Insert,
     Select,
@@ -39,6 +40,8 @@ from sqlalchemy.util import await_only
 
 from forge.change import Context, Op
 from forge.track import record
+from forge.track.bus.engines import began, ended
+from forge.track.bus.hub import hub
 from forge.track.context import SET, parameters
 from forge.track.current import Current, current
 from forge.track.events import LOGGER, Event, heard, listeners, rows_wanted, tell
@@ -50,14 +53,13 @@ from forge.track.sqlalchemy.returning import returned_keys, telling
 from forge.track.sqlalchemy.statement import Analysis, given_parameters
 from forge.track.sqlalchemy.subscribers import Done, Subscriber
 from forge.track.sqlalchemy.tables import Registry, Triggers, written_table
-from forge.track.sqlalchemy.transaction import Transaction, on_end, transaction
-from forge.track.statements import NOTHING, Write, Written, written
+from forge.track.sqlalchemy.transaction import Transaction, on_end, still_open, taken, transaction
+from forge.track.statements import NOTHING, Write, Written, verb, written
 
 Recording = Literal["auto", "always", "never"]
 
 _SET: Final = text(SET.replace("%(", ":").replace(")s", " "))
 NO_OPTIONS: Final[Mapping[str, Any]] = {}
-_OWN: Final = "forge_own"
 _PLAN: Final = "_forge_plan"
 _OPS: Final = {"truncate": Op.TRUNCATE, "schema": Op.SCHEMA}
 
@@ -79,6 +81,9 @@ class Tracker:
         event.listen(engine, "before_cursor_execute", self._before_cursor)
         event.listen(engine, "after_cursor_execute", self._after_cursor)
         event.listen(engine, "after_execute", self._after_execute)
+        self._ddl_commits = engine.dialect.name in ("mysql", "mariadb")
+        if self._ddl_commits:
+            event.listen(engine, "handle_error", self._failed)
         on_end(engine, self._committed)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
@@ -98,7 +103,7 @@ class Tracker:
         self, connection: Connection, element: Any, many: Any, one: Any, options: Any
     ) -> tuple[Any, Any, Any]:
         """An INSERT that would not tell its keys is made to."""
-        if isinstance(element, Insert) and not options.get(_OWN) and not paused():
+        if isinstance(element, Insert) and not options.get(record.MARK) and not paused():
             table = written_table(element)
             if table is not None and table.primary_key.columns and self._tracked(table):
                 self._triggers.refresh(connection)
@@ -109,9 +114,15 @@ class Tracker:
     def _before_cursor(
         self, connection: Connection, cursor: Any, sql: str, given: Any, context: Any, executemany: bool
     ) -> None:
-        if context.execution_options.get(_OWN) or _PLAN in context.__dict__:
+        if context.execution_options.get(record.MARK):
             return
-        context.__dict__[_PLAN] = None
+        if _PLAN not in context.__dict__:
+            context.__dict__[_PLAN] = None
+            self._prepare(connection, sql, context)
+        if hub.listening:
+            began(context)  # whoever heard of it first: what was read here is not the statement's time
+
+    def _prepare(self, connection: Connection, sql: str, context: Any) -> None:
         if not _is_dml(context):
             found = self._text(sql, context)
             if found.writes or found.everything:
@@ -142,7 +153,12 @@ class Tracker:
         self, connection: Connection, cursor: Any, sql: str, given: Any, context: Any, executemany: bool
     ) -> None:
         """Raw SQL, and a SELECT that has writes within: known by the text."""
-        if context.execution_options.get(_OWN) or _is_dml(context) or paused():
+        if hub.listening:
+            ended(context)
+        if context.execution_options.get(record.MARK) or _is_dml(context):
+            return
+        alone = self._ddl_commits and self._ended_by(connection, sql)
+        if paused():
             return
         found = self._text(sql, context)
         if found.everything:
@@ -150,12 +166,41 @@ class Tracker:
         elif found.writes and not (found.countable and cursor.rowcount == 0):
             for write in found.writes:
                 self._invalidate(connection, write.schema, write.table, write.verb)
+        if alone and (found.everything or found.writes):
+            # what the statement did is committed, so its record must be; nothing else is open
+            connection.connection.commit()
+            self._told(connection)
+
+    def _failed(self, failure: ExceptionContext) -> None:
+        """DDL that fails has committed what was before it, unless it was not understood."""
+        connection, context = failure.connection, failure.execution_context
+        if connection is None or context is None or failure.is_disconnect or _is_dml(context):
+            return
+        if not connection.invalidated and transaction(connection).done:
+            cursor = connection.connection.cursor()
+            cursor.execute("DO 0")  # an error does not say how the transaction stands, any other answer does
+            cursor.close()
+            self._ended_by(connection, failure.statement or "")
+
+    def _ended_by(self, connection: Connection, sql: str) -> bool:
+        """Whether a statement has ended the transaction by itself; what that had done before is told, or forgotten."""
+        if still_open(connection) or connection._is_autocommit_isolation():
+            return False
+        if verb(sql) == "rollback":
+            taken(connection)
+        else:
+            self._told(connection)
+        return True
+
+    def _told(self, connection: Connection) -> None:
+        if (done := taken(connection)) is not None:
+            self._committed(done)
 
     def _after_execute(
         self, connection: Connection, element: Any, many: Any, one: Any, options: Any, result: Any
     ) -> None:
         context = getattr(result, "context", None)
-        if context is None or options.get(_OWN) or paused() or not _is_dml(context):
+        if context is None or options.get(record.MARK) or paused() or not _is_dml(context):
             return
         for write in _written_within(context.compiled).writes:
             self._invalidate(connection, write.schema, write.table, write.verb, options)

@@ -5,7 +5,9 @@ succeeded, marks savepoints so that what happened after one is forgotten with it
 was told.
 
 SQLAlchemy announces a commit before it happens; what must happen after it is done by `on_end`, around the dialect's own
-commit and rollback, so that also a connection which goes back to its pool with an open transaction is noticed.
+commit and rollback, so that also a connection which goes back to its pool with an open transaction is noticed. A
+statement may end a transaction too: DDL in MySQL and MariaDB commits it. Their servers say so with every answer, and
+`still_open` asks for that.
 """
 
 from collections.abc import Callable
@@ -47,6 +49,22 @@ def transaction(connection: Connection) -> Transaction:
     if found is None:
         found = info[_PLACE] = Transaction()
     return found
+
+
+def taken(connection: Connection) -> Transaction | None:
+    """The transaction of a connection, which begins anew; None when it has not done anything."""
+    found: Transaction | None = connection.info.pop(_PLACE, None)
+    return found if found is not None and found.done else None
+
+
+def still_open(connection: Connection) -> bool:
+    """Whether the server had a transaction open when it last answered; True when its driver does not tell."""
+    status = getattr(connection.connection.driver_connection, "server_status", None)
+    return not isinstance(status, int) or bool(status & _IN_TRANSACTION)
+
+
+_IN_TRANSACTION: Final = 1
+"""SERVER_STATUS_IN_TRANS of the protocol of MySQL."""
 
 
 def on_end(engine: Engine, committed: Callable[[Transaction], object]) -> None:
