@@ -238,8 +238,12 @@ class Forge:
             keeping = asyncio.get_running_loop().create_task(maintain(found.url, policy))
             keeping.add_done_callback(_ended)
             try:
-                async with self._consuming(found.url, node.bus) as consuming, self._draining(found.url):
+                async with (
+                    self._consuming(found.url, node.bus) as consuming,
+                    self._draining(found.url, node.bus) as sending,
+                ):
                     node.instruments.consumers = consuming.samples
+                    node.instruments.outbox = sending.samples
                     yield node
             finally:
                 keeping.cancel()
@@ -284,13 +288,19 @@ class Forge:
             if found.embedded:
                 with connect(found.url) as connection:
                     install(connection)
-            async with self._draining(found.url) as draining:
-                await draining.ended
+            bus = Bus(found.url)
+            await bus.start()
+            try:
+                async with self._draining(found.url, bus) as draining:
+                    await draining.ended
+            finally:
+                await bus.stop()
 
     @contextlib.asynccontextmanager
-    async def _draining(self, url: str) -> AsyncIterator[OutboxNode]:
+    async def _draining(self, url: str, bus: Bus) -> AsyncIterator[OutboxNode]:
         """Send the outbox's messages while the block lasts; the batches that are under way may end."""
         draining = OutboxNode(url, self.outbox)
+        draining.told = functools.partial(bus.publish, "own", ["outbox", "outbox_later", "outbox_dead"])
         try:
             async with draining.running():
                 yield draining

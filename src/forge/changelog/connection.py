@@ -5,8 +5,11 @@ raised itself (SQLSTATE class FG) and those that people meet on the first day co
 fix; every other error comes out as it is.
 """
 
+import asyncio
+import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -125,8 +128,25 @@ async def connect_async(url: str, **more: Any) -> AsyncConnection:
     with typed_errors():
         connection = await psycopg.AsyncConnection.connect(**parameters(url, **more), autocommit=True)
         try:
-            await connection.execute(_SETTINGS)
+            with answering(connection, _ALIVE["connect_timeout"]):
+                await connection.execute(_SETTINGS)
         except BaseException:
             await connection.close()
             raise
         return connection
+
+
+@contextmanager
+def answering(connection: AsyncConnection, seconds: float) -> Iterator[None]:
+    """Within the block the connection must answer in time, else it is ended, and whoever waits for it gets an error."""
+    timer = asyncio.get_running_loop().call_later(seconds, hang_up, connection)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def hang_up(connection: psycopg.AsyncConnection[Any]) -> None:
+    """End a connection at once, without a word to the server, which may not listen any more."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)

@@ -8,11 +8,9 @@ DecodeError when a logged row is not one; and ServerError when the very first co
 
 import asyncio
 import logging
-import os
-import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Final, Literal
 
 import msgspec
@@ -20,7 +18,7 @@ import psycopg
 
 from forge.backoff import Backoff
 from forge.changelog import locks
-from forge.changelog.connection import AsyncConnection, connect_async, translate
+from forge.changelog.connection import AsyncConnection, answering, connect_async, hang_up, translate
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.wakeup import CHANNEL, Load, Protocol, Step, listener, pacemaker
@@ -222,7 +220,7 @@ class Node:
                 yield batch
 
     async def _next(self, reading: AsyncGenerator[Batch]) -> Batch | None:
-        with _answering(self.reader.connection, READ):
+        with answering(self.reader.connection, READ):
             return await anext(reading, None)
 
 
@@ -251,7 +249,7 @@ class Ears:
 
     async def __aenter__(self) -> "Ears":
         try:
-            with _answering(self._connection, ALIVE):
+            with answering(self._connection, ALIVE):
                 await self._connection.execute(f"LISTEN {CHANNEL}")
         except psycopg.errors.ReadOnlySqlTransaction:
             raise ServerError(
@@ -268,7 +266,7 @@ class Ears:
         """End this connection too when this one ends."""
         self._others.append(connection)
         if self._task.done():
-            _hang_up(connection)
+            hang_up(connection)
         return connection
 
     def ignore(self, pid: int) -> None:
@@ -281,12 +279,12 @@ class Ears:
                 async for notify in self._connection.notifies(timeout=ALIVE):
                     if notify.pid != self._own:
                         self._heard.set()
-                with _answering(self._connection, ALIVE):
+                with answering(self._connection, ALIVE):
                     await self._connection.execute("SELECT 1")
         finally:
             self._heard.set()
             for other in self._others:
-                _hang_up(other)
+                hang_up(other)
 
     def check(self) -> None:
         """Raise if listening has ended; forget what was heard before a read that will find it."""
@@ -328,7 +326,7 @@ class Pace:
             with suppress(psycopg.Error):
                 await self.release()
         finally:
-            _hang_up(self._connection)
+            hang_up(self._connection)
             tasks = [self._pinging, *self._background, *([self._asking] if self._asking else [])]
             for task in tasks:
                 task.cancel()
@@ -347,7 +345,7 @@ class Pace:
         while True:
             await asyncio.sleep(1.0)
             async with self._busy:
-                with _answering(self._connection, ALIVE):
+                with answering(self._connection, ALIVE):
                     await self._connection.execute("SELECT 1")
 
     async def lead(self) -> bool:
@@ -399,28 +397,9 @@ class Pace:
     def _gone(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _hang_up(self._connection)
+            hang_up(self._connection)
 
 
 def _raise_if_ended(task: asyncio.Task[None]) -> None:
     if task.done():
         raise (None if task.cancelled() else task.exception()) or psycopg.OperationalError("a connection ended")
-
-
-@contextmanager
-def _answering(connection: AsyncConnection, seconds: float) -> Iterator[None]:
-    """Within the block the connection must answer in time, else it is ended, and whoever waits for it gets an error."""
-    timer = asyncio.get_running_loop().call_later(seconds, _hang_up, connection)
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _hang_up(connection: AsyncConnection) -> None:
-    """End a connection at once, without a word to the server, which may not listen any more."""
-    with (
-        suppress(OSError, psycopg.Error),
-        socket.socket(fileno=os.dup(connection.fileno())) as line,
-    ):
-        line.shutdown(socket.SHUT_RDWR)

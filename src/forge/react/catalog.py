@@ -29,6 +29,7 @@ from forge.react.scopes import Name, Occurrence, Relation, Statement, Unreadable
 OWN_SCHEMA: Final = "forge"
 OWN_TABLES: Final = frozenset(
     {"forge_event_log", "tracked_table", "table_version", "trimmed", "instant", "consumer", "dead_letter"}
+    | {"outbox", "outbox_later", "outbox_dead"}
 )
 """Tables of Forge's own that may be watched: any change touches who reads them, as the log itself changes with it."""
 

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from forge.deliver.consumers import Sample
+from forge.deliver.outbox import Sample as OutboxSample
 
 Stage = Literal["commit_to_batch", "debounce", "run", "push", "commit_to_push"]
 
@@ -108,6 +109,8 @@ class Instruments:
         self.waiting = waiting
         self.consumers: Callable[[], Iterable[Sample]] = lambda: ()
         """How the consumers fare that this node works on."""
+        self.outbox: Callable[[], Iterable[OutboxSample]] = lambda: ()
+        """How the routes of the outbox fare."""
         self.cache = cache
         self._registry = CollectorRegistry()
         self._registry.register(_Reading(reactor, self))
@@ -153,6 +156,7 @@ class _Reading(Collector):
             for name, count in self._instruments.cache().items():
                 yield CounterMetricFamily(f"forge_cache_{name}", CACHE_COUNTERS[name], count)
         yield from _consumers(list(self._instruments.consumers()))
+        yield from _outbox(list(self._instruments.outbox()))
 
 
 def _consumers(samples: Sequence[Sample]) -> Iterator[Metric]:
@@ -178,3 +182,32 @@ def _consumers(samples: Sequence[Sample]) -> Iterator[Metric]:
             seconds.add_metric(place, sample.lag.seconds)
     if samples:
         yield from (*counters.values(), events, seconds)
+
+
+def _outbox(samples: Sequence[OutboxSample]) -> Iterator[Metric]:
+    counters = {
+        name: CounterMetricFamily(f"forge_outbox_{name}", text, labels=["route"])
+        for name, text in (
+            ("sent", "Messages that this node sent."),
+            ("retried", "Tries of this node that failed, and that others follow."),
+            ("parked", "Messages that this node could not send and put aside."),
+        )
+    }
+    gauges = {
+        name: GaugeMetricFamily(f"forge_outbox_{name}", text, labels=["route"])
+        for name, text in (
+            ("waiting", "Messages to be sent, on whatever node; counted to 10,000, as those below."),
+            ("waiting_seconds", "Since when the first of them waits."),
+            ("retrying", "Those of them that failed before."),
+            ("scheduled", "Messages that are not due yet."),
+            ("dead", "Dead letters, and messages that wait behind them."),
+        )
+    }
+    for sample in samples:
+        for name, counter in counters.items():
+            counter.add_metric([sample.route], getattr(sample.counts, name))
+        if sample.lag is not None:
+            for name, gauge in gauges.items():
+                gauge.add_metric([sample.route], getattr(sample.lag, "seconds" if name == "waiting_seconds" else name))
+    if samples:
+        yield from (*counters.values(), *gauges.values())

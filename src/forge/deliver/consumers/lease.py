@@ -8,16 +8,12 @@ Saves are not waited for on disk: one that a crash of the server takes back is a
 """
 
 import asyncio
-import os
-import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final, LiteralString
 
-import psycopg
-
-from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
+from forge.changelog.connection import AsyncConnection, answering, connect_async, typed_errors
 from forge.deliver.consumers.errors import ConsumerLost
 from forge.deliver.consumers.sql import sql
 
@@ -72,12 +68,9 @@ class Lease:
         """Rows; raises when the server does not answer in time, and then the session is lost."""
         async with self._busy:
             asked = time.monotonic()
-            timer = asyncio.get_running_loop().call_later(ANSWER, hang_up, self._connection)
-            try:
+            with answering(self._connection, ANSWER):
                 cursor = await self._connection.execute(query, values)
                 rows = await cursor.fetchall() if cursor.description else []
-            finally:
-                timer.cancel()
             self._proof = asked
             return rows
 
@@ -113,9 +106,3 @@ class Lease:
             else:
                 members.setdefault(id, set()).add(pid)
         return members, workers
-
-
-def hang_up(connection: psycopg.AsyncConnection[Any]) -> None:
-    """End a connection at once, without a word to the server, which may not listen any more."""
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
-        line.shutdown(socket.SHUT_RDWR)

@@ -9,8 +9,8 @@
 receiver that keeps what it took in with `forge.inbox` takes it in exactly once.
 """
 
-from forge.deliver.outbox.node import OutboxNode
+from forge.deliver.outbox.node import OutboxNode, Sample
 from forge.deliver.outbox.routes import Route, Routes
 from forge.deliver.outbox.worker import Settings, Worker
 
-__all__ = ["OutboxNode", "Route", "Routes", "Settings", "Worker"]
+__all__ = ["OutboxNode", "Route", "Routes", "Sample", "Settings", "Worker"]

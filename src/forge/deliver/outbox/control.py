@@ -1,8 +1,9 @@
 """Looking at the outbox from outside, and seeing to its dead letters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -15,11 +16,32 @@ class Lag(msgspec.Struct, frozen=True):
     """How a topic fares: `waiting` counts what is due, `seconds` is for how long the first of it waits."""
 
     topic: str
-    waiting: int
-    seconds: float
-    retrying: int
-    scheduled: int
-    dead: int
+    waiting: int = 0
+    seconds: float = 0.0
+    retrying: int = 0
+    scheduled: int = 0
+    dead: int = 0
+
+    def __add__(self, other: "Lag") -> "Lag":
+        """Both together, under the other's name.
+
+        >>> Lag("a", 1, 2.0, 1) + Lag("b", 2, 1.0, dead=3)
+        Lag(topic='b', waiting=3, seconds=2.0, retrying=1, scheduled=0, dead=3)
+        """
+        return Lag(
+            other.topic,
+            self.waiting + other.waiting,
+            max(self.seconds, other.seconds),
+            self.retrying + other.retrying,
+            self.scheduled + other.scheduled,
+            self.dead + other.dead,
+        )
+
+
+def lag_of(row: Sequence[Any]) -> Lag:
+    """A row of the query `lag`."""
+    topic, waiting, seconds, *others = row
+    return Lag(topic, waiting, max(0.0, seconds or 0.0), *others)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -53,8 +75,8 @@ class Control:
     def lag(self, topic: str | None = None) -> list[Lag]:
         """Every topic that has messages."""
         with self._connection() as connection:
-            rows = connection.execute(sql("lag"), {"topic": topic}).fetchall()
-        return [Lag(name, waiting, max(0.0, since or 0.0), *rest) for name, waiting, since, *rest in rows]
+            rows = connection.execute(sql("lag"), {"topic": topic, "most": None}).fetchall()
+        return [lag_of(row) for row in rows]
 
     def waiting(self, topic: str | None = None, limit: int = 50) -> list[Entry]:
         """The first messages that are to be sent, then those that are scheduled."""
@@ -79,6 +101,7 @@ class Control:
             connection.execute(sql("keep_dead"))
             gone = connection.execute(sql("drop_dead"), {"topic": topic, "key": key, "id": id}).rowcount
             row = connection.execute(sql("release")).fetchone()
+            connection.execute(sql("tell"))
             return gone, int(row[0]) if row else 0
 
     def _back(self, query: str, **values: str | None) -> int:

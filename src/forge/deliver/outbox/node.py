@@ -1,21 +1,43 @@
-"""A node that works on the outbox: the workers of its routes, and a clock for what is scheduled."""
+"""A node that works on the outbox: the workers of its routes, and a clock for what is scheduled.
+
+The clock hears of all that is put into the outbox, so it also tells those who watch its tables, and measures how many
+messages wait.
+"""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from typing import Final
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+import psycopg
 
 from forge.backoff import Backoff
 from forge.changelog import locks
-from forge.changelog.connection import AsyncConnection, connect_async
+from forge.changelog.connection import AsyncConnection, answering, connect_async
+from forge.deliver.outbox.control import Lag, lag_of
 from forge.deliver.outbox.routes import Routes
 from forge.deliver.outbox.sending import line_of
 from forge.deliver.outbox.sql import sql
-from forge.deliver.outbox.worker import CHANNEL, LOST, Settings, Worker
+from forge.deliver.outbox.worker import CHANNEL, LOST, Counts, Settings, Worker
+from forge.errors import ForgeError
 
 _log = logging.getLogger("forge.outbox")
 _SLACK: Final = 0.001
+_COUNTED: Final = 10_000
+NOBODY: Final = "(none)"
+"""What stands for a route where a topic has none."""
+
+
+class Sample(NamedTuple):
+    """What Prometheus is told of a route: what this node has done, and how the outbox stands, whoever works on it."""
+
+    route: str
+    counts: Counts
+    lag: Lag | None
 
 
 class OutboxNode:
@@ -25,6 +47,8 @@ class OutboxNode:
         self.routes = routes
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when a worker ends by itself, with why."""
+        self.told: Callable[[], Awaitable[None]] = _nobody
+        """Called when the outbox is not what it was."""
         self._url = url
         self._settings = settings
         self.workers = [
@@ -32,6 +56,9 @@ class OutboxNode:
             for route in routes.named.values()
             for _ in range(route.workers)
         ]
+        self._lags: dict[str, Lag] | None = None
+        self._news = True
+        self._done = 0
 
     @contextlib.asynccontextmanager
     async def running(self, patience: float = 10.0) -> AsyncIterator[None]:
@@ -69,6 +96,21 @@ class OutboxNode:
             if route.sink is not None:
                 await route.sink.close()
 
+    def samples(self) -> Iterator[Sample]:
+        """How the routes fare; what waits is counted up to 10,000."""
+        counts = {pattern: Counts() for pattern in self.routes.named}
+        for worker in self.workers:
+            own, more = counts[worker.route.pattern], worker.counts
+            own.sent, own.retried, own.parked = (
+                own.sent + more.sent,
+                own.retried + more.retried,
+                own.parked + more.parked,
+            )
+        for pattern, done in counts.items():
+            yield Sample(pattern, done, None if self._lags is None else self._lags.get(pattern, Lag(pattern)))
+        if self._lags is not None and NOBODY in self._lags:
+            yield Sample(NOBODY, Counts(), self._lags[NOBODY])
+
     async def _started(self) -> None:
         for worker in self.workers:
             await worker.working.wait()
@@ -87,29 +129,77 @@ class OutboxNode:
         backoff = Backoff()
         while True:
             try:
-                async with await connect_async(self._url, application_name="forge outbox clock") as connection:
+                async with await connect_async(self._url, application_name="forge outbox (clock)") as connection:
+                    with self._answering(connection):
+                        await connection.execute(f"LISTEN {CHANNEL}")
                     backoff.reset()
-                    await self._promote(connection)
-            except LOST as error:
+                    await self._look(connection)
+            except Exception as error:
                 delay = backoff.next()
-                _log.warning("outbox: the clock's connection is lost, again in %.2f s: %s", delay, line_of(error))
+                _log.log(
+                    logging.WARNING if isinstance(error, LOST) else logging.ERROR,
+                    "outbox: the clock has stopped, again in %.2f s: %s", delay, line_of(error),
+                    exc_info=None if isinstance(error, (psycopg.Error, ForgeError, OSError)) else error,
+                )  # fmt: skip
                 await asyncio.sleep(delay)
 
-    async def _promote(self, connection: AsyncConnection) -> None:
-        await connection.execute(f"LISTEN {CHANNEL}")
-        while True:
-            row = await (await connection.execute(sql("next_due"), prepare=True)).fetchone()
-            due = row[0] if row is not None else None
-            if due is not None and due <= 0:
-                await connection.execute(sql("promote"), {"lock": locks.OUTBOX})
-                continue
-            wait = self._settings.poll if due is None else min(self._settings.poll, due + _SLACK)
-            await self._scheduled(connection, wait)
+    def _answering(self, connection: AsyncConnection) -> contextlib.AbstractContextManager[None]:
+        return answering(connection, self._settings.answer)
 
-    async def _scheduled(self, connection: AsyncConnection, wait: float) -> None:
-        """Return when something was scheduled, or that many seconds have passed."""
-        end = asyncio.get_running_loop().time() + wait
-        while (left := end - asyncio.get_running_loop().time()) > 0:
+    async def _look(self, connection: AsyncConnection) -> None:
+        settings = self._settings
+        measured = reported = -math.inf
+        while True:
+            wait = await self._promoted(connection)
+            now = time.monotonic()
+            if now - measured >= settings.measure:
+                await self._measure(connection)
+                measured = now
+            if now - reported >= settings.report and await self._report():
+                reported = now
+            until = min(now + wait, measured + settings.measure, max(now, reported) + settings.report)
+            await self._heard(connection, until)
+
+    async def _promoted(self, connection: AsyncConnection) -> float:
+        """What is due has joined the outbox; after how many seconds to look again."""
+        while True:
+            with self._answering(connection):
+                row = await (await connection.execute(sql("next_due"), prepare=True)).fetchone()
+                due = row[0] if row is not None else None
+                if due is None or due > 0:
+                    return self._settings.poll if due is None else min(self._settings.poll, due + _SLACK)
+                await connection.execute(sql("promote"), {"lock": locks.OUTBOX})
+
+    async def _measure(self, connection: AsyncConnection) -> None:
+        with self._answering(connection):
+            rows = await (await connection.execute(sql("lag"), {"topic": None, "most": _COUNTED})).fetchall()
+        found: dict[str, Lag] = {}
+        for lag in map(lag_of, rows):
+            route = self.routes.route(lag.topic)
+            name = NOBODY if route is None else route.pattern
+            found[name] = lag + found[name] if name in found else msgspec.structs.replace(lag, topic=name)
+        self._lags = found
+
+    async def _report(self) -> bool:
+        """Tell who watches the outbox, if there is something to tell; a hint only: who misses it sees the next one."""
+        done = sum(each.counts.sent + each.counts.retried + each.counts.parked for each in self.workers)
+        if not self._news and done == self._done:
+            return False
+        self._news, self._done = False, done
+        try:
+            await self.told()
+        except (ForgeError, psycopg.Error, OSError) as error:
+            _log.warning("outbox: nobody could be told of news: %s", line_of(error))
+        return True
+
+    async def _heard(self, connection: AsyncConnection, until: float) -> None:
+        """Return when something was scheduled, or it is so late."""
+        while (left := until - time.monotonic()) > 0:
             found = [notice.payload async for notice in connection.notifies(timeout=left, stop_after=1)]
+            self._news = self._news or bool(found)
             if "" in found:
                 return
+
+
+async def _nobody() -> None:
+    """Wants to be told."""

@@ -9,37 +9,50 @@ SELECT set_config('synchronous_commit', 'off', false), set_config('jit', 'off', 
        set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '10000', false);
 
 -- claim: The next page of a route's messages after a place, of which those are locked that may be sent now: every one before
--- them of their key is locked too, in this page, and none of them waits for another try. `place` counts within a key; where
--- another worker has one, that number is missing. With it comes how far the WAL must be flushed for all of it to be on disk,
--- read before any lock, and of each whether it is known to be, because a snapshot shows it that is.
+-- them of their key is locked too, in this page, and none of them waits for another try. Who cannot lock the first of a key
+-- locks none of it. `place` counts within a key; where another worker has one, that number is missing. With it comes how far
+-- the WAL must be flushed for all of it to be on disk, read before any lock, and of each whether it is known to be, because a
+-- snapshot shows it that is. A page ends early where its payloads grow large.
 WITH head AS MATERIALIZED (
     SELECT pg_current_wal_insert_lsn() AS lsn, pg_current_wal_flush_lsn() AS flushed, clock_timestamp() AS now,
            pg_current_snapshot() AS snapshot, %(safe)s::text::pg_snapshot AS safe
-), page AS MATERIALIZED (
-    SELECT o.seq, o.key, o.retry_at FROM forge.outbox o
+), seen AS MATERIALIZED (
+    SELECT o.seq, o.key, o.retry_at,
+           sum(octet_length(o.payload)) OVER (ORDER BY o.seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) - octet_length(o.payload) AS before
+    FROM forge.outbox o
     WHERE o.seq > %(after)s AND o.topic ~ %(take)s AND (%(leave)s::text IS NULL OR o.topic !~ %(leave)s)
       AND (SELECT h.lsn FROM head h) IS NOT NULL
     ORDER BY o.seq LIMIT %(limit)s
 ), linked AS (
-    SELECT p.seq, p.key, row_number() OVER w AS place, p.retry_at IS NULL OR p.retry_at <= (SELECT h.now FROM head h) AS ready,
+    SELECT p.seq, p.key, row_number() OVER w AS place, first_value(p.seq) OVER w AS first,
+           p.retry_at IS NULL OR p.retry_at <= (SELECT h.now FROM head h) AS ready,
            p.key IS NULL OR lag(p.seq) OVER w IS NOT DISTINCT FROM (
                SELECT b.seq FROM forge.outbox b WHERE b.key = p.key AND b.seq < p.seq ORDER BY b.seq DESC LIMIT 1) AS next
-    FROM page p WINDOW w AS (PARTITION BY p.key ORDER BY p.seq)
+    FROM seen p WHERE p.before < %(bytes)s WINDOW w AS (PARTITION BY p.key ORDER BY p.seq)
 ), chained AS MATERIALIZED (
-    SELECT l.seq, l.key, CASE WHEN l.key IS NULL THEN 1 ELSE l.place END AS place, l.next,
+    SELECT l.seq, l.key, CASE WHEN l.key IS NULL THEN 1 ELSE l.place END AS place, l.first, l.next,
            CASE WHEN l.key IS NULL THEN l.ready ELSE bool_and(l.ready AND l.next) OVER (PARTITION BY l.key ORDER BY l.seq) END AS free,
            l.key IS NOT NULL AND EXISTS (SELECT FROM forge.outbox_dead d WHERE d.key = l.key) AS behind
     FROM linked l
-), locked AS MATERIALIZED (
+), page AS MATERIALIZED (
+    SELECT max(c.seq) AS last, bool_or(NOT c.next) AS blocked, bool_or(c.free) AS free FROM chained c
+), firsts AS MATERIALIZED (
     SELECT c.place, c.behind, o.seq, o.id::text AS id, o.topic, o.key, o.payload, o.content_type, o.headers, o.at, o.tries,
            pg_visible_in_snapshot(o.xid, (SELECT h.safe FROM head h)) AS sure
     FROM chained c JOIN forge.outbox o ON o.seq = c.seq
-    WHERE c.free AND (o.retry_at IS NULL OR o.retry_at <= (SELECT h.now FROM head h))
-    ORDER BY o.seq FOR UPDATE OF o SKIP LOCKED
+    WHERE c.free AND c.place = 1 AND (o.retry_at IS NULL OR o.retry_at <= (SELECT h.now FROM head h))
+    ORDER BY o.seq LIMIT %(most)s FOR UPDATE OF o SKIP LOCKED
+), others AS MATERIALIZED (
+    SELECT c.place, c.behind, o.seq, o.id::text AS id, o.topic, o.key, o.payload, o.content_type, o.headers, o.at, o.tries,
+           pg_visible_in_snapshot(o.xid, (SELECT h.safe FROM head h)) AS sure
+    FROM chained c JOIN forge.outbox o ON o.seq = c.seq
+    WHERE c.free AND c.place > 1 AND c.first = ANY (ARRAY(SELECT f.seq FROM firsts f))
+      AND (o.retry_at IS NULL OR o.retry_at <= (SELECT h.now FROM head h))
+    ORDER BY o.seq LIMIT %(most)s FOR UPDATE OF o SKIP LOCKED
 )
-SELECT h.snapshot::text, h.lsn::text, h.flushed >= h.lsn, (SELECT max(p.seq) FROM page p), (SELECT count(*) FROM page p),
-       EXISTS (SELECT FROM chained c WHERE NOT c.next), l.*
-FROM head h LEFT JOIN locked l ON true ORDER BY l.seq;
+SELECT h.snapshot::text, h.lsn::text, h.flushed >= h.lsn, p.last,
+       EXISTS (SELECT FROM seen s WHERE s.seq > p.last) OR (SELECT count(*) FROM seen s) >= %(limit)s, p.blocked, p.free, l.*
+FROM head h CROSS JOIN page p LEFT JOIN (SELECT * FROM firsts UNION ALL SELECT * FROM others) l ON true ORDER BY l.seq;
 
 -- sent: What the receiver has.
 DELETE FROM forge.outbox WHERE seq = ANY (%(seqs)s);
@@ -69,12 +82,14 @@ INSERT INTO forge.outbox_dead (seq, id, topic, key, payload, content_type, heade
 SELECT g.seq, g.id, g.topic, g.key, g.payload, g.content_type, g.headers, g.at, g.xid, g.tries, g.error, true FROM gone g;
 
 -- next_try: In how many seconds the next message may be tried again; NULL when none waits for that.
-SELECT extract(epoch FROM min(o.retry_at) - clock_timestamp())::double precision FROM forge.outbox o WHERE o.retry_at IS NOT NULL;
+SELECT extract(epoch FROM min(o.retry_at) - clock_timestamp())::double precision FROM forge.outbox o
+WHERE o.retry_at > statement_timestamp();
 
 -- next_due: In how many seconds the next scheduled message is due; NULL when there is none.
 SELECT extract(epoch FROM min(l.due_at) - clock_timestamp())::double precision FROM forge.outbox_later l;
 
--- promote: What is due joins the outbox, in the order of its time; one session at a time does so.
+-- promote: What is due joins the outbox, in the order of its time; one session at a time does so. Since when it waits is told
+-- by retry_at, which is over.
 WITH due AS (
     DELETE FROM forge.outbox_later l WHERE l.number IN (
         SELECT d.number FROM forge.outbox_later d
@@ -82,8 +97,9 @@ WITH due AS (
         ORDER BY d.due_at, d.number LIMIT 1000)
     RETURNING l.*
 ), joined AS (
-    INSERT INTO forge.outbox (id, topic, key, payload, content_type, headers, at, xid)
-    SELECT d.id, d.topic, d.key, d.payload, d.content_type, d.headers, d.at, d.xid FROM due d ORDER BY d.due_at, d.number
+    INSERT INTO forge.outbox (id, topic, key, payload, content_type, headers, at, xid, retry_at)
+    SELECT d.id, d.topic, d.key, d.payload, d.content_type, d.headers, d.at, d.xid, d.due_at FROM due d
+    ORDER BY d.due_at, d.number
     RETURNING topic
 )
 SELECT count(pg_notify('forge_outbox', t.topic)) FROM (SELECT DISTINCT j.topic FROM joined j) t;
@@ -91,20 +107,24 @@ SELECT count(pg_notify('forge_outbox', t.topic)) FROM (SELECT DISTINCT j.topic F
 -- flush: Writes a commit of our own, which flushes everything before it.
 SELECT pg_logical_emit_message(true, 'forge', '');
 
--- lag: By topic: how many wait, since when the first does, how many of them failed, are scheduled, or are dead.
+-- lag: By topic: how many wait, since when the first does, how many of them failed, are scheduled, or are dead. With `most`,
+-- of the first so many of each kind.
 SELECT t.topic, sum(t.waiting)::bigint, extract(epoch FROM clock_timestamp() - min(t.since))::double precision,
        sum(t.retrying)::bigint, sum(t.scheduled)::bigint, sum(t.dead)::bigint
 FROM (
-    SELECT o.topic, count(*) AS waiting, min(o.at) AS since, count(o.retry_at) AS retrying, 0 AS scheduled, 0 AS dead
-    FROM forge.outbox o GROUP BY o.topic
-    UNION ALL SELECT l.topic, 0, NULL, 0, count(*), 0 FROM forge.outbox_later l GROUP BY l.topic
-    UNION ALL SELECT d.topic, 0, NULL, 0, 0, count(*) FROM forge.outbox_dead d GROUP BY d.topic
+    SELECT o.topic, count(*) AS waiting, min(CASE WHEN o.error IS NULL THEN coalesce(o.retry_at, o.at) ELSE o.at END) AS since,
+           count(o.error) AS retrying, 0 AS scheduled, 0 AS dead
+    FROM (SELECT * FROM forge.outbox ORDER BY seq LIMIT %(most)s::bigint) o GROUP BY o.topic
+    UNION ALL SELECT l.topic, 0, NULL, 0, count(*), 0
+    FROM (SELECT * FROM forge.outbox_later ORDER BY due_at, number LIMIT %(most)s::bigint) l GROUP BY l.topic
+    UNION ALL SELECT d.topic, 0, NULL, 0, 0, count(*)
+    FROM (SELECT * FROM forge.outbox_dead ORDER BY seq LIMIT %(most)s::bigint) d GROUP BY d.topic
 ) t
 WHERE %(topic)s::text IS NULL OR t.topic = %(topic)s GROUP BY t.topic ORDER BY t.topic;
 
 -- waiting: Messages in the order in which they will be sent, those that are scheduled after them.
 SELECT * FROM (
-    (SELECT CASE WHEN o.retry_at IS NULL THEN 'waiting' ELSE 'retrying' END, o.id::text, o.topic, o.key, o.at,
+    (SELECT CASE WHEN o.error IS NULL THEN 'waiting' ELSE 'retrying' END, o.id::text, o.topic, o.key, o.at,
             o.retry_at, o.tries, o.error, octet_length(o.payload), o.xid::text
      FROM forge.outbox o WHERE %(topic)s::text IS NULL OR o.topic = %(topic)s ORDER BY o.seq LIMIT %(limit)s)
     UNION ALL
@@ -119,6 +139,9 @@ FROM forge.outbox_dead d WHERE %(topic)s::text IS NULL OR d.topic = %(topic)s OR
 
 -- keep_dead: Nobody parks until the end of this transaction.
 LOCK TABLE forge.outbox_dead IN SHARE ROW EXCLUSIVE MODE;
+
+-- tell: Whoever looks after the outbox hears that something is different.
+SELECT pg_notify('forge_outbox', '');
 
 -- drop_dead: Forget the messages that failed, not those that wait behind them.
 DELETE FROM forge.outbox_dead d

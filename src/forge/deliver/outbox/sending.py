@@ -1,13 +1,13 @@
 """Giving claimed messages to a sink or a handler, and what came of each.
 
 No I/O of its own and no database: in come messages in their order, out goes an Outcome. Of one key nothing is given
-before what stands in front of it was taken; what is neither sent nor failed nor refused in the Outcome was not tried.
+before what stands in front of it was taken, and nothing at all once `may` says that the messages are not ours any more.
+What is neither sent nor failed nor refused in the Outcome was not tried.
 """
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,8 +16,6 @@ from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Handler, Route
 from forge.deliver.sink import NotDelivered, Refused, Sink
 
-BUDGET: Final = 10.0
-"""Seconds after which no further call begins for a batch: it is settled, so that what was done is not done again."""
 MOST_ERROR: Final = 1000
 
 
@@ -54,10 +52,12 @@ def line_of(error: BaseException) -> str:
     return found.encode(errors="replace").decode()[:MOST_ERROR]
 
 
-async def deliver(route: Route, claimed: Sequence[Claimed]) -> Outcome:
-    """Give messages to whom the route names."""
+async def deliver(route: Route, claimed: Sequence[Claimed], may: Callable[[], bool]) -> Outcome:
+    """Give messages to whom the route names, each call only if it `may` begin."""
+    if not may():
+        return Outcome()
     if route.handler is not None:
-        return await _handle(route.handler, route, claimed)
+        return await _handle(route.handler, route, claimed, may)
     assert route.sink is not None
     return await _send(route.sink, route, claimed)
 
@@ -78,9 +78,9 @@ async def _send(sink: Sink, route: Route, claimed: Sequence[Claimed]) -> Outcome
         place = 0
         outcome.failed[claimed[0].seq] = Failure(f"the sink took longer than {route.timeout:g} s")
         outcome.down = 0.0
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         place = 0
-        outcome.failed[claimed[0].seq] = Failure(line_of(error))
+        outcome.failed[claimed[0].seq] = Failure(_own(error))
         outcome.down = 0.0
     else:
         place = len(claimed)
@@ -88,18 +88,17 @@ async def _send(sink: Sink, route: Route, claimed: Sequence[Claimed]) -> Outcome
     return outcome
 
 
-async def _handle(handler: Handler, route: Route, claimed: Sequence[Claimed]) -> Outcome:
+async def _handle(handler: Handler, route: Route, claimed: Sequence[Claimed], may: Callable[[], bool]) -> Outcome:
     lines: dict[object, deque[Claimed]] = {}
     for each in claimed:
         lines.setdefault(each.seq if each.message.key is None else each.message.key, deque()).append(each)
     waiting = deque(lines.values())
     outcome = Outcome()
-    end = time.monotonic() + BUDGET
 
     async def work() -> None:
         while waiting:
             line = waiting.popleft()
-            while line and time.monotonic() < end and await _call(handler, route, line.popleft(), outcome):
+            while line and may() and await _call(handler, route, line.popleft(), outcome):
                 pass
 
     if len(waiting) == 1:
@@ -123,8 +122,8 @@ async def _call(handler: Handler, route: Route, claimed: Claimed, outcome: Outco
     except TimeoutError as error:
         text = line_of(error) if str(error) else f"the handler took longer than {route.timeout:g} s"
         outcome.failed[claimed.seq] = Failure(text)
-    except Exception as error:
-        outcome.failed[claimed.seq] = Failure(line_of(error))
+    except (Exception, asyncio.CancelledError) as error:
+        outcome.failed[claimed.seq] = Failure(_own(error))
     else:
         if returned is None:
             outcome.sent.append(claimed.seq)
@@ -132,3 +131,13 @@ async def _call(handler: Handler, route: Route, claimed: Claimed, outcome: Outco
         text = f"the handler returned a {type(returned).__name__}: it returns nothing, and raises what went wrong"
         outcome.failed[claimed.seq] = Failure(text, counts=False)
     return False
+
+
+def _own(error: BaseException) -> str:
+    """What a call failed by; raises what is not the call's own."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise error
+        return "cancelled by something of its own"
+    return line_of(error)

@@ -3,11 +3,13 @@
 Any number may work on one route, on any nodes. What always holds:
 
 - A message is claimed by locking its row in a transaction that lasts until it is sent and deleted. A worker that dies
-  loses its connection and with it the locks, so others go on at once; one that hangs loses them when its lease is over.
+  loses its connection and with it the locks, so others go on at once; one that hangs, or is cut off, loses them when
+  its lease is over. It begins no call after that, and cannot settle anything, as no other session has the locks.
 - Of one key only the messages from the first on are claimed, in a row, so no two workers send the same key at once.
   A message that was committed late, with a smaller number than others, is found like any other.
 - Nothing is sent before its commit is on disk: what a crash of the server could take back is not told to anybody.
 - What is sent and not yet deleted when a worker dies is sent again, with the same id.
+- A server that does not answer is hung up on, and connected to again.
 - A message that fails waits, longer each time, and those of its key behind it; others go on. One that is refused, or
   failed too often, is parked, and what comes after it with the same key waits behind it.
 """
@@ -17,7 +19,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -25,16 +27,17 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from forge.backoff import Backoff
-from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
+from forge.changelog.connection import AsyncConnection, answering, connect_async, typed_errors
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Route
-from forge.deliver.outbox.sending import BUDGET, Claimed, Outcome, deliver, line_of
+from forge.deliver.outbox.sending import Claimed, Outcome, deliver, line_of
 from forge.deliver.outbox.sql import sql
-from forge.errors import ServerError
+from forge.errors import ForgeError, ServerError
 
 CHANNEL: Final = "forge_outbox"
 LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError)
-_MARGIN: Final = 20.0
+_MOST_BYTES: Final = 16 << 20
+"""Of payloads that are claimed at a time, before the last of them."""
 _LONGEST_DOWN: Final = 5.0
 _NOTHING: Final = "3:3:"
 _log = logging.getLogger("forge.outbox")
@@ -46,7 +49,19 @@ class Settings(msgspec.Struct, frozen=True):
     poll: float = 1.0
     """After which it looks, whether or not it was notified."""
     blocked: float = 0.01
-    """After which it first looks again where a message waits behind one of another route."""
+    """After which it first looks again where a message waits behind one that others have."""
+    budget: float = 10.0
+    """After which no further call begins for a batch: it is settled, so that what was done is not done again."""
+    answer: float = 20.0
+    """After which a server that has not answered counts as lost."""
+    report: float = 1.0
+    """Between two reports that the outbox is not what it was."""
+    measure: float = 2.0
+    """Between two looks at how many messages wait."""
+
+    def lease(self, timeout: float) -> float:
+        """For how long a worker whose calls take no longer than `timeout` may say nothing before it loses its rows."""
+        return self.budget + timeout + self.answer
 
 
 class Page(NamedTuple):
@@ -64,10 +79,10 @@ class Page(NamedTuple):
 
 
 class Counts(msgspec.Struct):
-    """What a worker has done."""
+    """What a worker has done: messages that were sent, tries that failed, messages that were parked."""
 
     sent: int = 0
-    failed: int = 0
+    retried: int = 0
     parked: int = 0
 
 
@@ -92,6 +107,8 @@ class Worker:
         """A snapshot of which all that it shows is on disk."""
         self._other: AsyncConnection | None = None
         self._wrote = False
+        self._lost = Backoff()
+        self._claimed_at = 0.0
 
     @property
     def asleep(self) -> bool:
@@ -105,20 +122,25 @@ class Worker:
             self._idle.cancel()
 
     async def run(self) -> None:
-        """Work until told to stop. Raises when the very first connection fails; later ones are tried again."""
-        backoff = Backoff()
+        """Work until told to stop. Raises when the very first connection fails; whatever fails later is tried again,
+        because an outbox that nobody works on is worse."""
         while not self._stopping.is_set():
             try:
                 async with self._connected() as connection:
                     self.working.set()
-                    backoff.reset()
                     await self._work(connection)
-            except LOST as error:
+            except Exception as error:
                 if not self.working.is_set():
                     raise
-                delay = backoff.next()
-                _log.warning(
-                    "outbox %s: connection lost, again in %.2f s: %s", self.route.pattern, delay, line_of(error)
+                delay, lost = self._lost.next(), isinstance(error, LOST)
+                _log.log(
+                    logging.WARNING if lost else logging.ERROR,
+                    "outbox %s: %s, again in %.2f s: %s",
+                    self.route.pattern,
+                    "connection lost" if lost else "cannot go on",
+                    delay,
+                    line_of(error),
+                    exc_info=None if isinstance(error, (psycopg.Error, ForgeError, OSError)) else error,
                 )
                 await self._wait(asyncio.sleep(delay))
 
@@ -126,8 +148,8 @@ class Worker:
     async def _connected(self) -> AsyncIterator[AsyncConnection]:
         connection = await connect_async(self._url, application_name=f"forge outbox {self.route.pattern}"[:63])
         try:
-            lease = f"{BUDGET + self.route.timeout + _MARGIN:.0f}s"
-            with typed_errors():
+            lease = f"{self._settings.lease(self.route.timeout) * 1000:.0f}ms"
+            with typed_errors(), self._answering(connection):
                 await connection.execute(sql("settings"), {"lease": lease})
                 await connection.execute(f"LISTEN {CHANNEL}")
             self._safe = _NOTHING  # a server that crashed gives numbers again
@@ -137,10 +159,14 @@ class Worker:
             if self._other is not None:
                 await self._other.close()
 
+    def _answering(self, connection: AsyncConnection) -> contextlib.AbstractContextManager[None]:
+        return answering(connection, self._settings.answer)
+
     async def _work(self, connection: AsyncConnection) -> None:
         after, found, blocked = 0, False, False
         waits = Backoff(self._settings.blocked, self._settings.poll)
         page = await self._claim(connection, [], after)
+        self._lost.reset()
         while not self._stopping.is_set():
             settling: list[tuple[Any, dict[str, Any]]] = []
             if page.claimed or page.behind:
@@ -167,8 +193,17 @@ class Worker:
             "take": self.route.regex,
             "leave": self._leave,
             "limit": Int8(self.route.batch),
+            "most": Int8(self._limit),
+            "bytes": Int8(_MOST_BYTES),
             "safe": self._safe,
         }
+        self._claimed_at = time.monotonic()
+        with self._answering(connection):
+            return self._page(await self._asked(connection, settling, values))
+
+    async def _asked(
+        self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]], values: dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
         async with connection.pipeline():
             for statement, parameters in settling:
                 await connection.execute(statement, parameters)
@@ -178,14 +213,14 @@ class Worker:
                 await connection.execute("COMMIT")
             await connection.execute("BEGIN")
             cursor = await connection.execute(sql("claim"), values, prepare=True, binary=True)
-        return self._page(await cursor.fetchall())
+        return await cursor.fetchall()
 
     @staticmethod
     def _open(connection: AsyncConnection) -> bool:
         return connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
 
     def _page(self, rows: Sequence[tuple[Any, ...]]) -> Page:
-        snapshot, lsn, flushed, last, seen, blocked = rows[0][:6]
+        snapshot, lsn, flushed, last, full, blocked, free = rows[0][:7]
         claimed: list[Claimed] = []
         behind: list[int] = []
         places: dict[str, int] = {}
@@ -203,8 +238,10 @@ class Worker:
                 message = Message(id, topic, payload, at, key, headers or {}, content_type)
                 claimed.append(Claimed(seq, tries, message))
                 sure = sure and known
-        full = seen >= self.route.batch
-        return Page(claimed[: self._limit], behind, snapshot, lsn, flushed, sure, last or 0, full, blocked)
+        taken = free and not claimed and not behind  # by another, who may be about to let go of it
+        return Page(
+            claimed[: self._limit], behind, snapshot, lsn, flushed, sure, last or 0, full, bool(blocked or taken)
+        )
 
     async def _deliver(self, connection: AsyncConnection, page: Page) -> Outcome:
         if not page.claimed:
@@ -213,7 +250,8 @@ class Worker:
             if not page.flushed:
                 await self._flushed(connection, page.lsn)
             self._safe = page.snapshot
-        outcome = await deliver(self.route, page.claimed)
+        with self._holding(connection) as holds:
+            outcome = await deliver(self.route, page.claimed, holds)
         if outcome.down is not None:
             self._limit = 1
             self._not_before = time.monotonic() + self._down.next(outcome.down)
@@ -223,16 +261,38 @@ class Worker:
                 self._down.reset()
         return outcome
 
+    @contextlib.contextmanager
+    def _holding(self, connection: AsyncConnection) -> Iterator[Callable[[], bool]]:
+        """Whether the batch's time lasts, counted from when it was asked for, and the session that has its locks is
+        there: to one that waits in a transaction the server says one thing only, that it is over."""
+        loop, line = asyncio.get_running_loop(), connection.fileno()
+        end = self._claimed_at + self._settings.budget
+        ended = False
+
+        def heard() -> None:
+            nonlocal ended
+            ended = True
+            loop.remove_reader(line)
+
+        loop.add_reader(line, heard)
+        try:
+            yield lambda: not ended and time.monotonic() < end
+        finally:
+            loop.remove_reader(line)
+
     async def _flushed(self, connection: AsyncConnection, lsn: str) -> None:
         """Return when the WAL is flushed up to here, having it flushed if nobody else does."""
         for patience in (0.0, 0.001):
             await asyncio.sleep(patience)
-            cursor = await connection.execute("SELECT pg_current_wal_flush_lsn() >= %s::text::pg_lsn", (lsn,))
-            if await cursor.fetchone() == (True,):
-                return
+            with self._answering(connection):
+                cursor = await connection.execute("SELECT pg_current_wal_flush_lsn() >= %s::text::pg_lsn", (lsn,))
+                if await cursor.fetchone() == (True,):
+                    return
         if self._other is None or self._other.closed:
-            self._other = await connect_async(self._url, application_name="forge outbox flush")
-        await self._other.execute(sql("flush"))
+            self._other = await connect_async(self._url, application_name="forge outbox (flush)")
+        with self._answering(self._other):
+            await self._other.execute("SET synchronous_commit = local")  # whatever the database says
+            await self._other.execute(sql("flush"))
 
     def _settled(self, page: Page, outcome: Outcome) -> list[tuple[Any, dict[str, Any]]]:
         """The statements that make what came of a batch lasting."""
@@ -265,7 +325,7 @@ class Worker:
             found.append((sql("hold_dead"), {}))
             found.append((sql("park_behind"), {"seqs": page.behind}))
         self.counts.sent += len(outcome.sent)
-        self.counts.failed += len(failed)
+        self.counts.retried += len(failed)
         self.counts.parked += len(parked)
         return found
 
@@ -276,6 +336,11 @@ class Worker:
     async def _ended(self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]]) -> None:
         """End the transaction, having settled what there is. What this worker wrote is flushed while it has nothing to
         do, so that the next message need not wait for that."""
+        with self._answering(connection):
+            await self._committed(connection, settling)
+        self._wrote = False
+
+    async def _committed(self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]]) -> None:
         async with connection.pipeline():
             for statement, parameters in settling:
                 await connection.execute(statement, parameters)
@@ -285,7 +350,6 @@ class Worker:
                 await connection.execute("SET LOCAL synchronous_commit = local")
                 await connection.execute(sql("flush"))
                 await connection.execute("COMMIT")
-        self._wrote = False
 
     async def _sleep(self, connection: AsyncConnection, pause: float) -> None:
         """Wait for a message of the route, for one to be tried again, or for the poll."""
@@ -294,9 +358,10 @@ class Worker:
         if (wait := self._not_before - time.monotonic()) > 0:
             await self._wait(asyncio.sleep(wait))
             return
-        row = await (await connection.execute(sql("next_try"), prepare=True)).fetchone()
-        if row is not None and row[0] is not None and row[0] > 0:
-            pause = min(pause, row[0])
+        with self._answering(connection):
+            row = await (await connection.execute(sql("next_try"), prepare=True)).fetchone()
+        if row is not None and row[0] is not None:
+            pause = min(pause, max(0.0, row[0]))
         await self._wait(self._listen(connection, pause))
 
     async def _listen(self, connection: AsyncConnection, pause: float) -> None:
