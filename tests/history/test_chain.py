@@ -107,6 +107,66 @@ def test_whatever_is_altered_is_found(sealed: Connection, name: str) -> None:
     assert found(sealed) == expected(known)
 
 
+DEFINITIONS = {
+    "the order of columns": "columns = (SELECT jsonb_agg(c ORDER BY c DESC) FROM jsonb_array_elements(columns) c)",
+    "a column's name": """columns = replace(columns::text, '"note"', '"nota"')::jsonb""",
+    "the table's name": "table_name = 'persons'",
+    "the key": "key_columns = '{email}'",
+    "that it was empty": "empty = NOT coalesce(empty, false)",
+    "when": "recorded_at = recorded_at + interval '1 microsecond'",
+    "which table": "relation = relation::bigint + 1",
+}
+
+
+def test_how_rows_are_to_be_read_is_sealed_too(sealed: Connection) -> None:
+    assert chain.verify(sealed).definitions == 1
+    sealed.execute("CREATE TABLE kept AS TABLE forge.table_version")
+    for name, change in DEFINITIONS.items():
+        sealed.execute(f"UPDATE forge.table_version SET {change}".encode())
+        [broken] = chain.verify(sealed).broken
+        assert (broken.what, broken.seal, broken.version) == ("definition", 0, 1), name
+        assert str(broken) == "table version 1 is not as it was sealed"
+        sealed.execute(
+            "UPDATE forge.table_version v SET (relation, table_name, columns, key_columns, empty, recorded_at) ="
+            " (k.relation, k.table_name, k.columns, k.key_columns, k.empty, k.recorded_at) FROM kept k"
+        )
+        assert found(sealed) == set()
+
+
+def test_definitions_that_come_go_and_are_made_up(sealed: Connection) -> None:
+    sealed.execute("ALTER TABLE people ADD COLUMN age int")
+    sealed.execute("UPDATE people SET age = 7")
+    assert (found(sealed), chain.verify(sealed).definitions) == (set(), 1)
+    while chain.seal(sealed):
+        pass
+    assert (found(sealed), chain.verify(sealed).definitions) == (set(), 2)
+    sealed.execute("DELETE FROM forge.table_version WHERE id = 2")
+    [broken] = chain.verify(sealed).broken
+    assert (broken.what, broken.version, str(broken)) == ("definition", 2, "table version 2 is gone")
+    sealed.execute(
+        "UPDATE forge.log_seal SET versions = NULL, definitions = NULL WHERE id = (SELECT max(id) FROM forge.log_seal"
+        " WHERE versions IS NOT NULL)"
+    )
+    assert {finding.what for finding in chain.verify(sealed).broken} == {"seal"}
+
+
+def test_seals_from_before_definitions_were_sealed(sealed: Connection) -> None:
+    """They hold as they are, and the next one has all definitions."""
+    sealed.execute("UPDATE forge.log_seal SET versions = NULL, definitions = NULL")
+    sealed.execute(
+        "DO $$ DECLARE s forge.log_seal; last bytea; BEGIN FOR s IN SELECT * FROM forge.log_seal ORDER BY id LOOP"
+        " s.previous := coalesce(last, s.previous); last := forge.seal_head(s);"
+        " UPDATE forge.log_seal SET previous = s.previous, head = last WHERE id = s.id; END LOOP; END $$"
+    )
+    old = chain.verify(sealed)
+    assert (old.broken, old.definitions) == ([], 0)
+    assert chain.seal(sealed) == 1
+    new = chain.verify(sealed, head=old.head)
+    assert (new.broken, new.definitions) == ([], 1)
+    sealed.execute("UPDATE forge.table_version SET table_name = 'persons'")
+    assert found(sealed) == {("definition", None)}
+
+
 @pytest.mark.parametrize("which", [2, 3])
 def test_a_seal_that_is_removed_is_missed(sealed: Connection, which: int) -> None:
     sealed.execute("DELETE FROM forge.log_seal WHERE id = %s", (which,))

@@ -16,7 +16,8 @@ What always holds:
   commits, and a round that is killed leaves whole seals only.
 - A redaction takes the salt away, so that nobody can guess the values from their digests, and leaves what proves
   the rest of the row. It is accepted where a tombstone of the log, which is sealed too, accounts for it.
-- When retention drops a day, its heads stay.
+- What rows mean is sealed with them: the versions of their tables (`forge.table_version`), each in one seal.
+- When retention drops a day, its heads stay, and so do the versions of tables.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,17 +41,21 @@ OVERFLOW: Final = date.max
 
 _QUERIES: Final = queries("forge.history", "chain.sql")
 
-What = Literal["changed", "removed", "inserted", "redacted", "seal", "head"]
+What = Literal["changed", "removed", "inserted", "redacted", "definition", "seal", "head"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is not as it was sealed. `event` is the id of a row of the log, `seal` the number of a seal."""
+    """One thing that is not as it was sealed. `event` is the id of a row of the log, `seal` the number of a seal.
+
+    Of a `definition`, `version` is the id of the table version.
+    """
 
     what: What
     detail: str
     day: date | None = None
     event: int | None = None
     seal: int | None = None
+    version: int | None = None
 
     def __str__(self) -> str:
         return self.detail
@@ -67,7 +72,10 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What was found: `rows` were compared; of `dropped` days only heads are left; `unsealed` rows wait for a seal."""
+    """What was found: `rows` were compared; of `dropped` days only heads are left; `unsealed` rows wait for a seal.
+
+    `definitions` counts the versions of tables that were compared: how rows are to be read.
+    """
 
     enabled: bool
     seals: int
@@ -77,6 +85,7 @@ class Verified(msgspec.Struct, frozen=True):
     unsealed: int
     head: str | None
     broken: Sequence[Finding]
+    definitions: int = 0
 
 
 def start(connection: Connection) -> None:
@@ -140,6 +149,7 @@ class _Chain:
                 self._find(Finding("head", "there are no seals, and so not that head"))
             elif not enabled:
                 raise HistoryUnavailable("the log is not sealed", fix="forge verify-log --start")
+        definitions = self._definitions()
         present = {found for (found,) in self._all("SELECT d FROM forge.log_days() d WHERE isfinite(d)")}
         dropped = self._dropped(present)
         counts = [0, 0, 0]
@@ -148,7 +158,7 @@ class _Chain:
                 found = self._day("infinity" if each == OVERFLOW else each.isoformat())
                 counts = [one + other for one, other in zip(counts, found, strict=True)]
         rows, redacted, unsealed = counts
-        return Verified(enabled, seals, rows, redacted, dropped, unsealed, newest, self._broken)
+        return Verified(enabled, seals, rows, redacted, dropped, unsealed, newest, self._broken, definitions)
 
     def _links(self, head: str | None) -> tuple[int, str | None]:
         """Every seal's place in the chain; how many there are, and the newest head."""
@@ -167,6 +177,14 @@ class _Chain:
         if head is not None and number and not seen:
             self._find(Finding("head", f"the head {head[:16]}… is not in the chain: seals were removed or made anew"))
         return number, newest
+
+    def _definitions(self) -> int:
+        """Compare the versions of tables with their seals; how many are sealed."""
+        (*_, count), *found = self._cursor.execute(_QUERIES["definitions"]).fetchall()
+        for seal, version, gone, _ in found:
+            detail = f"table version {version} is {'gone' if gone else 'not as it was sealed'}"
+            self._find(Finding("definition", detail, seal=seal, version=version))
+        return int(count)
 
     def _dropped(self, present: set[date]) -> list[date]:
         """Days of which only heads are left, as retention left them; any other day without rows is a finding."""

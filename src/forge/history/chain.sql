@@ -4,9 +4,21 @@ SELECT s.id, CASE WHEN isfinite(s.day) THEN s.day END, encode(s.head, 'hex'), s.
        CASE WHEN s.events IS NULL THEN s.salts IS NULL AND s.digests IS NULL
             ELSE s.root = sha256(s.digests) AND octet_length(s.digests) = 32 * s.rows AND octet_length(s.salts) = 32 * s.rows
                  AND cardinality(s.events) = s.rows END
+       AND octet_length(s.definitions) IS NOT DISTINCT FROM 32 * cardinality(s.versions)
 FROM forge.log_seal s
 WINDOW w AS (ORDER BY s.id)
 ORDER BY s.id;
+
+-- definitions: The table versions that are not as they were sealed, or gone; and how many are sealed, in a row of NULLs.
+WITH sealed AS MATERIALIZED (
+    SELECT s.id AS seal, k.id, substr(s.definitions, (32 * (k.n - 1) + 1)::integer, 32) AS digest
+    FROM forge.log_seal s CROSS JOIN LATERAL unnest(s.versions) WITH ORDINALITY k (id, n)
+    WHERE s.versions IS NOT NULL
+)
+SELECT NULL::bigint AS seal, NULL::integer AS id, NULL::boolean AS gone, count(*) AS sealed FROM sealed
+UNION ALL SELECT s.seal, s.id, v.id IS NULL, NULL FROM sealed s LEFT JOIN forge.table_version v ON v.id = s.id
+WHERE v.id IS NULL OR forge.definition_digest(v) IS DISTINCT FROM s.digest
+ORDER BY seal NULLS FIRST, id;
 
 -- sealed_days: The days that have seals, whether rows' parts of them are gone, and how many rows they covered.
 SELECT s.day, bool_or(s.events IS NULL), sum(s.rows) FROM forge.log_seal s WHERE s.rows > 0 AND isfinite(s.day) GROUP BY s.day ORDER BY s.day;

@@ -18,7 +18,15 @@ $body$;
 CREATE OR REPLACE FUNCTION forge.seal_head(seal forge.log_seal) RETURNS bytea
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT sha256(seal.previous || convert_to(json_build_array(seal.id, seal.day::text, seal.log, seal.since::text, seal.until::text, seal.last_place,
-                                              seal.last_id, seal.rows)::text, 'UTF8') || seal.root)
+                                              seal.last_id, seal.rows)::text, 'UTF8') || seal.root
+                  || coalesce(convert_to(seal.versions::text, 'UTF8') || seal.definitions, ''))
+$body$;
+
+-- What is sealed of a table's version. No salt: it is no secret, and nobody takes anything out of it.
+CREATE OR REPLACE FUNCTION forge.definition_digest(version forge.table_version) RETURNS bytea
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT sha256(convert_to(json_build_array(version.id, version.tracked_table, version.relation::bigint, version.schema_name, version.table_name,
+        version.columns::text, version.key_columns, version.fingerprint, version.empty, (extract(epoch FROM version.recorded_at) * 1000000)::bigint)::text, 'UTF8'))
 $body$;
 
 CREATE OR REPLACE FUNCTION forge.is_sealed() RETURNS boolean
@@ -26,7 +34,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT coalesce((SELECT s.enabled FROM forge.sealing s ORDER BY s.id DESC LIMIT 1), false)
 $body$;
 
--- Puts a seal behind the last one.
+-- Puts a seal behind the last one, with the table versions that are in none so far.
 CREATE OR REPLACE FUNCTION forge.add_seal(seal forge.log_seal) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
@@ -35,6 +43,9 @@ BEGIN
         seal.id := 0;
         seal.previous := sha256(uuid_send(gen_random_uuid()));
     END IF;
+    SELECT array_agg(v.id ORDER BY v.id), string_agg(forge.definition_digest(v), '' ORDER BY v.id) INTO seal.versions, seal.definitions
+    FROM forge.table_version v
+    WHERE NOT EXISTS (SELECT FROM forge.log_seal s WHERE s.versions IS NOT NULL AND v.id = ANY (s.versions));
     seal.root := sha256(seal.digests);
     seal.head := forge.seal_head(seal);
     seal.sealed_at := clock_timestamp();
@@ -50,7 +61,7 @@ BEGIN
         INSERT INTO forge.sealing (enabled) VALUES (enabled);
     END IF;
     IF enabled AND NOT EXISTS (SELECT FROM forge.log_seal) THEN
-        PERFORM forge.add_seal(ROW(NULL, '-infinity', '', '1:1:', '1:1:', 0, 0, 0, '{}', '', '', NULL, NULL, NULL, NULL)::forge.log_seal);
+        PERFORM forge.add_seal(ROW(NULL, '-infinity', '', '1:1:', '1:1:', 0, 0, 0, '{}', '', '', NULL, NULL, NULL, NULL, NULL, NULL)::forge.log_seal);
     END IF;
 END
 $body$;
@@ -121,7 +132,7 @@ CREATE OR REPLACE FUNCTION forge.sealed_page(
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $body$
     SELECT NULL::bigint, today, NULL::text, since, until, max(p.place), (array_agg(p.id ORDER BY p.place DESC, p.id DESC))[1], count(*)::integer,
            array_agg(p.id ORDER BY p.place, p.id), string_agg(p.salt, '' ORDER BY p.place, p.id),
-           string_agg(d.digest, '' ORDER BY p.place, p.id), NULL::bytea, NULL::bytea, NULL::bytea, NULL::timestamptz
+           string_agg(d.digest, '' ORDER BY p.place, p.id), NULL::bytea, NULL::bytea, NULL::bytea, NULL::timestamptz, NULL::integer[], NULL::bytea
     FROM (
         SELECT l AS event, l.id, coalesce(l.rank, l.id) AS place, (row_number() OVER (ORDER BY coalesce(l.rank, l.id), l.id) - 1) / most AS chunk,
                uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) AS salt
