@@ -47,6 +47,10 @@ class IdentityCycle(VersionsError):
     """An identity would contain itself, by way of others."""
 
 
+class IsolationUnfit(VersionsError):
+    """The transaction's snapshot is too old for what it is to do: it must be in READ COMMITTED."""
+
+
 class WindowInvalid(VersionsError):
     """No versions can lie in such a window: it ends before it begins, or beyond the newest, or is below zero."""
 

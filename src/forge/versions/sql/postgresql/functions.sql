@@ -1,1 +1,416 @@
 -- Functions of change versions. Run at every install.
+--
+-- Locks come before stamps: whoever stamps a document holds its row by then, so that of two changes of a document the
+-- later has the greater stamp. The identity is a column of a unique index, so PostgreSQL counts its change as one of the
+-- key: it waits for all who hold the row FOR KEY SHARE, as those do who write an edge to it, and they for it.
+
+-- What a document's content is known by: its body, and its edges as {name: [child, in_identity]}.
+CREATE OR REPLACE FUNCTION forge_versions.content_hash(body jsonb, edges jsonb) RETURNS bytea LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+RETURN sha256(convert_to(body::text || edges::text, 'UTF8'));
+
+CREATE OR REPLACE FUNCTION forge_versions.edges(document bigint) RETURNS jsonb LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT coalesce(jsonb_object_agg(r.name, jsonb_build_array(r.child, r.in_identity)), '{}')
+    FROM forge_versions.reference r WHERE r.parent = edges.document;
+END;
+
+-- The stamp of a change whose writer journals it himself: the triggers are silent until he says otherwise, or the
+-- transaction ends.
+CREATE OR REPLACE FUNCTION forge_versions.own_stamp() RETURNS bigint LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM set_config('forge_versions.stamping', 'yes', true);
+    RETURN forge_versions.stamp();
+END $$;
+
+-- Hold the documents that references lead to, in the order of their ids: [{name, document} or {name, resource, identity}].
+-- `child` is NULL where there is none.
+CREATE OR REPLACE FUNCTION forge_versions.hold(wanted jsonb)
+RETURNS TABLE (name text, child bigint, identity jsonb) LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    w record;
+BEGIN
+    FOR w IN
+        SELECT e.name, d.id, e.identity AS asked
+        FROM jsonb_to_recordset(wanted) AS e (name text, document bigint, resource integer, identity jsonb)
+        LEFT JOIN LATERAL (
+            SELECT o.id FROM forge_versions.document o WHERE o.id = e.document
+            UNION ALL
+            SELECT o.id FROM forge_versions.document o WHERE o.resource = e.resource AND o.identity = e.identity) d ON true
+        ORDER BY d.id
+    LOOP
+        name := w.name;
+        SELECT d.id, d.identity INTO child, identity FROM forge_versions.document d
+        WHERE d.id = w.id AND (w.asked IS NULL OR d.identity = w.asked) FOR KEY SHARE;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- All documents whose identities are contained in those of `children`, with these, held.
+CREATE OR REPLACE FUNCTION forge_versions.hold_contained(children bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    found bigint[] := '{}';
+    level bigint[] := children;
+BEGIN
+    WHILE level <> '{}' LOOP
+        found := found || level;
+        PERFORM FROM forge_versions.document d WHERE d.id = ANY (level) ORDER BY d.id FOR KEY SHARE;
+        level := ARRAY(SELECT DISTINCT r.child FROM forge_versions.reference r
+                       WHERE r.parent = ANY (level) AND r.in_identity AND r.child <> ALL (found));
+    END LOOP;
+    RETURN found;
+END $$;
+
+-- Refuse references by which the identity of one of these documents would contain itself.
+CREATE OR REPLACE FUNCTION forge_versions.refuse_cycles(parents bigint[]) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    one bigint;
+BEGIN
+    FOREACH one IN ARRAY parents LOOP
+        PERFORM FROM forge_versions.document d WHERE d.id = one FOR UPDATE;
+        IF one = ANY (forge_versions.hold_contained(ARRAY(
+            SELECT r.child FROM forge_versions.reference r WHERE r.parent = one AND r.in_identity))) THEN
+            RAISE EXCEPTION 'the identity of document % would contain itself', one
+                USING ERRCODE = 'FG701', HINT = 'leave one of the references out of the identity';
+        END IF;
+    END LOOP;
+END $$;
+
+-- Hold all whose identity contains that of one of `roots`, by way of others too; returns them. Nobody can become one of
+-- them afterwards: for that he would have to hold a document that is held here.
+CREATE OR REPLACE FUNCTION forge_versions.hold_dependents(roots bigint[]) RETURNS bigint[] LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    found bigint[] := '{}';
+    level bigint[] := roots;
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'identities are changed in READ COMMITTED only' USING ERRCODE = 'FG702',
+            HINT = 'an older snapshot does not show all whose identity contains it: use READ COMMITTED for this transaction';
+    END IF;
+    LOOP
+        level := ARRAY(SELECT DISTINCT r.parent FROM forge_versions.reference r
+                       WHERE r.child = ANY (level) AND r.in_identity AND r.parent <> ALL (found));
+        EXIT WHEN level = '{}';
+        found := found || level;
+        PERFORM FROM forge_versions.document d WHERE d.id = ANY (level) ORDER BY d.id FOR UPDATE;
+    END LOOP;
+    RETURN found;
+END $$;
+
+-- Let the identities of `roots` and of all that contain them follow those that they contain, each document after all
+-- that it contains. What changes is stamped and journaled. All of them are held.
+CREATE OR REPLACE FUNCTION forge_versions.carry(roots bigint[], stamp bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    level  bigint[];
+    looped boolean;
+BEGIN
+    FOR level, looped IN
+        WITH RECURSIVE above (id, depth) AS (
+            SELECT r.id, 0 FROM unnest(roots) r (id)
+            UNION
+            SELECT r.parent, a.depth + 1 FROM above a
+            JOIN forge_versions.reference r ON r.child = a.id AND r.in_identity
+        ) CYCLE id SET looped USING way
+        SELECT array_agg(d.id), bool_or(d.looped)
+        FROM (SELECT a.id, max(a.depth) AS depth, bool_or(a.looped) AS looped FROM above a GROUP BY a.id) d
+        GROUP BY d.depth ORDER BY d.depth
+    LOOP
+        IF looped THEN
+            RAISE EXCEPTION 'the identity of one of the documents % contains itself', level USING ERRCODE = 'FG701',
+                HINT = 'it was not made by Forge: take one of the references out of the identity';
+        END IF;
+        WITH fresh AS (
+            SELECT p.id, p.identity AS old, p.identity_version AS was,
+                   p.identity || jsonb_object_agg(r.name, c.identity) AS new
+            FROM forge_versions.document p
+            JOIN forge_versions.reference r ON r.parent = p.id AND r.in_identity
+            JOIN forge_versions.document c ON c.id = r.child
+            WHERE p.id = ANY (level) GROUP BY p.id
+        ), written AS (
+            UPDATE forge_versions.document d
+            SET identity = f.new, identity_version = carry.stamp, identity_at = clock_timestamp()
+            FROM fresh f WHERE d.id = f.id AND f.new <> f.old
+            RETURNING d.id, d.resource, f.old, f.new, f.was
+        ), direct AS (
+            INSERT INTO forge_versions.document_change (version, document, resource)
+            SELECT carry.stamp, w.id, w.resource FROM written w ON CONFLICT DO NOTHING
+        ), indirect AS (
+            INSERT INTO forge_versions.identity_change (version, document)
+            SELECT carry.stamp, w.id FROM written w ON CONFLICT DO NOTHING
+        )
+        -- one that was made by this stamp has no older key
+        INSERT INTO forge_versions.key_change AS k (version, document, resource, old_identity, new_identity)
+        SELECT carry.stamp, w.id, w.resource, w.old, w.new FROM written w
+        WHERE w.was <> carry.stamp
+           OR EXISTS (SELECT FROM forge_versions.key_change e WHERE e.version = carry.stamp AND e.document = w.id)
+        ON CONFLICT (version, document) DO UPDATE SET new_identity = excluded.new_identity;
+    END LOOP;
+END $$;
+
+-- The greatest version below which nothing is uncommitted. A fresh pair is taken only if `record`, which must be outside
+-- of any transaction block: it has an xid of its own, given after the sequence was read, and all who have a stamp up to
+-- that have a lower one. (The xmax of a snapshot would not do: it is one above the latest xid that ended, and those who run
+-- may be beyond it.) What is told was committed with the pair, so a crash cannot turn the sequence back behind it.
+CREATE OR REPLACE FUNCTION forge_versions.newest(record boolean, lock bigint) RETURNS bigint LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    last    bigint;
+    best    bigint;
+    mine    xid8;
+    oldest  xid8;
+BEGIN
+    SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END INTO last FROM forge_versions.change_version s;
+    SELECT coalesce(max(s.version), 0) INTO best FROM forge_versions.settled s
+    WHERE s.horizon <= pg_snapshot_xmin(pg_current_snapshot());
+    IF best >= last OR NOT record OR pg_is_in_recovery()
+        OR current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+        OR current_setting('transaction_read_only')::boolean
+        OR pg_current_xact_id_if_assigned() IS NOT NULL OR NOT pg_try_advisory_xact_lock(lock) THEN
+        RETURN best;
+    END IF;
+    mine := pg_current_xact_id();
+    oldest := pg_snapshot_xmin(pg_current_snapshot());
+    IF oldest = mine THEN
+        best := last;
+    ELSIF EXISTS (SELECT FROM forge_versions.settled s
+                  WHERE s.version > best AND s.at > clock_timestamp() - interval '100 milliseconds') THEN
+        RETURN best;
+    END IF;
+    INSERT INTO forge_versions.settled AS s (version, horizon) VALUES (last, mine)
+    ON CONFLICT (version) DO UPDATE SET horizon = least(s.horizon, excluded.horizon);
+    DELETE FROM forge_versions.settled s WHERE s.version < best;
+    RETURN best;
+END $$;
+
+-- Trigger mode: for applications that write documents and references by SQL of their own. --------------------------------
+
+-- The stamp for a change of the content of documents that are held: that of an earlier change in this transaction, where
+-- none of them has a greater one. What is inserted after it, or has got another identity, always has a new one.
+CREATE OR REPLACE FUNCTION forge_versions.transaction_stamp(held bigint[]) RETURNS bigint LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    mine bigint := nullif(current_setting('forge_versions.stamp', true), '')::bigint;
+BEGIN
+    IF mine IS NULL OR EXISTS (
+        SELECT FROM forge_versions.document d
+        WHERE d.id = ANY (held) AND greatest(d.content_version, d.identity_version, d.max_dependency) > mine) THEN
+        RETURN forge_versions.new_transaction_stamp();
+    END IF;
+    RETURN mine;
+END $$;
+
+CREATE OR REPLACE FUNCTION forge_versions.new_transaction_stamp() RETURNS bigint LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    stamp bigint := forge_versions.stamp();
+BEGIN
+    PERFORM set_config('forge_versions.stamp', stamp::text, true);
+    RETURN stamp;
+END $$;
+
+CREATE OR REPLACE FUNCTION forge_versions.on_document_insert() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    stamp bigint;
+BEGIN
+    IF current_setting('forge_versions.stamping', true) = 'yes' OR NOT EXISTS (SELECT FROM new_rows) THEN
+        RETURN NULL;
+    END IF;
+    stamp := forge_versions.new_transaction_stamp();
+    PERFORM set_config('forge_versions.stamping', 'yes', true);
+    UPDATE forge_versions.document d
+    SET content_version = stamp, identity_version = stamp,
+        content_hash = forge_versions.content_hash(d.body, forge_versions.edges(d.id))
+    FROM new_rows n WHERE d.id = n.id;
+    INSERT INTO forge_versions.document_change (version, document, resource) SELECT stamp, n.id, n.resource FROM new_rows n;
+    INSERT INTO forge_versions.identity_change (version, document) SELECT stamp, n.id FROM new_rows n;
+    PERFORM set_config('forge_versions.stamping', '', true);
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION forge_versions.on_document_update() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    stamp      bigint;
+    content    bigint[];
+    identities bigint[];
+BEGIN
+    IF current_setting('forge_versions.stamping', true) = 'yes' THEN
+        RETURN NULL;
+    END IF;
+    IF EXISTS (SELECT FROM old_rows o LEFT JOIN new_rows n ON n.id = o.id AND n.resource = o.resource WHERE n.id IS NULL) THEN
+        RAISE EXCEPTION 'a document keeps its id and its resource' USING ERRCODE = 'FG703',
+            HINT = 'delete it and insert another';
+    END IF;
+    content := ARRAY(SELECT n.id FROM new_rows n JOIN old_rows o USING (id) WHERE n.body <> o.body);
+    identities := ARRAY(SELECT n.id FROM new_rows n JOIN old_rows o USING (id) WHERE n.identity <> o.identity);
+    IF identities <> '{}' THEN
+        PERFORM forge_versions.hold_dependents(identities);
+        stamp := forge_versions.new_transaction_stamp();
+    ELSIF content <> '{}' THEN
+        stamp := forge_versions.transaction_stamp(content);
+    ELSE
+        RETURN NULL;
+    END IF;
+    PERFORM set_config('forge_versions.stamping', 'yes', true);
+    UPDATE forge_versions.document d
+    SET content_version = CASE WHEN d.id = ANY (content) THEN stamp ELSE d.content_version END,
+        content_at = CASE WHEN d.id = ANY (content) THEN clock_timestamp() ELSE d.content_at END,
+        content_hash = forge_versions.content_hash(d.body, forge_versions.edges(d.id)),
+        identity_version = CASE WHEN d.id = ANY (identities) THEN stamp ELSE d.identity_version END,
+        identity_at = CASE WHEN d.id = ANY (identities) THEN clock_timestamp() ELSE d.identity_at END
+    WHERE d.id = ANY (content || identities);
+    INSERT INTO forge_versions.document_change (version, document, resource)
+    SELECT stamp, n.id, n.resource FROM new_rows n WHERE n.id = ANY (content || identities) ON CONFLICT DO NOTHING;
+    INSERT INTO forge_versions.identity_change (version, document)
+    SELECT stamp, i.id FROM unnest(identities) i (id);
+    INSERT INTO forge_versions.key_change (version, document, resource, old_identity, new_identity)
+    SELECT stamp, n.id, n.resource, o.identity, n.identity FROM new_rows n JOIN old_rows o USING (id)
+    WHERE n.id = ANY (identities);
+    PERFORM forge_versions.carry(identities, stamp);
+    PERFORM set_config('forge_versions.stamping', '', true);
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION forge_versions.on_document_delete() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    stamp bigint;
+BEGIN
+    IF current_setting('forge_versions.stamping', true) = 'yes' OR NOT EXISTS (SELECT FROM old_rows) THEN
+        RETURN NULL;
+    END IF;
+    stamp := forge_versions.new_transaction_stamp();
+    INSERT INTO forge_versions.deletion (version, document, resource, identity)
+    SELECT stamp, o.id, o.resource, o.identity FROM old_rows o;
+    WITH gone AS (
+        DELETE FROM forge_versions.access a USING old_rows o WHERE a.document = o.id
+        RETURNING o.id, o.resource, o.identity, a.subject
+    )
+    INSERT INTO forge_versions.deletion (version, document, resource, identity, subject)
+    SELECT stamp, g.id, g.resource, g.identity, g.subject FROM gone g;
+    RETURN NULL;
+END $$;
+
+-- Another set of edges is another content of their parents; those of an identity are another identity too.
+CREATE OR REPLACE FUNCTION forge_versions.on_reference() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    stamp   bigint;
+    parents bigint[];
+    into_it bigint[] := '{}';
+    held    bigint[];
+BEGIN
+    IF current_setting('forge_versions.stamping', true) = 'yes' THEN
+        RETURN NULL;
+    END IF;
+    IF TG_OP = 'INSERT' THEN
+        parents := ARRAY(SELECT DISTINCT n.parent FROM new_rows n);
+        into_it := ARRAY(SELECT DISTINCT n.parent FROM new_rows n WHERE n.in_identity);
+    ELSIF TG_OP = 'DELETE' THEN
+        parents := ARRAY(SELECT DISTINCT o.parent FROM old_rows o);
+    ELSE
+        parents := ARRAY(
+            SELECT c.parent FROM ((SELECT n.parent, n.name, n.child, n.in_identity FROM new_rows n
+                                   EXCEPT SELECT o.parent, o.name, o.child, o.in_identity FROM old_rows o)
+                                  UNION
+                                  (SELECT o.parent, o.name, o.child, o.in_identity FROM old_rows o
+                                   EXCEPT SELECT n.parent, n.name, n.child, n.in_identity FROM new_rows n)) c
+            GROUP BY c.parent);
+        into_it := ARRAY(SELECT DISTINCT n.parent FROM new_rows n WHERE n.in_identity AND n.parent = ANY (parents));
+    END IF;
+    IF parents = '{}' THEN
+        RETURN NULL;
+    END IF;
+    PERFORM FROM forge_versions.document d WHERE d.id = ANY (parents) ORDER BY d.id FOR NO KEY UPDATE;
+    held := parents;
+    IF into_it <> '{}' THEN
+        PERFORM forge_versions.refuse_cycles(into_it);
+        held := held || forge_versions.hold_dependents(into_it);
+    END IF;
+    -- edges also go with their document: it is no more
+    IF NOT EXISTS (SELECT FROM forge_versions.document d WHERE d.id = ANY (parents)) THEN
+        RETURN NULL;
+    END IF;
+    stamp := forge_versions.transaction_stamp(held);
+    PERFORM set_config('forge_versions.stamping', 'yes', true);
+    WITH written AS (
+        UPDATE forge_versions.document d
+        SET content_version = stamp, content_at = clock_timestamp(),
+            content_hash = forge_versions.content_hash(d.body, forge_versions.edges(d.id))
+        WHERE d.id = ANY (parents) RETURNING d.id, d.resource
+    )
+    INSERT INTO forge_versions.document_change (version, document, resource)
+    SELECT stamp, w.id, w.resource FROM written w ON CONFLICT DO NOTHING;
+    PERFORM forge_versions.carry(into_it, stamp);
+    PERFORM set_config('forge_versions.stamping', '', true);
+    RETURN NULL;
+END $$;
+
+-- Strategies: what they keep, whoever writes. ----------------------------------------------------------------------------
+
+-- monotonic: an edge was written; its parent knows the identity token of its child.
+CREATE OR REPLACE FUNCTION forge_versions.monotonic_reference() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE forge_versions.document p SET max_dependency = m.version
+    FROM (SELECT n.parent, max(c.identity_version) AS version
+          FROM new_rows n JOIN forge_versions.document c ON c.id = n.child GROUP BY n.parent) m
+    WHERE p.id = m.parent AND p.max_dependency < m.version;
+    RETURN NULL;
+END $$;
+
+-- monotonic: an identity token rose; all who refer to it know. They are held before their edges are read, so that one
+-- who drops his reference has the later stamp.
+CREATE OR REPLACE FUNCTION forge_versions.monotonic_document() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    risen bigint[] := ARRAY(
+        SELECT n.id FROM new_rows n JOIN old_rows o USING (id) WHERE n.identity_version > o.identity_version);
+BEGIN
+    IF risen = '{}' THEN
+        RETURN NULL;
+    END IF;
+    PERFORM FROM forge_versions.document p
+    WHERE p.id IN (SELECT r.parent FROM forge_versions.reference r WHERE r.child = ANY (risen))
+    ORDER BY p.id FOR NO KEY UPDATE;
+    UPDATE forge_versions.document p SET max_dependency = m.version
+    FROM (SELECT r.parent, max(c.identity_version) AS version
+          FROM forge_versions.reference r JOIN forge_versions.document c ON c.id = r.child
+          WHERE r.child = ANY (risen) GROUP BY r.parent) m
+    WHERE p.id = m.parent AND p.max_dependency < m.version;
+    RETURN NULL;
+END $$;
+
+-- denormalized: an edge knows the resource of its parent.
+CREATE OR REPLACE FUNCTION forge_versions.denormalized_reference() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE forge_versions.reference r SET parent_resource = p.resource
+    FROM new_rows n JOIN forge_versions.document p ON p.id = n.parent
+    WHERE n.parent_resource IS DISTINCT FROM p.resource AND r.parent = n.parent AND r.name = n.name;
+    RETURN NULL;
+END $$;

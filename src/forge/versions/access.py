@@ -1,0 +1,39 @@
+"""Who sees which document, of resources that are by access.
+
+For who is given access the document changed with that, however old it is; who loses it is told that the document is no
+more. Both take a stamp, and neither does when nothing changes.
+"""
+
+from forge.changelog.connection import Connection
+from forge.versions.documents import get, id_of, unknown
+from forge.versions.nouns import Deletion, Document, Upsert
+from forge.versions.operation import operation, sql
+from forge.versions.stamps import stamped
+
+
+def grant(connection: Connection, document: int | Document, subject: str) -> Upsert:
+    """Let a subject see a document; the answer's version is the one at which it appears to them."""
+    asked = {"document": id_of(document), "subject": subject}
+    with operation(connection):
+        if connection.execute(sql("present"), asked).fetchone() is None:
+            raise unknown(id_of(document))
+        if connection.execute(sql("grant"), asked).fetchone() is not None:
+            with stamped(connection) as stamp:
+                connection.execute(sql("granted"), {**asked, "stamp": stamp})
+        row = connection.execute(sql("access"), asked).fetchone()
+        assert row is not None
+        return Upsert(int(row[0]), get(connection, id_of(document)))
+
+
+def revoke(connection: Connection, document: int | Document, subject: str) -> Deletion | None:
+    """Let a subject see a document no more; None when they did not."""
+    asked = {"document": id_of(document), "subject": subject}
+    with operation(connection):
+        if connection.execute(sql("present"), asked).fetchone() is None:
+            raise unknown(id_of(document))
+        if connection.execute(sql("revoke"), asked).fetchone() is None:
+            return None
+        with stamped(connection) as stamp:
+            connection.execute(sql("revoked"), {**asked, "stamp": stamp})
+        found = get(connection, id_of(document))
+    return Deletion(stamp, found.id, found.resource, found.identity, subject)

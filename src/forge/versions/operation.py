@@ -1,0 +1,58 @@
+"""One change of documents: all of it or nothing, and errors by name."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import LiteralString
+
+import psycopg
+
+from forge.changelog.connection import Connection, typed_errors
+from forge.changelog.queries import queries
+from forge.versions.errors import (
+    IdentityCycle,
+    IdentityTaken,
+    IsolationUnfit,
+    VersionsError,
+    VersionsMissing,
+)
+
+
+def sql(name: str) -> LiteralString:
+    """One of `writes.sql`."""
+    return queries("forge.versions", "writes.sql")[name]
+
+
+@contextmanager
+def operation(connection: Connection) -> Iterator[None]:
+    """A transaction, or a savepoint in the caller's: what fails inside has written nothing."""
+    with typed(), connection.transaction():
+        yield
+
+
+@contextmanager
+def typed() -> Iterator[None]:
+    """Errors of the server as those of versions, where they are."""
+    with typed_errors():
+        try:
+            yield
+        except psycopg.Error as error:
+            if (found := _named(error)) is None:
+                raise
+            raise found from error
+
+
+def _named(error: psycopg.Error) -> VersionsError | None:
+    line = (error.diag.message_primary or str(error)).strip()
+    fix = error.diag.message_hint or "see the documentation of change versions"
+    if error.sqlstate == "FG701":
+        return IdentityCycle(line, fix=fix)
+    if error.sqlstate == "FG702":
+        return IsolationUnfit(line, fix=fix)
+    if isinstance(error, psycopg.errors.UniqueViolation) and error.diag.table_name == "document":
+        detail = error.diag.message_detail or ""
+        return IdentityTaken(
+            f"another document has that identity: {detail[:200]}", fix="choose another, or delete that document first"
+        )
+    if error.sqlstate in ("3F000", "42P01", "42883") and "forge_versions" in line:
+        return VersionsMissing("change versions are not installed in this database", fix="forge versions init")
+    return None

@@ -1,0 +1,36 @@
+"""The resources of a database: the kinds of documents that may be put, each declared once."""
+
+from forge.changelog.connection import Connection
+from forge.versions.errors import UnknownResource
+from forge.versions.nouns import Resource
+from forge.versions.operation import operation, sql, typed
+
+
+def declare(connection: Connection, resource: Resource, *, by_access: bool = False) -> int:
+    """Make a resource known, and say who sees its documents: all, or only those who were granted access to each.
+
+    Declaring it again changes only that; returns its number.
+    """
+    with operation(connection):
+        connection.execute(sql("declare"), {**_key(resource), "by_access": by_access})
+        return resource_id(connection, resource)
+
+
+def resources(connection: Connection) -> dict[Resource, bool]:
+    """Every resource, and whether it is by access."""
+    with typed():
+        rows = connection.execute(sql("resources")).fetchall()
+    return {Resource(project, name, version): bool(by_access) for project, name, version, by_access in rows}
+
+
+def resource_id(connection: Connection, resource: Resource) -> int:
+    """The number of a resource in the tables."""
+    with typed():
+        row = connection.execute(sql("resource"), _key(resource)).fetchone()
+    if row is None:
+        raise UnknownResource(f"there is no resource {resource}", fix="declare it, or correct its name")
+    return int(row[0])
+
+
+def _key(resource: Resource) -> dict[str, str]:
+    return {"project": resource.project, "name": resource.name, "version": resource.version}
