@@ -200,7 +200,7 @@ def test_what_is_refused(people: Connection, server: PostgresServer) -> None:
             redact(people, table, key, columns)
     odd: list[dict[str, Any]] = [{"reason": "a\0b"}, {"reason": "a\ud800"}, {"by": "\0"}]
     for words in odd:
-        with pytest.raises(RedactError, match="PostgreSQL cannot store"):
+        with pytest.raises(RedactError, match=r"(reason|by) has (a NUL|half of)"):
             redact(people, "people", 7, ["email"], **words)
     name = people.info.dbname
     people.execute(f"CREATE ROLE reader_{name} LOGIN; GRANT USAGE ON SCHEMA forge TO reader_{name}".encode())

@@ -16,6 +16,7 @@ from sqlglot import exp
 
 from forge.errors import HistoryUnavailable
 from forge.history.definitions import Version
+from forge.history.words import storable
 
 _EXAMPLE: Final = "write what could stand behind WHERE and speaks of one row: customer_id = 7 AND status <> 'done'"
 _UNKNOWN: Final = ("hidden", "masked")
@@ -26,6 +27,7 @@ class Condition:
     """A condition on rows of one version of a table; `names` are the columns that it speaks of."""
 
     def __init__(self, where: str, version: Version, table: str) -> None:
+        storable("the condition", where)
         self._where = where
         self._table = table
         parsed = _parsed(where)

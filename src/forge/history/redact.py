@@ -31,6 +31,7 @@ from forge.history.definitions import Version
 from forge.history.revert.chosen import Logged
 from forge.history.revert.collapse import moves
 from forge.history.tracked import Tracked
+from forge.history.words import storable
 from forge.values import REDACTED
 
 FUNCTION = "forge.redact"
@@ -80,8 +81,8 @@ def redact(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
         )
     for name, value in (("reason", reason), ("by", by)):
-        if value is not None and ("\0" in value or value.encode(errors="replace").decode() != value):
-            raise RedactError(f"{name} has what PostgreSQL cannot store", fix="pass text without NUL or surrogates")
+        storable(name, value, error=RedactError)
+    storable("the name of a column", *columns, error=RedactError)
     with typed_errors():
         with connection.transaction():
             connection.execute("SELECT forge.current_identity()")

@@ -136,7 +136,7 @@ class Place(NamedTuple):
         except ValueError:
             text = ""
         match = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})\.(.*)", text, re.DOTALL)
-        if match is None:
+        if match is None or "\0" in text:
             raise CursorInvalid(f"{token[:60]!r} is no place in a history", fix="use the one that came with a page")
         return cls(int(match[1]), int(match[2]), match[3])
 

@@ -19,6 +19,7 @@ from psycopg import sql
 from forge.change import text
 from forge.errors import HistoryUnavailable
 from forge.history.definitions import Event, Field, Version
+from forge.history.words import storable
 
 PINS: Final = (
     "SET LOCAL search_path = pg_catalog, pg_temp",
@@ -76,6 +77,7 @@ def find(rows: Rows[Any], name: str) -> int | None:
         "SELECT EXISTS (SELECT FROM forge.table_version v"
         " WHERE %(name)s IN (v.table_name, v.schema_name || '.' || v.table_name))"
     )
+    storable("the table's name", name)
     try:
         with rows.connection.transaction():
             found = rows.execute("SELECT forge.find_table(%s)::oid", (name,)).fetchone()
@@ -156,6 +158,7 @@ def given_key(tracked: Tracked, version: Version, key: object) -> dict[str, Any]
             f"the key of {tracked.asked} is {', '.join(names)}",
             fix=f"pass all of it: a mapping of those columns to values, or {example}",
         )
+    storable(f"the key of {tracked.asked}", *map(text, given.values()))
     return {name: given[name] for name in names}
 
 
