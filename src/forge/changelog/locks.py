@@ -16,4 +16,6 @@ MAINTENANCE: Final = _FORGE + 2
 INSTALL: Final = _FORGE + 3
 OUTBOX: Final = _FORGE + 4
 """Held for the moment in which scheduled messages join the outbox."""
+VERSIONS: Final = _FORGE + 5
+"""Held by whoever maintains the journals of change versions."""
 DEMO: Final = _FORGE + 94

@@ -1,0 +1,23 @@
+"""Which versions can be asked about."""
+
+import msgspec
+
+from forge.changelog.connection import Connection
+from forge.versions.operation import typed
+from forge.versions.stamps import newest
+
+
+class Available(msgspec.Struct, frozen=True):
+    """Windows may begin at `oldest` and end at `newest`; nothing at or below `newest` is still to be committed."""
+
+    oldest: int
+    newest: int
+
+
+def available(connection: Connection) -> Available:
+    """What the journals still have, up to what is settled."""
+    last = newest(connection)
+    with typed():
+        row = connection.execute("SELECT oldest FROM forge_versions.setting").fetchone()
+    assert row is not None
+    return Available(int(row[0]), last)

@@ -1,0 +1,279 @@
+"""What changed: the documents of a resource whose version lies in a window, what was deleted, and whose key changed.
+
+    found = changes(connection, Resource("ed-fi", "students"), 98_000, 99_120, limit=100)
+    rest = changes(connection, Resource("ed-fi", "students"), after=found.next)
+
+In come a resource and a window [min, max] of versions; out come pages in the order of version and document, each found
+by one statement from where the last one ended. Without `max` the window ends at the newest settled version; without
+`min` it is the whole resource, in the order of documents: where a copy begins. `min` may be one above the newest:
+nothing yet.
+
+- An item is a document as it is now. One that changes after the window's end leaves it and is in the next; what stays
+  in the window is told once, however often others write between the pages. All stamps up to the newest are settled, so
+  none comes into a window later.
+- A document's version is derived: the highest of its own two stamps and the identity stamps of what it refers to. Where
+  a resource is by access, `subject` sees what it has access to, from the version of that on; None sees all.
+- The strategies find the same. Which one is in use is read by the statement that stands on it.
+- A page costs what lies between its first and its last item, whatever the size of the window or the journals: events
+  come in order out of indexes, are merged, and are read until the page is full.
+- A window that begins below the oldest is WindowExpired, at its first page or a later one, and never a page with gaps.
+  That holds under READ COMMITTED, and under one snapshot as long as it is younger than the last `maintain`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeVar
+
+from psycopg import sql
+from psycopg.rows import tuple_row
+from psycopg.types.numeric import Int8
+
+from forge.changelog.connection import Connection
+from forge.changelog.queries import queries
+from forge.versions.errors import UnknownResource, WindowExpired, WindowInvalid
+from forge.versions.nouns import Deletion, Document, Event, Json, KeyChange, Page, Reference, Resource, Upsert, decode
+from forge.versions.operation import typed
+from forge.versions.pages import Place, Question, opened, sealed
+from forge.versions.stamps import newest
+
+LIMIT: Final = 100
+MOST: Final = 10_000
+KEYS, DELETIONS, UPSERTS = 0, 1, 2
+"""The kinds of items, in the order in which those of one version and document are told."""
+
+_PARTS: Final = {KEYS: "keys", DELETIONS: "deletions", UPSERTS: "upserts"}
+_EVENTS: Final = {
+    "journal": ("own_events", "other_events"),
+    "denormalized": ("own_events", "other_events_by_resource"),
+    "monotonic": ("kept_events",),
+}
+T = TypeVar("T")
+
+
+class Standing(NamedTuple):
+    """What the database is set to, and the resource that is asked about."""
+
+    oldest: int
+    strategy: str
+    key: bytes
+    resource: int
+    by_access: bool
+
+
+def changes(
+    connection: Connection,
+    resource: Resource,
+    min: int | None = None,
+    max: int | None = None,
+    *,
+    after: str | None = None,
+    limit: int = LIMIT,
+    subject: str | None = None,
+) -> Page[Upsert]:
+    """The documents that were made or changed, a page of them; `after` is the page token of the page before."""
+    return _page(connection, "changes", (UPSERTS,), resource, (min, max), after, limit, subject)
+
+
+def deletes(
+    connection: Connection,
+    resource: Resource,
+    min: int | None = None,
+    max: int | None = None,
+    *,
+    after: str | None = None,
+    limit: int = LIMIT,
+    subject: str | None = None,
+) -> Page[Deletion]:
+    """What was deleted, or taken from the subject's sight, a page of it; without `min`, from the oldest on."""
+    return _page(connection, "deletes", (DELETIONS,), resource, (min, max), after, limit, subject)
+
+
+def key_changes(
+    connection: Connection,
+    resource: Resource,
+    min: int | None = None,
+    max: int | None = None,
+    *,
+    after: str | None = None,
+    limit: int = LIMIT,
+    subject: str | None = None,
+) -> Page[KeyChange]:
+    """Which documents got another identity, every time that one did; without `min`, from the oldest on."""
+    return _page(connection, "key_changes", (KEYS,), resource, (min, max), after, limit, subject)
+
+
+def stream(
+    connection: Connection,
+    resource: Resource,
+    min: int | None = None,
+    max: int | None = None,
+    *,
+    after: str | None = None,
+    limit: int = LIMIT,
+    subject: str | None = None,
+) -> Page[Event]:
+    """All three in the order of versions, a page of them. Who applies them in that order has the resource as it is.
+
+    A document that has a new key is told as such first, and then as changed. Without `min` there is nothing to delete
+    yet: the page is that of `changes`.
+    """
+    return _page(connection, "stream", (KEYS, DELETIONS, UPSERTS), resource, (min, max), after, limit, subject)
+
+
+def pages(ask: Callable[[str | None], Page[T]]) -> Iterator[Page[T]]:
+    """Every page of an answer: `pages(lambda after: changes(connection, students, 5, after=after))`."""
+    page = ask(None)
+    yield page
+    while page.next is not None:
+        page = ask(page.next)
+        yield page
+
+
+def representation(document: Document) -> Json:
+    """What others see of a document: its identity, its body, and the identities of what it refers to."""
+    references = {name: reference.identity for name, reference in sorted(document.references.items())}
+    return {"identity": document.identity, "body": document.body, "references": references}
+
+
+def standing(connection: Connection, resource: Resource) -> Standing:
+    """The settings and the resource's number; UnknownResource when it has none."""
+    named = {"project": resource.project, "name": resource.name, "version": resource.version}
+    with typed():
+        row = _rows(connection, queries("forge.versions", "queries.sql")["standing"], named)[0]
+    if row[3] is None:
+        raise UnknownResource(f"there is no resource {resource}", fix="declare it, or correct its name")
+    return Standing(*row)
+
+
+def _page(
+    connection: Connection,
+    query: str,
+    kinds: Sequence[int],
+    resource: Resource,
+    window: tuple[int | None, int | None],
+    token: str | None,
+    limit: int,
+    subject: str | None,
+) -> Page[Any]:
+    if not 1 <= limit <= MOST:
+        raise WindowInvalid(f"a page cannot have {limit} items", fix=f"ask for 1 to {MOST:,}")
+    found = standing(connection, resource)
+    subject = subject if found.by_access else None
+    question = Question(query, found.resource, subject)
+    if token is None:
+        place = _window(connection, window, None if UPSERTS in kinds else found.oldest)
+    else:
+        place = opened(found.key, question, token)
+        _same(place, window)
+    if place.min is not None and place.min > place.max:
+        return Page([])
+    rows = _found(connection, found, kinds, place, limit + 1, subject)
+    items = [_item(resource, subject, row) for row in rows[:limit]]
+    if len(rows) <= limit:
+        return Page(items)
+    last = rows[limit - 1]
+    version = 0 if place.min is None else last[2]
+    return Page(items, sealed(found.key, question, place._replace(version=version, document=last[3], kind=last[4])))
+
+
+def _window(connection: Connection, window: tuple[int | None, int | None], otherwise: int | None) -> Place:
+    """A window that can be answered as far as its end goes; [newest + 1, newest] when nothing is there yet."""
+    first, last = window
+    if (first is not None and first < 0) or (last is not None and last < 0):
+        raise WindowInvalid("a version cannot be below zero", fix="begin at the oldest that is available")
+    if first is not None and last is not None and first > last:
+        raise WindowInvalid(f"the window ends at {last}, before it begins at {first}", fix="turn it round")
+    end = newest(connection)
+    if last is not None and last > end:
+        raise WindowInvalid(
+            f"the window ends at {last}, beyond the newest {end}", fix=f"end it at {end}, or leave it out"
+        )
+    if first is not None and first > end + 1:
+        raise WindowInvalid(
+            f"the window begins at {first}, beyond the newest {end}", fix=f"begin it at {end + 1} at most"
+        )
+    return Place(otherwise if first is None else first, end if last is None else last)
+
+
+def _same(place: Place, window: tuple[int | None, int | None]) -> None:
+    for given, known, name in zip(window, (place.min, place.max), ("begins", "ends"), strict=True):
+        if given is not None and given != known:
+            raise WindowInvalid(
+                f"the window {name} at {given}, that of the page token at {known}",
+                fix="leave the window out, or begin without a page token",
+            )
+
+
+def _found(
+    connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, limit: int, subject: str | None
+) -> list[tuple[Any, ...]]:
+    """The rows of a page, from the settings that held when they were read."""
+    strategy, begin = standing.strategy, place.min
+    while True:
+        values = {
+            "strategy": strategy,
+            "resource": standing.resource,
+            "subject": subject,
+            "first": Int8(begin if begin else 1),
+            "from": Int8(place.version or begin or 0),
+            "max": Int8(place.max),
+            "after": Int8(place.document),
+            **{f"after_{name}": Int8(place.after(kind)) for kind, name in enumerate(("key", "deletion", "upsert"))},
+            "limit": Int8(limit),
+        }
+        statement = statement_of(strategy, None if begin is None else tuple(kinds), subject is not None)
+        rows = _planned(connection, statement, values)
+        oldest, strategy = rows[0][:2]
+        if begin is not None and oldest > values["first"]:
+            raise WindowExpired(
+                f"the window begins at {begin}, and the oldest that is known is {oldest}",
+                fix="read the whole resource anew, without a beginning",
+                oldest=oldest,
+            )
+        if strategy == values["strategy"]:
+            return [row for row in rows if row[3] is not None]
+
+
+@cache
+def statement_of(strategy: str, kinds: tuple[int, ...] | None, by_access: bool) -> str:
+    """The statement of a page: of a window's items of these kinds, or of the whole resource."""
+    parts = queries("forge.versions", "queries.sql")
+    events = [*_EVENTS[strategy], *(["access_events"] if by_access else [])]
+    shared = {
+        "document": sql.SQL(parts["document"]),
+        "seen": sql.SQL(parts["seen"] if by_access else ""),
+        "since": sql.SQL("a.version" if by_access else "0"),
+        "others": sql.SQL("d.max_dependency" if strategy == "monotonic" else parts["others"]),
+    }
+    events_ = sql.SQL(" UNION ALL ").join(sql.SQL(parts[name]) for name in events)
+    found = [sql.SQL(parts[_PARTS[kind]]).format(events=events_, **shared) for kind in kinds or ()]
+    whole = sql.SQL(parts["everything" if kinds is None else "page"])
+    return whole.format(found=sql.SQL(" UNION ALL ").join(found), **shared).as_string(None)
+
+
+def _planned(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The rows of a page. How it is planned is undone with the block, also where the caller has a transaction open."""
+    with typed(), connection.pipeline(), connection.transaction(force_rollback=True):
+        connection.execute(queries("forge.versions", "queries.sql")["settings"])
+        return _rows(connection, statement, values)
+
+
+def _rows(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        return cursor.execute(statement.encode(), values).fetchall()
+
+
+def _item(resource: Resource, subject: str | None, row: tuple[Any, ...]) -> Event:
+    version, document, kind, identity, old, body, content_version, identity_version, refers = row[2:]
+    if kind == KEYS:
+        return KeyChange(version, document, resource, decode(old), decode(identity))
+    if kind == DELETIONS:
+        return Deletion(version, document, resource, decode(identity), subject)
+    references = {} if refers is None else {name: _reference(found) for name, found in decode(refers).items()}
+    known = Document(document, resource, decode(identity), decode(body), references, content_version, identity_version)
+    return Upsert(version, known)
+
+
+def _reference(found: Json) -> Reference:
+    resource = Resource(found["project"], found["name"], found["version"])
+    return Reference(found["document"], resource, found["identity"], found["in_identity"])

@@ -1,0 +1,289 @@
+"""What the journals keep: partitions by range of versions, made ahead and dropped when they are old.
+
+In comes a policy; out comes what one round did. What always holds:
+
+- No write is without a partition: the last one of each journal has no end. A round gives it one, a whole partition
+  ahead of the last stamp, and makes the next; for that moment alone writers may wait, 100 ms at the most.
+- `oldest` is raised, and that is committed, before anything goes, and a partition goes only when no transaction's
+  snapshot is older than that. So whoever does not find a row that went finds that its window is expired.
+- What is stamped within `age` is kept, and so are the last `versions` stamps; with both, whatever either of them keeps.
+  Partitions go whole, so what is below `oldest` may be there for a while; nobody is told of it.
+- What is in somebody's way, or in whose way somebody is, waits for the next round.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+import msgspec
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+
+from forge.changelog import locks
+from forge.changelog.connection import Connection, typed_errors
+from forge.errors import ConfigError
+from forge.versions.install import require_installed
+from forge.versions.stamps import newest
+
+JOURNALS: Final = ("document_change", "identity_change", "deletion", "key_change")
+
+_LOCK_TIMEOUT: Final = "100ms"
+_SETTLE: Final = 1.0
+_BOUNDS: Final = re.compile(r"FOR VALUES FROM \('?(\d+)'?\) TO \((?:'?(\d+)'?|MAXVALUE)\)")
+_NAME: Final = re.compile(rf"({'|'.join(JOURNALS)})_(\d+)")
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """What is kept: the last `versions` stamps, what was stamped within `age`, or both; with neither, everything."""
+
+    versions: int | None = None
+    age: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.versions is not None and self.versions < 1:
+            raise ConfigError(f"{self.versions} versions cannot be kept", fix="keep 1 or more")
+        if self.age is not None and self.age < timedelta():
+            raise ConfigError("an age cannot be below zero", fix="give one such as 30 days")
+
+
+class Report(msgspec.Struct):
+    """What one round did. `waiting`: partitions that are in use. `busy`: another session does it; nothing was done."""
+
+    oldest: int = 0
+    busy: bool = False
+    made: list[str] = msgspec.field(default_factory=list)
+    dropped: list[str] = msgspec.field(default_factory=list)
+    waiting: list[str] = msgspec.field(default_factory=list)
+
+
+class Partition(NamedTuple):
+    """Versions from `first` to below `end` of a journal; the last has no end. `leaving`: its detach was begun."""
+
+    journal: str
+    first: int
+    end: int | None
+    leaving: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.journal}_{self.first}"
+
+
+def maintain(connection: Connection, policy: Policy = Policy()) -> Report:  # noqa: B008
+    """One round, on a connection in autocommit mode and outside of any transaction."""
+    if not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE:
+        raise ConfigError(
+            "the journals cannot be maintained inside a transaction", fix="use a connection in autocommit mode"
+        )
+    with typed_errors():
+        require_installed(connection)
+        if connection.execute("SELECT pg_try_advisory_lock(%s)", (locks.VERSIONS,)).fetchone() == (False,):
+            return Report(busy=True, oldest=_oldest(connection))
+        try:
+            with _hurried(connection):
+                return _round(connection, policy)
+        finally:
+            connection.execute("SELECT pg_advisory_unlock(%s)", (locks.VERSIONS,))
+
+
+def partitions(connection: Connection) -> list[Partition]:
+    """Those that are part of a journal, in order."""
+    rows = connection.execute(
+        "SELECT p.relname, pg_get_expr(c.relpartbound, c.oid), i.inhdetachpending FROM pg_inherits i"
+        " JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent"
+        " WHERE p.relnamespace = 'forge_versions'::regnamespace AND p.relkind = 'p' AND p.relname = ANY (%s)",
+        (list(JOURNALS),),
+    ).fetchall()
+    return sorted(_partition(*row) for row in rows)
+
+
+def next_end(first: int, last: int, size: int) -> int | None:
+    """Where the partition without an end, which begins at `first`, is to end when `last` is the last stamp.
+
+    It stays as it is while a whole partition lies between the last stamp and it.
+
+    >>> next_end(100, 20, 50), next_end(100, 50, 50), next_end(100, 340, 50)
+    (None, 150, 400)
+    """
+    return None if first > last + size else max(first, last + size) // size * size + size
+
+
+def _partition(journal: str, bounds: str | None, leaving: bool) -> Partition:
+    match = _BOUNDS.fullmatch(bounds or "")
+    if match is None:
+        raise ConfigError(
+            f"a partition of forge_versions.{journal} has bounds that Forge did not make: {bounds}",
+            fix="attach it from a number of versions to another",
+        )
+    return Partition(journal, int(match[1]), None if match[2] is None else int(match[2]), leaving)
+
+
+def _round(connection: Connection, policy: Policy) -> Report:
+    report = Report()
+    _finish(connection, report)
+    _make(connection, report)
+    report.oldest = _raise_oldest(connection, policy)
+    _drop(connection, report)
+    return report
+
+
+def _finish(connection: Connection, report: Report) -> None:
+    """Complete what earlier rounds began."""
+    for partition in partitions(connection):
+        if partition.leaving:
+            with _giving_way(report, partition):
+                connection.execute(_alter(partition, "DETACH PARTITION {} FINALIZE"))
+    rows = connection.execute(
+        "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'forge_versions'::regnamespace AND c.relkind = 'r'"
+        " AND NOT c.relispartition AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid)"
+    ).fetchall()
+    for (name,) in rows:
+        if match := _NAME.fullmatch(name):
+            partition = Partition(match[1], int(match[2]), None)
+            with _giving_way(report, partition):
+                connection.execute(sql.SQL("DROP TABLE {}").format(_table(partition.name)))
+                report.dropped.append(partition.name)
+
+
+def _make(connection: Connection, report: Report) -> None:
+    """End the last partition of each journal and make the next, where the stamps have come near."""
+    row = connection.execute(
+        "SELECT s.partition_size, CASE WHEN q.is_called THEN q.last_value ELSE 0 END"
+        " FROM forge_versions.setting s, forge_versions.change_version q"
+    ).fetchone()
+    assert row is not None
+    size, last = row
+    for partition in partitions(connection):
+        if partition.end is None and (end := next_end(partition.first, last, size)) is not None:
+            following = Partition(partition.journal, end, None)
+            with _giving_way(report, following):
+                _end(connection, partition, following)
+                report.made.append(following.name)
+
+
+def _end(connection: Connection, partition: Partition, following: Partition) -> None:
+    """The rows are checked beforehand, while others write: neither of the two moments that lock reads any."""
+    table, bounds = _table(partition.name), {"first": partition.first, "end": following.first}
+    with connection.transaction():
+        connection.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS forge_bounds").format(table))
+        connection.execute(
+            sql.SQL(
+                "ALTER TABLE {table} ADD CONSTRAINT forge_bounds"
+                " CHECK (version >= {first} AND version < {end}) NOT VALID"
+            ).format(table=table, **bounds)
+        )
+    connection.execute(sql.SQL("ALTER TABLE {} VALIDATE CONSTRAINT forge_bounds").format(table))
+    with connection.transaction():
+        connection.execute(_alter(partition, "DETACH PARTITION {}"))
+        connection.execute(_alter(partition, "ATTACH PARTITION {} FOR VALUES FROM ({first}) TO ({end})", **bounds))
+        connection.execute(
+            sql.SQL("CREATE TABLE {} PARTITION OF {} FOR VALUES FROM ({}) TO (MAXVALUE)").format(
+                _table(following.name), _table(following.journal), following.first
+            )
+        )
+        connection.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT forge_bounds").format(table))
+
+
+def _raise_oldest(connection: Connection, policy: Policy) -> int:
+    """Say where the journals begin from now on; it never falls."""
+    known, last = _oldest(connection), newest(connection)
+    wanted = [
+        *([last - policy.versions + 1] if policy.versions is not None else []),
+        *([_stamped_within(connection, policy.age, known, last)] if policy.age is not None else []),
+    ]
+    oldest = min(*wanted, last) if wanted else known
+    if oldest > known:
+        connection.execute("UPDATE forge_versions.setting SET oldest = greatest(oldest, %s)", (oldest,))
+    return _oldest(connection)
+
+
+def _stamped_within(connection: Connection, age: timedelta, oldest: int, last: int) -> int:
+    """A version below which everything was stamped longer ago than that.
+
+    Stamps are taken in order, and each before its row is written: what lies below a row is older than the row. So every
+    row that was written before then is a right answer, and the highest that halving finds is a good one.
+    """
+    low, high, found = oldest - 1, last, oldest
+    while low < high:
+        middle = (low + high + 1) // 2
+        row = connection.execute(
+            "SELECT version, at < clock_timestamp() - %s FROM forge_versions.document_change"
+            " WHERE version > %s AND version <= %s ORDER BY version DESC LIMIT 1",
+            (age, low, middle),
+        ).fetchone()
+        if row is not None and not row[1]:
+            high = row[0] - 1
+        else:
+            found = found if row is None else row[0] + 1
+            low = middle
+    return found
+
+
+def _drop(connection: Connection, report: Report) -> None:
+    """Take out of the journals what lies below the oldest, as soon as everybody knows."""
+    old = [each for each in partitions(connection) if each.end is not None and each.end <= report.oldest]
+    known = bool(old) and _known(connection)
+    for partition in old:
+        if not known:
+            report.waiting.append(partition.name)
+            continue
+        with _giving_way(report, partition):
+            if not partition.leaving:
+                connection.execute(_alter(partition, "DETACH PARTITION {} CONCURRENTLY"))
+            connection.execute(sql.SQL("DROP TABLE {}").format(_table(partition.name)))
+            report.dropped.append(partition.name)
+
+
+def _known(connection: Connection) -> bool:
+    """Whether every transaction in this database can see the oldest; waits a moment for those that cannot."""
+    deadline = time.monotonic() + _SETTLE
+    while True:
+        row = connection.execute(
+            "SELECT count(*) FROM forge_versions.setting s JOIN pg_stat_activity a ON a.datname = current_database()"
+            " AND a.pid <> pg_backend_pid() AND a.backend_xmin IS NOT NULL AND age(a.backend_xmin) >= age(s.xmin)"
+        ).fetchone()
+        if row == (0,):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+
+
+def _oldest(connection: Connection) -> int:
+    row = connection.execute("SELECT oldest FROM forge_versions.setting").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _table(name: str) -> sql.Identifier:
+    return sql.Identifier("forge_versions", name)
+
+
+def _alter(partition: Partition, action: str, **values: int) -> sql.Composed:
+    table = sql.SQL("ALTER TABLE {} ").format(_table(partition.journal))
+    return table + sql.SQL(action).format(_table(partition.name), **values)
+
+
+@contextmanager
+def _hurried(connection: Connection) -> Iterator[None]:
+    """Wait for no lock for long within this block."""
+    row = connection.execute("SELECT current_setting('lock_timeout')").fetchone()
+    assert row is not None
+    connection.execute("SELECT set_config('lock_timeout', %s, false)", (_LOCK_TIMEOUT,))
+    try:
+        yield
+    finally:
+        connection.execute("SELECT set_config('lock_timeout', %s, false)", (row[0],))
+
+
+@contextmanager
+def _giving_way(report: Report, partition: Partition) -> Iterator[None]:
+    """What cannot be locked in time waits for the next round."""
+    try:
+        yield
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+        report.waiting.append(partition.name)
