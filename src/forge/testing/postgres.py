@@ -3,15 +3,14 @@
     with temporary_postgres() as server, fresh_database(server) as url:
         connection = psycopg.connect(url)
 
-A server lives in a directory of its own that is deleted after the block, whatever happened inside. It does
-not wait for the disk (`fsync=off`); a crash of its processes still loses nothing that was committed, because
-what they wrote is with the operating system and full-page writes stay on.
+A server lives in a directory of its own that is deleted after the block, whatever happened inside, in memory where
+there is plenty. It does not wait for the disk (`fsync=off`); a crash of its processes still loses nothing that was
+committed, because what they wrote is with the operating system and full-page writes stay on.
 """
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ import psycopg
 from psycopg import sql
 
 from forge.postgres import EMBEDDED_SETTINGS, PostgresServer, wheel_binaries
+from forge.testing.place import temporary_folder
 
 __all__ = ["TEST_SETTINGS", "available_versions", "fresh_database", "temporary_postgres"]
 
@@ -55,10 +55,10 @@ def temporary_postgres(
     `settings` are added to TEST_SETTINGS and win over them. The server may be stopped, crashed and started
     again inside the block, its URL stays.
     """
-    directory = Path(tempfile.mkdtemp(prefix="forge-pg-"))
+    merged = {**TEST_SETTINGS, **(settings or {})}
+    directory = temporary_folder("forge-pg-", on_disk=merged["fsync"] != "off")
     directory.chmod(0o711)
     try:
-        merged = {**TEST_SETTINGS, **(settings or {})}
         server = PostgresServer(directory / "server", bin=bin, settings=merged, tcp=tcp, durable=False)
         try:
             server.start()
