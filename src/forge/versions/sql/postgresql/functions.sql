@@ -311,6 +311,13 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE OR REPLACE FUNCTION forge_versions.on_truncate() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'TRUNCATE leaves no tombstones' USING ERRCODE = 'FG704', HINT = 'use DELETE';
+END $$;
+
 -- Another set of edges is another content of their parents; those of an identity are another identity too.
 CREATE OR REPLACE FUNCTION forge_versions.on_reference() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -409,6 +416,11 @@ CREATE OR REPLACE FUNCTION forge_versions.denormalized_reference() RETURNS trigg
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    -- an update of nothing would come here again as well
+    IF NOT EXISTS (SELECT FROM new_rows n JOIN forge_versions.document p ON p.id = n.parent
+                   WHERE n.parent_resource IS DISTINCT FROM p.resource) THEN
+        RETURN NULL;
+    END IF;
     UPDATE forge_versions.reference r SET parent_resource = p.resource
     FROM new_rows n JOIN forge_versions.document p ON p.id = n.parent
     WHERE n.parent_resource IS DISTINCT FROM p.resource AND r.parent = n.parent AND r.name = n.name;

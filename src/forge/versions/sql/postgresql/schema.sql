@@ -41,7 +41,7 @@ CREATE TABLE forge_versions.document (
 );
 
 -- An edge from a document to one that its representation depends on. `parent_resource` is kept by the strategy
--- `denormalized` alone, NULL otherwise.
+-- `denormalized` alone; without it new edges have NULL.
 CREATE TABLE forge_versions.reference (
     parent          bigint NOT NULL REFERENCES forge_versions.document ON DELETE CASCADE,
     name            text NOT NULL,

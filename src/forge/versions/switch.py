@@ -1,0 +1,44 @@
+"""Changing the triggers of the tables while others read and write.
+
+Making or dropping a trigger waits for those who use the table and makes others wait behind it. So it waits a tenth of a
+second at the most, and tries again. Once it is done every writer that comes has the triggers, whatever its snapshot.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, LiteralString
+
+import psycopg
+
+from forge.changelog.connection import Connection
+from forge.changelog.queries import queries
+from forge.versions.errors import StrategyBusy
+from forge.versions.operation import operation
+
+PATIENCE: Final = 30.0
+"""Seconds after which it is given up."""
+
+
+def sql(name: str) -> LiteralString:
+    """One of `sql/postgresql/triggers.sql`."""
+    return queries("forge.versions", "sql/postgresql/triggers.sql")[name]
+
+
+def switch(connection: Connection, act: Callable[[], None], patience: float = PATIENCE) -> None:
+    """Do it in a transaction that never makes others wait for long; raise StrategyBusy when they never let it."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with operation(connection):
+                connection.execute("SET LOCAL lock_timeout = '100ms'")
+                connection.execute(
+                    "LOCK TABLE forge_versions.document, forge_versions.reference IN SHARE ROW EXCLUSIVE MODE"
+                )
+                act()
+            return
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            if time.monotonic() > deadline:
+                raise StrategyBusy(
+                    f"somebody used the documents for all of {patience:g} s", fix="end long transactions, and try again"
+                ) from error
+            time.sleep(0.05)

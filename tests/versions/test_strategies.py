@@ -1,0 +1,171 @@
+"""Strategies give the same answers, whatever was written before, between and after, and whoever reads meanwhile."""
+
+import random
+import threading
+import time
+
+import pytest
+
+from forge.changelog.connection import Connection, connect
+from forge.versions.documents import delete, put, set_references
+from forge.versions.errors import StrategyBusy, VersionsError
+from forge.versions.identity import change_identity
+from forge.versions.nouns import Resource
+from forge.versions.reading import changes
+from forge.versions.stamps import newest
+from forge.versions.strategies import STRATEGIES, Strategy, strategy, use_strategy
+from forge.versions.triggers import write_by
+from tests.versions.journals import COURSES, PLANS, SCHOOLS, STUDENTS
+
+pytestmark = pytest.mark.contract("V8")
+RESOURCES = (SCHOOLS, COURSES, PLANS, STUDENTS)
+
+
+def derived(connection: Connection) -> dict[Resource, list[tuple[int, int]]]:
+    """Every version by its definition."""
+    rows = connection.execute(
+        "SELECT r.project, r.name, r.version, d.id, greatest(d.content_version, d.identity_version,"
+        " (SELECT max(c.identity_version) FROM forge_versions.reference e"
+        "  JOIN forge_versions.document c ON c.id = e.child WHERE e.parent = d.id))"
+        " FROM forge_versions.document d JOIN forge_versions.resource r ON r.id = d.resource"
+    ).fetchall()
+    found: dict[Resource, list[tuple[int, int]]] = {resource: [] for resource in RESOURCES}
+    for project, name, version, document, stamp in rows:
+        found[Resource(project, name, version)].append((stamp, document))
+    return {resource: sorted(versions) for resource, versions in found.items()}
+
+
+def told(connection: Connection) -> dict[Resource, list[tuple[int, int]]]:
+    """Every version as a reader is told it."""
+    pages = {resource: changes(connection, resource, 1, limit=10_000) for resource in RESOURCES}
+    return {resource: [(item.version, item.id) for item in page.items] for resource, page in pages.items()}
+
+
+def write(connection: Connection, chance: random.Random, times: int) -> None:
+    """Random changes; those that are refused change nothing."""
+    for _ in range(times):
+        known = [id for (id,) in connection.execute("SELECT id FROM forge_versions.document ORDER BY id").fetchall()]
+        picked = chance.sample(known, min(len(known), chance.randrange(4)))
+        references = {f"r{n}": id for n, id in enumerate(picked)}
+        inside = {name for name in references if chance.random() < 0.3}
+        try:
+            match chance.randrange(6):
+                case 0 if known:
+                    change_identity(connection, chance.choice(known), {"id": chance.randrange(1000)})
+                case 1 if known:
+                    set_references(connection, chance.choice(known), references, inside)
+                case 2 if known:
+                    delete(connection, chance.choice(known))
+                case _:
+                    body = {"a": chance.randrange(3)}
+                    put(connection, chance.choice(RESOURCES), {"id": chance.randrange(40)}, body, references, inside)
+        except VersionsError:
+            continue
+
+
+@pytest.mark.parametrize("mode", ["application", "trigger"])
+def test_every_way_from_one_to_another_gives_the_same_answers(versions: Connection, mode: str) -> None:
+    chance = random.Random(7)
+    write(versions, chance, 60)
+    if mode == "trigger":
+        write_by(versions, "trigger")
+    way: list[Strategy] = ["monotonic", "denormalized", "monotonic", "journal", "denormalized", "journal", "journal"]
+    for name in way:
+        use_strategy(versions, name, batch=7)
+        assert strategy(versions) == name
+        assert told(versions) == derived(versions)
+        write(versions, chance, 25)
+        assert told(versions) == derived(versions)
+
+
+def test_what_no_strategy_keeps_is_not_there(versions: Connection) -> None:
+    use_strategy(versions, "monotonic")
+    use_strategy(versions, "denormalized")
+    use_strategy(versions, "journal")
+    left = versions.execute("SELECT tgname FROM pg_trigger WHERE NOT tgisinternal").fetchall()
+    assert left == []
+    assert versions.execute("SELECT to_regclass('forge_versions.document_kept')").fetchone() == (None,)
+
+
+def test_readers_and_writers_are_right_while_strategies_change(versions: Connection, versions_url: str) -> None:
+    """One writes all the time, one goes through the strategies; every answer is right in the snapshot it is read in."""
+    write(versions, random.Random(1), 40)
+    stop = threading.Event()
+    failed: list[BaseException] = []
+    seen: set[str] = set()
+
+    def writing() -> None:
+        try:
+            with connect(versions_url) as connection:
+                chance = random.Random(2)
+                while not stop.is_set():
+                    write(connection, chance, 1)
+        except BaseException as error:
+            failed.append(error)
+
+    def switching() -> None:
+        try:
+            with connect(versions_url) as connection:
+                deadline = time.monotonic() + 60
+                while seen != set(STRATEGIES) and time.monotonic() < deadline:
+                    for name in (*STRATEGIES, *reversed(STRATEGIES)):
+                        use_strategy(connection, name, batch=5)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            stop.set()
+
+    threads = [threading.Thread(target=act) for act in (writing, switching)]
+    for thread in threads:
+        thread.start()
+    while not stop.is_set():
+        newest(versions)
+        with versions.transaction():
+            versions.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            page = changes(versions, SCHOOLS, 1, limit=10_000)
+            last = newest(versions)
+            expected = [pair for pair in derived(versions)[SCHOOLS] if pair[0] <= last]
+            assert [(item.version, item.id) for item in page.items] == expected != []
+            seen.add(strategy(versions))
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert seen == set(STRATEGIES)
+    assert told(versions) == derived(versions)
+
+
+def test_it_gives_up_where_a_transaction_never_ends(versions: Connection, versions_url: str) -> None:
+    with connect(versions_url) as other, other.transaction():
+        put(other, SCHOOLS, {"id": 1}, {})
+        with pytest.raises(StrategyBusy, match=r"for all of 0\.3 s"):
+            use_strategy(versions, "monotonic", patience=0.3)
+        assert strategy(versions) == "journal"
+        put(versions, SCHOOLS, {"id": 2}, {})
+    use_strategy(versions, "monotonic")
+
+
+def test_only_one_session_changes_it_and_not_inside_a_transaction(versions: Connection, versions_url: str) -> None:
+    with versions.transaction(), pytest.raises(StrategyBusy, match="several transactions"):
+        use_strategy(versions, "monotonic")
+    with connect(versions_url) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", (int.from_bytes(b"Forge\0\0s"),))
+        with pytest.raises(StrategyBusy, match="another session"):
+            use_strategy(versions, "monotonic")
+
+
+def test_one_that_was_cut_short_is_completed(versions: Connection) -> None:
+    write(versions, random.Random(3), 40)
+
+    class Cut(Exception):
+        pass
+
+    def cut(after: int) -> None:
+        raise Cut
+
+    with pytest.raises(Cut):
+        use_strategy(versions, "monotonic", batch=5, progress=cut)
+    assert strategy(versions) == "journal"
+    write(versions, random.Random(4), 20)
+    assert told(versions) == derived(versions)
+    use_strategy(versions, "monotonic", batch=5)
+    assert told(versions) == derived(versions)
