@@ -302,10 +302,12 @@ def test_every_step_of_the_checker_is_there() -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.contract("X10")
+@pytest.mark.parametrize("seed", [15, pytest.param(3, marks=pytest.mark.long)])
 def test_the_pipeline_survives_being_killed_anywhere(
-    spark: SparkSession, server: PostgresServer, tmp_path: Path
+    spark: SparkSession, server: PostgresServer, tmp_path: Path, seed: int
 ) -> None:
-    report = run(Plan.generate(3, kills=1, transactions=25), server, spark, tmp_path)
+    """At the first history that it writes; long: at the third."""
+    report = run(Plan.generate(seed, kills=1, transactions=10), server, spark, tmp_path)
     assert report.discrepancies == ()
     assert report.killed
 
