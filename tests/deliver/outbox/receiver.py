@@ -1,33 +1,52 @@
-"""A process that works on the outbox and writes what it gets into a table, until it is killed; see test_killed.py."""
+"""A process that works on the outbox and writes what it gets into a table, until it is killed.
+
+    python -m tests.deliver.outbox.receiver URL [BEFORE|AFTER N]
+
+With a number it stops itself (SIGSTOP) at its N-th message, before or after writing, for somebody to wake it.
+"""
 
 import asyncio
+import logging
+import os
+import signal
 import sys
 
 import forge
 from forge.changelog.connection import connect_async
 from forge.deliver.message import Message
-from forge.deliver.outbox import OutboxNode, Routes
+from forge.deliver.outbox import OutboxNode, Routes, Settings
+
+HASTY = Settings(budget=0.3, answer=1.5)
 
 
-async def main(url: str) -> None:
+async def main(url: str, point: str = "", number: str = "0") -> None:
     routes = Routes()
     receiver = await connect_async(url)
     turn = asyncio.Lock()
+    left = int(number)
 
-    @routes.on("*", batch=10, workers=2)
+    def hang(here: str) -> None:
+        if here == point and left == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    @routes.on("*", batch=10, workers=1 if point else 2, timeout=0.3 if point else 30.0)
     async def take(message: Message) -> None:
+        nonlocal left
         async with turn:
-            async with receiver.transaction():
-                await receiver.execute("INSERT INTO arrival (id) VALUES (%s)", (message.id,))
+            left -= 1
+            hang("BEFORE")
+            await receiver.execute("INSERT INTO arrival (id, who) VALUES (%s, %s)", (message.id, os.getpid()))
             async with receiver.transaction():
                 if await forge.inbox(receiver, message.id, consumer="test"):
                     values = (message.key, int(message.payload))
                     await receiver.execute("INSERT INTO taken (key, n) VALUES (%s, %s)", values)
+            hang("AFTER")
 
-    node = OutboxNode(url, routes)
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    node = OutboxNode(url, routes, HASTY if point else Settings())
     async with node.running():
         print("ready", flush=True)
         await asyncio.Event().wait()
 
 
-asyncio.run(main(sys.argv[1]))
+asyncio.run(main(*sys.argv[1:]))
