@@ -12,11 +12,23 @@ import signal
 import sys
 
 import forge
-from forge.changelog.connection import connect_async
+from forge.changelog.connection import Connection, connect_async
 from forge.deliver.message import Message
 from forge.deliver.outbox import OutboxNode, Routes, Settings
 
 HASTY = Settings(budget=0.3, answer=1.5)
+
+
+def tables(connection: Connection) -> None:
+    """Where it writes: what arrived, each time, and what the inbox let in."""
+    connection.execute("CREATE TABLE arrival (place bigserial PRIMARY KEY, key text, id text, n int)")
+    connection.execute("CREATE TABLE taken (place bigserial PRIMARY KEY, key text, id text, n int)")
+
+
+def arrived(connection: Connection, table: str = "arrival") -> list[tuple[str, str, bytes]]:
+    """Key, id and payload, in order."""
+    rows = connection.execute(f"SELECT key, id, n FROM {table} ORDER BY place".encode()).fetchall()
+    return [(key, id, str(n).encode()) for key, id, n in rows]
 
 
 async def main(url: str, point: str = "", number: str = "0") -> None:
@@ -35,11 +47,11 @@ async def main(url: str, point: str = "", number: str = "0") -> None:
         async with turn:
             left -= 1
             hang("BEFORE")
-            await receiver.execute("INSERT INTO arrival (id, who) VALUES (%s, %s)", (message.id, os.getpid()))
+            values = (message.key, message.id, int(message.payload))
+            await receiver.execute("INSERT INTO arrival (key, id, n) VALUES (%s, %s, %s)", values)
             async with receiver.transaction():
                 if await forge.inbox(receiver, message.id, consumer="test"):
-                    values = (message.key, int(message.payload))
-                    await receiver.execute("INSERT INTO taken (key, n) VALUES (%s, %s)", values)
+                    await receiver.execute("INSERT INTO taken (key, id, n) VALUES (%s, %s, %s)", values)
             hang("AFTER")
 
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
@@ -49,4 +61,5 @@ async def main(url: str, point: str = "", number: str = "0") -> None:
         await asyncio.Event().wait()
 
 
-asyncio.run(main(*sys.argv[1:]))
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -20,6 +20,7 @@ from forge.postgres import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.proxy import FaultProxy
 from forge.testing.redis import redis_missing, temporary_redis
+from tests.deliver.outbox import receiver
 from tests.deliver.outbox.accounts import TOPIC, accounts, complete, parts, put_many, told, writing
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 
@@ -160,8 +161,7 @@ def streamed(url: str, stream: str) -> list[tuple[str, str, bytes]]:
 async def test_a_worker_that_hangs_loses_its_messages_and_settles_nothing_when_it_wakes(
     database: str, connection: Connection, point: str
 ) -> None:
-    connection.execute("CREATE TABLE arrival (place bigserial PRIMARY KEY, id text, who int)")
-    connection.execute("CREATE TABLE taken (place bigserial PRIMARY KEY, key text, n int)")
+    receiver.tables(connection)
     accounts(connection, 1)
     put_many(connection, 8, 1)
     process = await asyncio.create_subprocess_exec(
@@ -177,7 +177,7 @@ async def test_a_worker_that_hangs_loses_its_messages_and_settles_nothing_when_i
         got.append(message)
 
     def arrived() -> list[str]:
-        return [id for (id,) in connection.execute("SELECT id FROM arrival ORDER BY place").fetchall()]
+        return [id for _, id, _ in receiver.arrived(connection)]
 
     try:
         assert process.stdout is not None

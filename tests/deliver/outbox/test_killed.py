@@ -6,20 +6,19 @@ import sys
 
 import pytest
 
-import forge
-from forge.changelog.connection import Connection, connect_async
+from forge.changelog.connection import Connection
+from tests.deliver.outbox import receiver
+from tests.deliver.outbox.accounts import accounts, complete, told, writing
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 
-KEYS, EACH = 4, 15
 
-
-@pytest.mark.contract("W13")
-@pytest.mark.contract("W14")
+@pytest.mark.contract("W13", "W14")
+@pytest.mark.parametrize("deaths", [2, pytest.param(15, marks=pytest.mark.long)])
 async def test_workers_killed_at_random_lose_nothing_and_the_inbox_absorbs_what_comes_twice(
-    database: str, connection: Connection
+    database: str, connection: Connection, deaths: int
 ) -> None:
-    connection.execute("CREATE TABLE arrival (place bigserial PRIMARY KEY, id text)")
-    connection.execute("CREATE TABLE taken (place bigserial PRIMARY KEY, key text, n int)")
+    receiver.tables(connection)
+    accounts(connection)
     chance = random.Random(7)
     processes: list[asyncio.subprocess.Process] = []
 
@@ -32,42 +31,31 @@ async def test_workers_killed_at_random_lose_nothing_and_the_inbox_absorbs_what_
         async with asyncio.timeout(60):
             assert await process.stdout.readline() == b"ready\n"
 
-    async def moved_on(seen: int) -> None:
-        await until(lambda: rows(connection, "taken", "public") > seen or not rows(connection), 60)
-
-    async def kill_often() -> None:
-        for _ in range(3):
-            await start()
-            seen = rows(connection, "taken", "public")
-            await moved_on(seen)
-            await asyncio.sleep(chance.random() * 0.05)
-            victim = processes[-1]
-            victim.kill()
-            await victim.wait()
-
-    async def write(key: int) -> None:
-        async with await connect_async(database) as own:
-            for n in range(EACH):
-                async with own.transaction():
-                    await forge.outbox(own, "t", str(n), key=key)
+    async def moved_on() -> None:
+        enough = rows(connection, "taken", "public") + 15
+        await until(lambda: rows(connection, "taken", "public") > enough)
 
     try:
-        await asyncio.gather(*(write(key) for key in range(KEYS)))
-        await kill_often()
-        await start()
-        await until(lambda: not rows(connection), 60)
+        await asyncio.gather(*(start() for _ in range(3)))
+        async with writing(database):
+            for death in range(deaths):
+                await moved_on()
+                await asyncio.sleep(chance.random() * 0.05)
+                victim = processes.pop(0)
+                victim.kill()
+                await victim.wait()
+                if deaths - death > 2:
+                    await start()
+            await moved_on()
+        await until(lambda: not rows(connection))
     finally:
         for process in processes:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    taken = connection.execute(
-        "SELECT key, array_agg(n ORDER BY place) FROM taken GROUP BY key ORDER BY key"
-    ).fetchall()
-    assert taken == [(str(key), list(range(EACH))) for key in range(KEYS)]
-    arrived = connection.execute("SELECT count(*), count(DISTINCT id) FROM arrival").fetchone()
-    assert arrived is not None
-    assert arrived[0] >= arrived[1] == KEYS * EACH
+            process.kill()
+            await process.wait()
+    complete(database, receiver.arrived(connection))
+    once = receiver.arrived(connection, "taken")
+    assert len(once) == len(told(database))
+    complete(database, once)
 
 
 @pytest.mark.contract("W14")
