@@ -36,6 +36,7 @@ from forge.cli import (
     tail,
     trim,
     verify_log,
+    versions,
     webhooks,
 )
 from forge.cli.arguments import Command, hoist
@@ -58,7 +59,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     init, enable, disable, status, tail, serve, consumers, webhooks, outbox, pipeline, slot, crosscheck,
-    history, audit, asof, revert, redact, verify_log, trim, maintain, doctor, config, demo,
+    history, audit, asof, revert, redact, verify_log, versions, trim, maintain, doctor, config, demo,
 )  # fmt: skip
 for command in COMMANDS:
     command.register(app)

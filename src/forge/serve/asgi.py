@@ -28,6 +28,7 @@ from forge.serve.feed import changes
 from forge.serve.history import audited, history
 from forge.serve.http import Routes, as_json, failure
 from forge.serve.node import Node
+from forge.serve.versions import QUERIES, versions_available, versions_page
 from forge.serve.ws import Socket
 
 Opening = Callable[[], AbstractAsyncContextManager[Node]]
@@ -132,6 +133,11 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
             Route("/forge/changes", _Streaming(lambda *call: changes(node, *call)), methods=["GET"]),
             Route("/forge/history/{table}/{key:key}", partial(history, node), methods=["GET"]),
             Route("/forge/audit", partial(audited, node), methods=["GET"]),
+            Route("/versions/available", partial(versions_available, node), methods=["GET"]),
+            *(
+                Route(f"/versions/{{project}}/{{resource}}{path}", partial(versions_page, node, query), methods=["GET"])
+                for path, query in QUERIES.items()
+            ),
             Route("/forge/openapi.json", routes.openapi, methods=["GET"]),
             Route("/healthz", routes.healthy, methods=["GET"]),
             Route("/readyz", routes.ready, methods=["GET"]),

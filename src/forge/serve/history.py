@@ -8,19 +8,16 @@ Both are closed unless a token has the permission that `Options.history` names, 
 column that says whose a row is, it sees nothing. Values of columns that are excluded or masked are never in an answer.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import msgspec
-import psycopg
 from starlette.requests import Request
 from starlette.responses import Response
 
 from forge.change import Op, Row, text
-from forge.changelog.connection import Connection, connect, typed_errors
+from forge.changelog.connection import Connection
 from forge.errors import ForgeError, HistoryUnavailable, TrackingError
 from forge.history.asof import row_as_of
 from forge.history.audit import Choice, audit, counts
@@ -28,20 +25,12 @@ from forge.history.instants import instant
 from forge.history.timeline import LIMIT, MOST, Entry, timeline
 from forge.history.tracked import key_of
 from forge.react.registry import BadArguments
+from forge.serve.asking import Answer, asked
 from forge.serve.auth import AuthFailed, Identity, bearer
-from forge.serve.http import Forbidden, TooLarge, as_json, status
+from forge.serve.http import Forbidden, as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
 from forge.wire import encode_row, timestamp
-
-AT_ONCE: Final = 4
-"""Questions of the past that a node answers at once; others wait."""
-TIMEOUT: Final = 30
-"""Seconds that one may take."""
-
-Answer = dict[str, Any]
-T = TypeVar("T")
-_ROOM: WeakKeyDictionary[Node, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 async def history(node: Node, request: Request) -> Response:
@@ -92,23 +81,10 @@ async def _answered(
 ) -> Response:
     try:
         tenant = allowed(node, await node.identify(bearer(request.headers)))
-        room = _ROOM.setdefault(node, asyncio.Semaphore(AT_ONCE))
-        async with room:
-            return as_json(await asyncio.to_thread(_asked, node.reactor.url, ask, tenant))
+        less = "ask for less: a table, a shorter time"
+        return as_json(await asked(node, "history", lambda connection: ask(connection, tenant), less=less))
     except ForgeError as error:
         return _failure(error)
-    except psycopg.errors.QueryCanceled:
-        return _failure(TooLarge(f"it took longer than {TIMEOUT} s", fix="ask for less: a table, a shorter time"))
-    except (UnicodeError, psycopg.DataError):
-        return _failure(BadArguments("that cannot be text in a database", fix="send text without NUL"))
-
-
-def _asked(
-    url: str, ask: Callable[[Connection, tuple[str, str] | None], Answer], tenant: tuple[str, str] | None
-) -> Answer:
-    with typed_errors(), connect(url, application_name="forge history") as connection:
-        connection.execute(f"SET statement_timeout = '{TIMEOUT}s'".encode())
-        return ask(connection, tenant)
 
 
 def _failure(error: ForgeError) -> Response:

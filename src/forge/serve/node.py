@@ -51,6 +51,9 @@ class Options(msgspec.Struct, frozen=True):
     """The column that says whose row it is; the raw feed shows a tenant only its own rows."""
     history: str | None = "forge:history"
     """The permission that a token needs for history and audit; None to close them to all."""
+    versions: str | None = "forge:versions"
+    """The permission that a token needs for change versions, as it is or with `:project` or `:project/resource`
+    behind it; None to close them to all."""
 
 
 class UnknownSession(ForgeError):

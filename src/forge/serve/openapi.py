@@ -127,10 +127,32 @@ class AuditBody(msgspec.Struct):
     counts: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
 
+class AvailableBody(msgspec.Struct):
+    """The versions that windows may begin and end with, and the installation that they are of."""
+
+    oldest: int
+    newest: int
+    install: str
+
+
+class VersionsBody(msgspec.Struct):
+    """A page of what happened, in the order of versions, and the token of the following one; null at the end."""
+
+    items: list[dict[str, Any]]
+    next: str | None
+
+
+class ExpiredBody(msgspec.Struct):
+    """The body of an error about a window that begins too early, and the oldest version that one may begin with."""
+
+    error: Failure
+    oldest: int
+
+
 _BODIES: Final = (
     *(ErrorBody, TooManyBody, QueryBody, MutationBody, SubscribeBody, SubscribedBody),
     *(UnsubscribeBody, UnsubscribedBody, AuthBody, AuthenticatedBody, HealthBody),
-    *(HistoryBody, AuditBody),
+    *(HistoryBody, AuditBody, AvailableBody, VersionsBody, ExpiredBody),
 )
 
 _ERRORS: Final = {
@@ -249,6 +271,7 @@ class _Paths:
             ],
         )
         self._past()
+        self._versions()
         ready = {**self._answers(HealthBody), "503": _answer("It cannot serve now.", self._bodies[HealthBody])}
         text = {"200": {"description": "In Prometheus's text format.", "content": {"text/plain": {}}}}
         self._add("get", "/healthz", "healthz", "The process answers.", self._answers(HealthBody), open=True)
@@ -292,6 +315,39 @@ class _Paths:
             ],
         )
 
+    def _versions(self) -> None:
+        """What changed since a version."""
+        self._add(
+            "get",
+            "/versions/available",
+            "versions",
+            "Which versions can be asked for; nothing up to the newest is still to come.",
+            self._answers(AvailableBody, 401, 403, 404, 413, 503),
+        )
+        expired = _answer("The window begins before the oldest version that is known.", self._bodies[ExpiredBody])
+        for path, id, summary in (
+            ("", "changes", "Documents that changed in a window, as they are now; all, without a beginning."),
+            ("/deletes", "deletes", "What was deleted in a window."),
+            ("/keyChanges", "keyChanges", "Which documents got another identity in a window."),
+            ("/stream", "stream", "All three in the order of versions."),
+        ):
+            self._add(
+                "get",
+                f"/versions/{{project}}/{{resource}}{path}",
+                f"versions:{id}",
+                summary,
+                {**self._answers(VersionsBody, 400, 401, 403, 404, 413, 503), "410": expired},
+                parameters=[
+                    _in_path("project", "ed-fi"),
+                    _in_path("resource", "students"),
+                    _chosen("resourceVersion", "The version of the resource's own definition; 1 unless given."),
+                    _number("minChangeVersion", "The window begins here; one above the newest at the most."),
+                    _number("maxChangeVersion", "The window ends here; at the newest unless given."),
+                    _number("limit", "How many items; 100 unless given.", 1, 1000),
+                    _chosen("pageToken", "`next` of the page before."),
+                ],
+            )
+
     def _of_session(self, name: str, summary: str, asked: type[msgspec.Struct], answer: type[msgspec.Struct]) -> None:
         self._add(
             "post",
@@ -329,6 +385,11 @@ def _in_path(name: str, description: str) -> Object:
 
 def _chosen(name: str, description: str, *, many: bool = False) -> Object:
     schema: Object = {"type": "array", "items": {"type": "string"}} if many else {"type": "string"}
+    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+
+
+def _number(name: str, description: str, least: int = 0, most: int = 2**63 - 1) -> Object:
+    schema = {"type": "integer", "minimum": least, "maximum": most}
     return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
 
 

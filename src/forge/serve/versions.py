@@ -1,0 +1,156 @@
+"""What changed since a version, over HTTP: for documents that depend on each other.
+
+    GET /versions/available
+    GET /versions/{project}/{resource}?minChangeVersion=98000&maxChangeVersion=99120&limit=100&pageToken=…
+    GET /versions/{project}/{resource}/deletes, /keyChanges, /stream, with the same parameters
+
+Where tokens are asked for, one needs the permission that `Options.versions` names: as it is for all resources, with
+`:project` or `:project/resource` behind it for those. A resource by access shows a token what its subject has access
+to, and nothing to somebody without a name. A window that the journals no longer reach is 410, with the oldest version
+that they do.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forge.changelog.connection import Connection
+from forge.errors import ForgeError
+from forge.react.registry import Auth, BadArguments
+from forge.serve.asking import Answer, asked
+from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.serve.history import permissions
+from forge.serve.http import Forbidden, as_json, status
+from forge.serve.messages import error_fields
+from forge.serve.node import Node
+from forge.versions.available import available
+from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
+from forge.versions.nouns import DEFAULT_VERSION, Page, Resource, encode
+from forge.versions.reading import LIMIT, changes, deletes, key_changes, standing, stream
+from forge.versions.sync.source import install_id
+from forge.versions.wire import told
+
+MOST: Final = 1_000
+"""Items of a page."""
+
+Query = Callable[..., Page[Any]]
+QUERIES: Final[Mapping[str, Query]] = {"": changes, "/deletes": deletes, "/keyChanges": key_changes, "/stream": stream}
+"""The queries of a resource, by how their path ends."""
+
+_STATUS: Final[Mapping[type[ForgeError], int]] = {
+    WindowInvalid: 400,
+    TokenInvalid: 400,
+    UnknownResource: 404,
+    VersionsMissing: 404,
+    WindowExpired: 410,
+}
+
+
+async def versions_available(node: Node, request: Request) -> Response:
+    """GET /versions/available"""
+
+    def ask(connection: Connection, auth: Auth) -> Answer:
+        found = available(connection)
+        return {"oldest": found.oldest, "newest": found.newest, "install": install_id(connection)}
+
+    return await _answered(node, request, None, ask)
+
+
+async def versions_page(node: Node, query: Query, request: Request) -> Response:
+    """GET /versions/{project}/{resource}, and what goes under it"""
+    given = request.query_params
+    named = request.path_params
+    resource = Resource(named["project"], named["resource"], given.get("resourceVersion") or DEFAULT_VERSION)
+
+    def ask(connection: Connection, auth: Auth) -> Answer:
+        page = query(
+            connection,
+            resource,
+            _number("minChangeVersion", given.get("minChangeVersion")),
+            _number("maxChangeVersion", given.get("maxChangeVersion")),
+            after=given.get("pageToken"),
+            limit=_limit(given.get("limit")),
+            subject=_seen_by(connection, resource, auth),
+        )
+        return {"items": [told(item) for item in page.items], "next": page.next}
+
+    return await _answered(node, request, resource, ask)
+
+
+async def _answered(
+    node: Node, request: Request, resource: Resource | None, ask: Callable[[Connection, Auth], Answer]
+) -> Response:
+    try:
+        identity = await node.identify(bearer(request.headers))
+        check(node, identity, resource)
+        less = "ask for less: a smaller limit, a shorter window"
+        answer = await asked(node, "versions", lambda connection: ask(connection, identity.auth), less=less)
+        return as_json(encode(answer).encode())
+    except ForgeError as error:
+        return _failure(error)
+
+
+def _failure(error: ForgeError) -> Response:
+    """As everywhere; what the journals no longer reach is told with the oldest version that they do."""
+    body: Answer = {"error": error_fields(error)}
+    if isinstance(error, WindowExpired):
+        body["oldest"] = error.oldest
+    headers = {"www-authenticate": "Bearer"} if isinstance(error, AuthFailed) else {}
+    return as_json(body, _STATUS.get(type(error)) or status(error), headers)
+
+
+def check(node: Node, identity: Identity, resource: Resource | None) -> None:
+    """Forbidden unless the token permits the resource; without one, unless it permits any."""
+    wanted = node.options.versions
+    if wanted is None:
+        raise Forbidden("change versions are closed here", fix="set versions to the permission that opens them")
+    if node.options.auth is None:
+        return
+    granted = permissions(identity.auth.claims)
+    if resource is None:
+        found = any(word == wanted or word.startswith(f"{wanted}:") for word in granted)
+    else:
+        names = (resource.project, f"{resource.project}/{resource.name}")
+        found = bool(granted & {wanted, *(f"{wanted}:{name}" for name in names)})
+    if not found:
+        what = wanted if resource is None else f"{wanted}, or {wanted}:{resource.project}/{resource.name}"
+        raise Forbidden("the token does not permit to see these changes", fix=f"have the issuer grant {what}")
+
+
+def subject(auth: Auth) -> str | None:
+    """Whom grants name: a user, within the tenant if the token has one. A slash that is part of a name is %2F.
+
+    >>> subject(Auth(user="ada")), subject(Auth(user="ada", tenant="acme")), subject(Auth(user="acme/ada"))
+    ('ada', 'acme/ada', 'acme%2Fada')
+    """
+    if auth.user is None:
+        return None
+    parts = (auth.user,) if auth.tenant is None else (auth.tenant, auth.user)
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def _seen_by(connection: Connection, resource: Resource, auth: Auth) -> str | None:
+    """For whom the answer is; None where all see the same."""
+    if not standing(connection, resource).by_access:
+        return None
+    who = subject(auth)
+    if who is None:
+        raise Forbidden(f"{resource} is shown by access, and nobody is named", fix="send a token that names a user")
+    return who
+
+
+def _number(name: str, value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdecimal()) or len(value) > 19 or int(value) >= 2**63:
+        raise BadArguments(f"{name} cannot be {value[:25]!r}", fix="use a version, a whole number from 0 on")
+    return int(value)
+
+
+def _limit(value: str | None) -> int:
+    found = LIMIT if value is None else _number("limit", value)
+    if found is None or not 1 <= found <= MOST:
+        raise BadArguments(f"limit cannot be {found}", fix=f"use 1 to {MOST}")
+    return found

@@ -1,0 +1,24 @@
+"""A copy of a resource elsewhere, kept by change queries alone: a source goes in, a mirror that equals it comes out.
+
+`forge.versions.sync.http.HttpSource` is imported from there: it needs the extra `client`.
+"""
+
+from forge.versions.sync.client import Progress, Synced, sync
+from forge.versions.sync.files import FilesMirror
+from forge.versions.sync.mirror import Mirror, MirrorUnusable, State
+from forge.versions.sync.source import DatabaseSource, Reach, Source
+from forge.versions.sync.sqlite import SqliteMirror
+
+__all__ = [
+    "DatabaseSource",
+    "FilesMirror",
+    "Mirror",
+    "MirrorUnusable",
+    "Progress",
+    "Reach",
+    "Source",
+    "SqliteMirror",
+    "State",
+    "Synced",
+    "sync",
+]

@@ -1,0 +1,141 @@
+"""Keeping a copy: one call brings a mirror from where it stands to the newest version that its source can tell.
+
+- A new copy is begun with the newest version N that is settled: all documents that have not changed after N are listed,
+  and what happened after N is read as windows. So nothing falls between them, however others write.
+- A window [last + 1, newest] is read in pages. Each page is kept with where the next one begins: who is cut short goes
+  on from there.
+- A window that the source can no longer answer, or another installation than the one that was copied, begins the copy
+  anew. Until the new listing is complete, documents of the old copy stay; what it does not name goes when it is.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from forge.versions.errors import TokenInvalid, WindowExpired
+from forge.versions.nouns import Deletion, Event, KeyChange
+from forge.versions.sync.mirror import Mirror, State
+from forge.versions.sync.source import Reach, Source
+
+LIMIT: Final = 500
+ATTEMPTS: Final = 3
+"""How often one call begins a copy anew before it says why it cannot be had."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a call has come: what it is at, the version that it has reached, and the one that it goes to."""
+
+    listing: bool
+    version: int
+    newest: int
+    items: int
+
+
+class Synced(msgspec.Struct):
+    """What one call did. `upto` is the version that the copy stands at; `anew` why it was begun anew, if it was."""
+
+    upto: int = 0
+    upserts: int = 0
+    deletions: int = 0
+    key_changes: int = 0
+    removed: int = 0
+    pages: int = 0
+    anew: str | None = None
+
+    @property
+    def items(self) -> int:
+        return self.upserts + self.deletions + self.key_changes
+
+
+def sync(
+    source: Source, mirror: Mirror, *, limit: int = LIMIT, tell: Callable[[Progress], None] = lambda progress: None
+) -> Synced:
+    """Bring the mirror up to what the source can tell now."""
+    done = Synced()
+    for attempt in range(1, ATTEMPTS + 1):
+        reach = source.available()
+        state = mirror.state()
+        if state is not None and (why := _other(state, reach)) is not None:
+            state, done.anew = None, why
+        if state is None:
+            state = _begun(mirror, reach)
+        try:
+            state = _kept(source, mirror, state, reach, limit, done, tell)
+        except WindowExpired as expired:
+            if attempt == ATTEMPTS:
+                raise
+            done.anew = str(expired)
+            _begun(mirror, source.available())
+            continue
+        done.upto = state.upto
+        break
+    return done
+
+
+def _other(state: State, reach: Reach) -> str | None:
+    """Why the source cannot be the one that was copied; None when it may."""
+    if state.install != reach.install:
+        return "the source is another installation than the one that was copied"
+    if max(state.upto, state.until or 0) > reach.newest:
+        return f"the source is at version {reach.newest} and was at {max(state.upto, state.until or 0)} before"
+    return None
+
+
+def _begun(mirror: Mirror, reach: Reach) -> State:
+    before = mirror.state()
+    generation = 1 if before is None else before.generation + 1
+    state = State(upto=reach.newest, listing=True, generation=generation, install=reach.install)
+    mirror.take([], state)
+    return state
+
+
+def _kept(
+    source: Source,
+    mirror: Mirror,
+    state: State,
+    reach: Reach,
+    limit: int,
+    done: Synced,
+    tell: Callable[[Progress], None],
+) -> State:
+    while True:
+        if not state.listing and state.until is None:
+            if state.upto >= reach.newest:
+                return state
+            state = msgspec.structs.replace(state, until=reach.newest)
+        first = None if state.listing else state.upto + 1
+        last = state.until if state.until is not None else state.upto
+        try:
+            page = source.page(first, last, after=state.token, limit=limit)
+        except TokenInvalid:
+            if state.token is None:
+                raise
+            state = msgspec.structs.replace(state, token=None)  # the page was not the source's: read it all again
+            continue
+        _count(done, page.items)
+        if page.next is not None:
+            state = msgspec.structs.replace(state, token=page.next)
+            mirror.take(page.items, state)
+        else:
+            ended = msgspec.structs.replace(state, upto=last, until=None, token=None, listing=False)
+            if state.listing:
+                mirror.take(page.items, state)
+                done.removed += mirror.listed(ended)
+                reach = source.available()
+            else:
+                mirror.take(page.items, ended)
+            state = ended
+        tell(Progress(state.listing, page.items[-1].version if page.items else last, reach.newest, done.items))
+
+
+def _count(done: Synced, items: list[Event]) -> None:
+    done.pages += 1
+    for item in items:
+        match item:
+            case Deletion():
+                done.deletions += 1
+            case KeyChange():
+                done.key_changes += 1
+            case _:
+                done.upserts += 1

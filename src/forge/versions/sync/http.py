@@ -1,0 +1,101 @@
+"""A resource of a server that answers change queries over HTTP. It tells what a database would.
+
+What the server refuses comes out as the error that it stands for in `forge.versions.errors`, or as the client's own.
+"""
+
+from decimal import Decimal
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from forge.client.errors import ProtocolError, Unreachable
+from forge.client.http import failure
+from forge.errors import ForgeError
+from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
+from forge.versions.nouns import DEFAULT_VERSION, Event, Page, Resource
+from forge.versions.sync.source import Reach
+from forge.versions.wire import read
+
+TIMEOUT: Final = 60.0
+"""Seconds that a server may take for a page."""
+
+_decoder: Final = msgspec.json.Decoder(float_hook=Decimal)
+_TOLD: Final[dict[str, type[ForgeError]]] = {
+    "token_invalid": TokenInvalid,
+    "unknown_resource": UnknownResource,
+    "versions_missing": VersionsMissing,
+    "window_invalid": WindowInvalid,
+}
+
+
+class HttpSource:
+    """A resource of a server, as the holder of a token may see it."""
+
+    def __init__(
+        self, url: str, resource: Resource, *, token: str | None = None, http: httpx.Client | None = None
+    ) -> None:
+        self.resource = resource
+        self._base = url.rstrip("/")
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._http = http or httpx.Client(timeout=TIMEOUT)
+        self._version = {} if resource.version == DEFAULT_VERSION else {"resourceVersion": resource.version}
+        self._path = "/".join(("/versions", quote(resource.project, safe=""), quote(resource.name, safe="")))
+
+    def available(self) -> Reach:
+        try:
+            return msgspec.convert(self._get("/versions/available", {}), Reach)
+        except msgspec.ValidationError as error:
+            raise _misunderstood(str(error)) from None
+
+    def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
+        window = {"maxChangeVersion": str(max), "limit": str(limit), **self._version}
+        if min is not None:
+            window["minChangeVersion"] = str(min)
+        if after is not None:
+            window["pageToken"] = after
+        answer = self._get(f"{self._path}/stream", window)
+        try:
+            items, token = answer["items"], answer["next"]
+            if not isinstance(token, str | None) or not isinstance(items, list):
+                raise TypeError("items or next")
+        except (KeyError, TypeError) as error:
+            raise _misunderstood(str(error)) from None
+        return Page([read(self.resource, item) for item in items], token)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _get(self, path: str, parameters: dict[str, str]) -> Any:
+        try:
+            response = self._http.get(self._base + path, params=parameters, headers=self._headers)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            what = "does not answer in time" if isinstance(error, httpx.TimeoutException) else "cannot be reached"
+            raise Unreachable(
+                f"{self._base} {what}: {str(error) or type(error).__name__}",
+                fix="see that the server runs and the URL is right",
+            ) from error
+        if not response.is_success:
+            raise _refused(response)
+        try:
+            return _decoder.decode(response.content)
+        except msgspec.DecodeError as error:
+            raise _misunderstood(str(error)) from None
+
+
+def _refused(response: httpx.Response) -> ForgeError:
+    error = failure(response)
+    code = getattr(error, "code", None)
+    if code == "window_expired":
+        try:
+            return WindowExpired(str(error), fix=error.fix, oldest=int(_decoder.decode(response.content)["oldest"]))
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as unread:
+            return _misunderstood(repr(unread))
+    return _TOLD[code](str(error), fix=error.fix) if code in _TOLD else error
+
+
+def _misunderstood(why: str) -> ProtocolError:
+    return ProtocolError(
+        f"the server's answer is not understood: {why}", fix="use the URL of a Forge server of this version"
+    )

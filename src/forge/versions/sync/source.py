@@ -1,0 +1,68 @@
+"""Where a copy comes from: a database here, or a server that answers change queries in `forge.versions.sync.http`."""
+
+from typing import Protocol
+
+import msgspec
+
+from forge.changelog.connection import Connection, connect, typed_errors
+from forge.versions.available import available
+from forge.versions.install import require_installed
+from forge.versions.nouns import Event, Page, Resource
+from forge.versions.reading import standing, stream
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """The versions that can be asked for, and of which installation."""
+
+    oldest: int
+    newest: int
+    install: str | None = None
+
+
+class Source(Protocol):
+    """One resource, as somebody may see it."""
+
+    resource: Resource
+
+    def available(self) -> Reach: ...
+
+    def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
+        """A page of a window of the stream; without `min`, of all documents that have not changed after `max`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DatabaseSource:
+    """A resource in a database that this process may read: all of it, or what a subject has access to."""
+
+    def __init__(self, url: str, resource: Resource, *, subject: str | None = None) -> None:
+        self.resource = resource
+        self._subject = subject
+        self._connection = connect(url, application_name="forge versions sync")
+        try:
+            with typed_errors():
+                require_installed(self._connection)
+                standing(self._connection, resource)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def available(self) -> Reach:
+        with typed_errors():
+            found = available(self._connection)
+            return Reach(found.oldest, found.newest, install_id(self._connection))
+
+    def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
+        with typed_errors():
+            return stream(self._connection, self.resource, min, max, after=after, limit=limit, subject=self._subject)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def install_id(connection: Connection) -> str:
+    """Which installation this is: a text that two databases never share, and that tells nothing."""
+    row = connection.execute("SELECT left(encode(sha256(token_key), 'hex'), 16) FROM forge_versions.setting").fetchone()
+    assert row is not None
+    return str(row[0])

@@ -1,0 +1,95 @@
+"""Documents for tests: students, and graduation plans that refer to them."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from forge.changelog.connection import Connection, connect
+from forge.postgres import PostgresServer
+from forge.testing import fresh_database
+from forge.versions.documents import get, put
+from forge.versions.install import install
+from forge.versions.nouns import Resource, decode
+from forge.versions.resources import declare
+
+STUDENTS = Resource("ed-fi", "students")
+PLANS = Resource("ed-fi", "graduationPlans")
+
+TEMPLATE = "forge_versions_school"
+
+Shown = dict[int, Any]
+
+
+@contextmanager
+def school_database(server: PostgresServer) -> Iterator[str]:
+    """The URL of a new database with a school in it: a copy of a template, made when first asked for."""
+    with connect(server.url()) as admin:
+        made = admin.execute("SELECT FROM pg_database WHERE datname = %s", (TEMPLATE,)).fetchone()
+        if made is None:
+            admin.execute(f"CREATE DATABASE {TEMPLATE}".encode())
+            with connect(server.url(TEMPLATE)) as template:
+                school(template)
+    with fresh_database(server, template=TEMPLATE) as url:
+        yield url
+
+
+def school(connection: Connection, students: int = 5, *, by_access: bool = False) -> list[int]:
+    """Install, and put students and a plan for each; returns the students' ids."""
+    install(connection)
+    declare(connection, STUDENTS)
+    declare(connection, PLANS, by_access=by_access)
+    made = []
+    for number in range(1, students + 1):
+        body = {"name": f"student {number}", "average": Decimal("1.10"), "big": 2**60}
+        made.append(put(connection, STUDENTS, {"number": number}, body).document.id)
+        plan = {"plan": f"P{number}"}
+        put(connection, PLANS, plan, {"credits": number}, {"student": (STUDENTS, {"number": number})})
+    return made
+
+
+def source_of(connection: Connection, resource: Resource, subject: str | None = None) -> Shown:
+    """Every document of a resource as it is, read one by one: identity, body, and what it refers to."""
+    rows = connection.execute(
+        "SELECT d.id FROM forge_versions.document d JOIN forge_versions.resource r ON r.id = d.resource"
+        " WHERE (r.project, r.name, r.version) = (%s, %s, %s) AND (%s::text IS NULL OR EXISTS ("
+        " SELECT FROM forge_versions.access a WHERE a.document = d.id AND a.subject = %s))",
+        (resource.project, resource.name, resource.version, subject, subject),
+    ).fetchall()
+    found = {}
+    for (id,) in rows:
+        document = get(connection, id)
+        references = {
+            name: [reference.document, str(reference.resource), reference.identity]
+            for name, reference in document.references.items()
+        }
+        found[id] = (document.identity, document.body, references)
+    return found
+
+
+def copy_in_sqlite(path: Path, resource: Resource) -> Shown:
+    """What a copy in SQLite has."""
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute(
+            'SELECT id, identity, body, "references" FROM documents WHERE resource = ?', (str(resource),)
+        ).fetchall()
+    connection.close()
+    return {id: (decode(identity), decode(body), _references(decode(to))) for id, identity, body, to in rows}
+
+
+def copy_in_files(folder: Path, resource: Resource) -> Shown:
+    """What a copy in a folder has."""
+    found = {}
+    for path in folder.glob("[0-9]*.json"):
+        document = decode(path.read_bytes())
+        assert path.stem == str(document["id"])
+        found[document["id"]] = (document["identity"], document["body"], _references(document["references"]))
+    assert json.loads((folder / ".forge-sync.json").read_text())["resource"]["name"] == resource.name
+    return found
+
+
+def _references(told: dict[str, Any]) -> dict[str, Any]:
+    return {name: [to["id"], to["resource"], to["identity"]] for name, to in told.items()}

@@ -1,0 +1,375 @@
+"""A copy kept by change queries alone ends equal to its source, whatever happens on the way."""
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from forge.changelog.connection import Connection, connect
+from forge.postgres import PostgresServer
+from forge.testing import fresh_database
+from forge.versions.access import grant, revoke
+from forge.versions.documents import delete, find, put, set_references
+from forge.versions.errors import UnknownResource, WindowExpired
+from forge.versions.identity import change_identity
+from forge.versions.nouns import Event, Page, Resource
+from forge.versions.resources import declare
+from forge.versions.sync import (
+    DatabaseSource,
+    FilesMirror,
+    Mirror,
+    MirrorUnusable,
+    Progress,
+    Reach,
+    Source,
+    SqliteMirror,
+    State,
+    Synced,
+    sync,
+)
+from tests.versions.school import (
+    PLANS,
+    STUDENTS,
+    Shown,
+    copy_in_files,
+    copy_in_sqlite,
+    school,
+    school_database,
+    source_of,
+)
+
+
+class Kept:
+    """A copy of one kind in a place of its own."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.path = folder / ("copy.db" if kind == "sqlite" else "copy")
+
+    def open(self, resource: Resource = PLANS) -> Mirror:
+        return SqliteMirror(self.path, resource) if self.kind == "sqlite" else FilesMirror(self.path, resource)
+
+    def shown(self, resource: Resource = PLANS) -> Shown:
+        return (copy_in_sqlite if self.kind == "sqlite" else copy_in_files)(self.path, resource)
+
+    def sync(self, source: Source, limit: int = 500, tell: Callable[[Progress], None] | None = None) -> Synced:
+        with closing(self.open(source.resource)) as mirror:
+            return sync(source, mirror, limit=limit, tell=tell or (lambda progress: None))
+
+    def state(self) -> State:
+        with closing(self.open()) as mirror:
+            found = mirror.state()
+        assert found is not None
+        return found
+
+
+@pytest.fixture(params=["sqlite", "files"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return Kept(request.param, tmp_path)
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> Iterator[str]:
+    with school_database(server) as found:
+        yield found
+
+
+@pytest.fixture
+def source(url: str) -> Iterator[Connection]:
+    with connect(url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def plans(url: str) -> Iterator[DatabaseSource]:
+    with closing(DatabaseSource(url, PLANS)) as found:
+        yield found
+
+
+class Cut(Exception):
+    """The process ends here."""
+
+
+class Failing:
+    """A source that ends after some pages."""
+
+    def __init__(self, source: Source, pages: int, error: Exception | None = None) -> None:
+        self.resource = source.resource
+        self._source = source
+        self._left = pages
+        self._error = error or Cut()
+
+    def available(self) -> Reach:
+        return self._source.available()
+
+    def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
+        if not self._left:
+            raise self._error
+        self._left -= 1
+        return self._source.page(min, max, after=after, limit=limit)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def changed(connection: Connection) -> None:
+    """Something of every kind: new, other content, another identity, other references, no more."""
+    student = find(connection, STUDENTS, {"number": 1})
+    assert student is not None
+    change_identity(connection, student, {"number": 1001})
+    put(connection, STUDENTS, {"number": 77}, {"name": "new"})
+    put(connection, PLANS, {"plan": "P77"}, {"credits": 0}, {"student": (STUDENTS, {"number": 77})})
+    put(connection, PLANS, {"plan": "P2"}, {"credits": 99}, {"student": (STUDENTS, {"number": 2})})
+    moved, gone, renamed = (find(connection, PLANS, {"plan": f"P{number}"}) for number in (3, 4, 5))
+    assert moved is not None
+    assert gone is not None
+    assert renamed is not None
+    set_references(connection, moved, {"student": (STUDENTS, {"number": 77}), "tutor": (STUDENTS, {"number": 2})})
+    delete(connection, gone)
+    change_identity(connection, renamed, {"plan": "P5b"})
+
+
+def test_a_new_copy_equals_its_source(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
+    told: list[Progress] = []
+    done = kept.sync(plans, limit=2, tell=told.append)
+    assert kept.shown() == source_of(source, PLANS) != {}
+    assert (done.upserts, done.deletions, done.anew) == (5, 0, None)
+    assert [progress.items for progress in told] == [2, 4, 5]
+    assert told[0].listing
+    again = kept.sync(plans)
+    assert (again.items, again.upto) == (0, done.upto)
+
+
+def test_it_follows_what_happens(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
+    kept.sync(plans)
+    changed(source)
+    done = kept.sync(plans, limit=2)
+    assert kept.shown() == source_of(source, PLANS)
+    assert (done.deletions, done.key_changes, done.removed, done.anew) == (1, 1, 0, None)
+    assert done.upserts == 5  # one by its student's identity alone, and no other
+    assert kept.sync(plans).items == 0
+
+
+@pytest.mark.parametrize("listing", [True, False])
+def test_cut_short_it_goes_on_from_there(
+    kept: Kept, source: Connection, plans: DatabaseSource, tmp_path: Path, listing: bool
+) -> None:
+    copies = [Kept(kept.kind, tmp_path / str(pages)) for pages in range(4)]
+    if not listing:
+        for copy in copies:
+            copy.sync(plans)
+    changed(source)
+    whole = 5 if listing else 7
+    for pages, copy in enumerate(copies):
+        with pytest.raises(Cut):
+            copy.sync(Failing(plans, pages), limit=1)
+        done = copy.sync(plans, limit=1)
+        assert copy.shown() == source_of(source, PLANS)
+        assert (done.items, done.anew) == (whole - pages, None)
+
+
+def test_what_happens_while_it_lists_is_not_lost(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
+    with pytest.raises(Cut):
+        kept.sync(Failing(plans, 2), limit=1)
+    changed(source)
+    kept.sync(plans, limit=1)
+    assert kept.shown() == source_of(source, PLANS)
+
+
+def test_a_window_that_is_gone_begins_it_anew(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
+    kept.sync(plans)
+    changed(source)
+    source.execute("UPDATE forge_versions.setting SET oldest = %s", (plans.available().newest,))
+    with pytest.raises(Cut):  # what is there stays until the new listing is complete
+        kept.sync(Failing(plans, 2), limit=1)
+    gone = {id for id, document in kept.shown().items() if document[0] == {"plan": "P4"}}
+    assert gone
+    done = kept.sync(plans, limit=2)
+    assert kept.shown() == source_of(source, PLANS)
+    assert done.removed == 1
+
+
+def test_why_it_was_begun_anew_is_told(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
+    kept.sync(plans)
+    changed(source)
+    source.execute("UPDATE forge_versions.setting SET oldest = %s", (plans.available().newest,))
+    done = kept.sync(plans)
+    assert "the oldest that is known" in (done.anew or "")
+    assert kept.state().generation == 2
+
+
+def test_a_source_that_never_can_is_told(kept: Kept, plans: DatabaseSource) -> None:
+    with pytest.raises(WindowExpired):
+        kept.sync(Failing(plans, 0, WindowExpired("gone", fix="wait", oldest=9)))
+
+
+def test_another_installation_begins_it_anew(kept: Kept, server: PostgresServer, plans: DatabaseSource) -> None:
+    kept.sync(plans)
+    with fresh_database(server) as there, connect(there) as other:
+        school(other, 2)
+        with closing(DatabaseSource(there, PLANS)) as elsewhere:
+            done = kept.sync(elsewhere)
+            assert "another installation" in (done.anew or "")
+            assert kept.shown() == source_of(other, PLANS)
+
+
+def test_a_source_that_went_back_begins_it_anew(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
+    kept.sync(plans)
+    with closing(kept.open()) as mirror:
+        state = mirror.state()
+        assert state is not None
+        mirror.take([], State(upto=state.upto + 1000, install=state.install))
+    assert "was at" in (kept.sync(plans).anew or "")
+    assert kept.shown() == source_of(source, PLANS)
+
+
+def test_a_page_token_that_is_not_the_sources_is_read_again(
+    kept: Kept, source: Connection, plans: DatabaseSource
+) -> None:
+    kept.sync(plans)
+    changed(source)
+    with closing(kept.open()) as mirror:
+        state = mirror.state()
+        assert state is not None
+        until = plans.available().newest
+        mirror.take([], State(upto=state.upto, until=until, token="forged", install=state.install))
+    done = kept.sync(plans)
+    assert done.anew is None
+    assert kept.shown() == source_of(source, PLANS)
+
+
+def test_others_write_all_the_while(kept: Kept, url: str, source: Connection, plans: DatabaseSource) -> None:
+    wrong: list[BaseException] = []
+
+    def write(worker: int) -> None:
+        try:
+            with connect(url) as connection:
+                for number in range(40):
+                    with connection.transaction():
+                        mine = {"number": f"{worker}-{number}"}
+                        put(connection, STUDENTS, mine, {"name": "x"})
+                        to = {"student": (STUDENTS, mine)}
+                        plan = put(connection, PLANS, {"plan": f"{worker}-{number % 7}"}, {"n": number}, to)
+                        if number % 5 == 4:
+                            delete(connection, plan.document)
+        except BaseException as error:
+            wrong.append(error)
+
+    writers = [threading.Thread(target=write, args=(worker,)) for worker in range(2)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        kept.sync(plans, limit=7)
+    for writer in writers:
+        writer.join()
+    assert not wrong
+    kept.sync(plans, limit=7)
+    assert kept.shown() == source_of(source, PLANS)
+
+
+@contextmanager
+def by_access(url: str) -> Iterator[tuple[Connection, DatabaseSource]]:
+    with connect(url) as connection:
+        declare(connection, PLANS, by_access=True)
+        with closing(DatabaseSource(url, PLANS, subject="ada")) as found:
+            yield connection, found
+
+
+def test_a_grant_brings_what_is_old_and_a_revocation_takes_it(kept: Kept, url: str) -> None:
+    with by_access(url) as (connection, seen):
+        first, second, third = (find(connection, PLANS, {"plan": f"P{number}"}) for number in (1, 2, 3))
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        grant(connection, first, "ada")
+        grant(connection, second, "bob")
+        kept.sync(seen)
+        assert set(kept.shown()) == {first.id}
+        grant(connection, third, "ada")
+        revoke(connection, first, "ada")
+        assert kept.sync(seen).items == 2
+        assert kept.shown() == source_of(connection, PLANS, "ada")
+        assert set(kept.shown()) == {third.id}
+        revoke(connection, third, "ada")
+        grant(connection, third, "ada")
+        grant(connection, first, "ada")
+        delete(connection, first)
+        delete(connection, second)
+        kept.sync(seen, limit=1)
+        assert kept.shown() == source_of(connection, PLANS, "ada")
+
+
+def test_one_sync_at_a_time_keeps_a_file(tmp_path: Path, plans: DatabaseSource) -> None:
+    kept = Kept("sqlite", tmp_path)
+    with closing(kept.open()) as mirror:
+        kept.sync(plans)
+        with pytest.raises(MirrorUnusable, match="somebody else"):
+            sync(plans, mirror)
+
+
+def test_one_sync_at_a_time_keeps_a_folder(tmp_path: Path, plans: DatabaseSource) -> None:
+    kept = Kept("files", tmp_path)
+    with closing(kept.open()), pytest.raises(MirrorUnusable, match="somebody else"):
+        kept.open()
+    kept.sync(plans)
+
+
+def test_two_resources_share_a_file(tmp_path: Path, url: str, source: Connection) -> None:
+    kept = Kept("sqlite", tmp_path)
+    for resource in (PLANS, STUDENTS):
+        with closing(DatabaseSource(url, resource)) as found:
+            kept.sync(found)
+    changed(source)
+    for resource in (PLANS, STUDENTS):
+        with closing(DatabaseSource(url, resource)) as found:
+            kept.sync(found)
+        assert kept.shown(resource) == source_of(source, resource)
+
+
+def test_a_folder_of_another_resource_is_refused(tmp_path: Path, plans: DatabaseSource) -> None:
+    kept = Kept("files", tmp_path)
+    kept.sync(plans)
+    with pytest.raises(MirrorUnusable, match="is a copy of ed-fi/graduationPlans"):
+        kept.open(STUDENTS)
+    (kept.path / ".forge-sync.json").write_text("{}")
+    with pytest.raises(MirrorUnusable, match="not what a sync wrote"):
+        kept.open()
+
+
+def test_what_is_no_copy_is_refused(tmp_path: Path, plans: DatabaseSource) -> None:
+    (tmp_path / "text.db").write_text("hello, this is a text that is no database\n" * 20)
+    with pytest.raises(MirrorUnusable, match="SQLite cannot keep"):
+        SqliteMirror(tmp_path / "text.db", PLANS)
+    with pytest.raises(MirrorUnusable, match="no copy can be kept"):
+        FilesMirror(tmp_path / "text.db", PLANS)
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    (folder / "7.json").write_text("[1]")
+    with closing(FilesMirror(folder, PLANS)) as mirror, pytest.raises(MirrorUnusable, match="not what a sync wrote"):
+        sync(plans, mirror)
+    assert (folder / "7.json").read_text() == "[1]"
+
+
+def test_a_page_and_its_state_are_kept_together(tmp_path: Path, plans: DatabaseSource) -> None:
+    kept = Kept("sqlite", tmp_path)
+    kept.sync(plans)
+    with sqlite3.connect(kept.path) as connection:
+        connection.execute("CREATE TRIGGER refuse BEFORE UPDATE ON forge_sync BEGIN SELECT RAISE(ABORT, 'no'); END")
+    connection.close()
+    before = kept.shown()
+    with closing(kept.open()) as mirror:
+        state = mirror.state()
+        assert state is not None
+        page = plans.page(None, state.upto, after=None, limit=2)
+        with pytest.raises(MirrorUnusable, match="no"):
+            mirror.take(page.items, State(upto=0, generation=9))
+        assert mirror.state() == state
+    assert kept.shown() == before
+
+
+def test_an_unknown_resource_is_told(url: str) -> None:
+    with pytest.raises(UnknownResource):
+        DatabaseSource(url, Resource("ed-fi", "teachers"))
