@@ -3,7 +3,8 @@
 In comes a policy; out comes what one round did. What always holds:
 
 - No write is without a partition: the last one of each journal has no end. A round gives it one, a whole partition
-  ahead of the last stamp, and makes the next; for that moment alone writers may wait, 100 ms at the most.
+  ahead of the last stamp, and makes the next. For that moment writers wait, and the round waits for them no longer than
+  100 ms; only where rounds come so late that the last one has rows already, they wait for these to be read.
 - `oldest` is raised, and that is committed, before anything goes, and a partition goes only when no transaction's
   snapshot is older than that. So whoever does not find a row that went finds that its window is expired.
 - What is stamped within `age` is kept, and so are the last `versions` stamps; with both, whatever either of them keeps.
@@ -151,41 +152,40 @@ def _finish(connection: Connection, report: Report) -> None:
 
 def _make(connection: Connection, report: Report) -> None:
     """End the last partition of each journal and make the next, where the stamps have come near."""
+    for partition in partitions(connection):
+        if partition.end is None and _next_end(connection, partition) is not None:
+            with _giving_way(report, partition):
+                report.made.append(_end(connection, partition))
+
+
+def _next_end(connection: Connection, partition: Partition) -> int | None:
     row = connection.execute(
-        "SELECT s.partition_size, CASE WHEN q.is_called THEN q.last_value ELSE 0 END"
+        "SELECT CASE WHEN q.is_called THEN q.last_value ELSE 0 END, s.partition_size"
         " FROM forge_versions.setting s, forge_versions.change_version q"
     ).fetchone()
     assert row is not None
-    size, last = row
-    for partition in partitions(connection):
-        if partition.end is None and (end := next_end(partition.first, last, size)) is not None:
-            following = Partition(partition.journal, end, None)
-            with _giving_way(report, following):
-                _end(connection, partition, following)
-                report.made.append(following.name)
+    return next_end(partition.first, *row)
 
 
-def _end(connection: Connection, partition: Partition, following: Partition) -> None:
-    """The rows are checked beforehand, while others write: neither of the two moments that lock reads any."""
-    table, bounds = _table(partition.name), {"first": partition.first, "end": following.first}
+def _end(connection: Connection, partition: Partition) -> str:
+    """While nobody writes, so that no row lies beyond the end; the rows are read, of which there are none in time."""
     with connection.transaction():
-        connection.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS forge_bounds").format(table))
-        connection.execute(
-            sql.SQL(
-                "ALTER TABLE {table} ADD CONSTRAINT forge_bounds"
-                " CHECK (version >= {first} AND version < {end}) NOT VALID"
-            ).format(table=table, **bounds)
-        )
-    connection.execute(sql.SQL("ALTER TABLE {} VALIDATE CONSTRAINT forge_bounds").format(table))
-    with connection.transaction():
+        connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(_table(partition.journal)))
+        end = _next_end(connection, partition)
+        assert end is not None
+        following = Partition(partition.journal, end, None)
         connection.execute(_alter(partition, "DETACH PARTITION {}"))
-        connection.execute(_alter(partition, "ATTACH PARTITION {} FOR VALUES FROM ({first}) TO ({end})", **bounds))
         connection.execute(
-            sql.SQL("CREATE TABLE {} PARTITION OF {} FOR VALUES FROM ({}) TO (MAXVALUE)").format(
-                _table(following.name), _table(following.journal), following.first
+            _alter(
+                partition, "ATTACH PARTITION {} FOR VALUES FROM ({first}) TO ({end})", first=partition.first, end=end
             )
         )
-        connection.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT forge_bounds").format(table))
+        connection.execute(
+            sql.SQL("CREATE TABLE {} PARTITION OF {} FOR VALUES FROM ({}) TO (MAXVALUE)").format(
+                _table(following.name), _table(following.journal), end
+            )
+        )
+    return following.name
 
 
 def _raise_oldest(connection: Connection, policy: Policy) -> int:
@@ -225,15 +225,18 @@ def _stamped_within(connection: Connection, age: timedelta, oldest: int, last: i
 
 def _drop(connection: Connection, report: Report) -> None:
     """Take out of the journals what lies below the oldest, as soon as everybody knows."""
-    old = [each for each in partitions(connection) if each.end is not None and each.end <= report.oldest]
+    there = partitions(connection)
+    old = [each for each in there if each.end is not None and each.end <= report.oldest]
     known = bool(old) and _known(connection)
+    busy = {each.journal for each in there if each.leaving}  # a journal has one that is leaving at the most
     for partition in old:
-        if not known:
+        if not known or partition.journal in busy:
             report.waiting.append(partition.name)
             continue
         with _giving_way(report, partition):
-            if not partition.leaving:
-                connection.execute(_alter(partition, "DETACH PARTITION {} CONCURRENTLY"))
+            busy.add(partition.journal)
+            connection.execute(_alter(partition, "DETACH PARTITION {} CONCURRENTLY"))
+            busy.remove(partition.journal)
             connection.execute(sql.SQL("DROP TABLE {}").format(_table(partition.name)))
             report.dropped.append(partition.name)
 
