@@ -17,6 +17,7 @@ last. Whenever that is cut short, readers have the former or the new one, whole,
 from collections.abc import Callable
 from typing import Any, Final, Literal, cast, get_args
 
+import psycopg
 from psycopg.pq import TransactionStatus
 
 from forge.changelog.connection import Connection
@@ -77,7 +78,10 @@ def _build(connection: Connection, name: Strategy, batch: int, patience: float, 
     switch(connection, lambda: _run(connection, f"keep_{name}"), patience)
     after = 0
     while (upto := _value(connection, sql("next_batch"), {"after": after, "size": batch})) is not None:
-        connection.execute(sql(f"fill_{name}"), {"after": after, "upto": upto})
+        try:
+            connection.execute(sql(f"fill_{name}"), {"after": after, "upto": upto})
+        except psycopg.errors.DeadlockDetected:
+            continue
         after = upto
         if progress is not None:
             progress(after)

@@ -1,7 +1,9 @@
 """Changing the triggers of the tables while others read and write.
 
 Making or dropping a trigger waits for those who use the table and makes others wait behind it. So it waits a tenth of a
-second at the most, and tries again. Once it is done every writer that comes has the triggers, whatever its snapshot.
+second at the most, and tries again; and half of the deadlock timeout at the most, so that when it waits for a reader of
+one table who waits for another, it is this one that gives way. Once it is done every writer that comes has the triggers,
+whatever its snapshot.
 """
 
 import time
@@ -17,6 +19,10 @@ from forge.versions.operation import operation
 
 PATIENCE: Final = 30.0
 """Seconds after which it is given up."""
+_GIVE_WAY: Final = (
+    "SELECT set_config('lock_timeout', least(100, greatest(setting::integer / 2, 1)) || 'ms', true)"
+    " FROM pg_settings WHERE name = 'deadlock_timeout'"
+)
 
 
 def sql(name: str) -> LiteralString:
@@ -30,7 +36,7 @@ def switch(connection: Connection, act: Callable[[], None], patience: float = PA
     while True:
         try:
             with operation(connection):
-                connection.execute("SET LOCAL lock_timeout = '100ms'")
+                connection.execute(_GIVE_WAY)
                 connection.execute(
                     "LOCK TABLE forge_versions.document, forge_versions.reference IN SHARE ROW EXCLUSIVE MODE"
                 )

@@ -1,0 +1,61 @@
+"""What a run does, and what it found."""
+
+from typing import Final, Literal
+
+import msgspec
+
+from forge.versions.nouns import Resource
+from forge.versions.strategies import STRATEGIES, Strategy
+
+SCHOOLS: Final = Resource("model", "schools")
+COURSES: Final = Resource("model", "courses")
+PLANS: Final = Resource("model", "plans", "2.0")
+STUDENTS: Final = Resource("model", "students")
+RESOURCES: Final = (SCHOOLS, COURSES, PLANS, STUDENTS)
+"""The last is by access."""
+SUBJECTS: Final = ("ada", "eve")
+
+Mistake = Literal["last_value", "xmax", "carry", "monotonic", "journal"]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is done."""
+
+    seed: int
+    seconds: float = 6.0
+    writers: int = 3
+    clients: int = 3
+    triggers: bool = False
+    """Every second writer writes by SQL of its own."""
+    strategies: tuple[Strategy, ...] = STRATEGIES
+    """Those that it goes through."""
+    keys: int = 12
+    """How many identities each resource has, at the most."""
+    crashes: int = 0
+    """Of the server."""
+    mistake: Mistake | None = None
+    """What is wrong on purpose."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of it."""
+
+    plan: Plan
+    wrong: list[str]
+    stamps: int
+    commits: int
+    refused: int
+    retried: int
+    windows: int
+    told: int
+    documents: int
+    strategies: int
+    seconds: float
+
+    def __str__(self) -> str:
+        verdict = f"{len(self.wrong)} WRONG" if self.wrong else "every mirror is the source"
+        return (
+            f"seed {self.plan.seed}: {self.stamps} stamps, {self.commits} transactions, {self.refused} changes refused,"
+            f" {self.retried} deadlocks, {self.windows} windows, {self.told} times newest, {self.strategies} times"
+            f" another strategy, {self.documents} documents left, {self.seconds:.1f} s: {verdict}"
+        )

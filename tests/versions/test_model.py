@@ -1,0 +1,58 @@
+"""The model test of change versions, for a short while; `python -m forge.testing.versions` runs it for long."""
+
+import pytest
+
+from forge.postgres import PostgresServer
+from forge.testing import temporary_postgres
+from forge.testing.versions.plan import Mistake, Plan, Report
+from forge.testing.versions.run import SETTINGS, run
+
+
+def carried_out(plan: Plan) -> Report:
+    with temporary_postgres(settings=SETTINGS) as server:
+        return run(plan, server)
+
+
+@pytest.mark.parametrize("triggers", [False, True], ids=["application", "trigger"])
+@pytest.mark.contract("V1", "V4", "V5", "V6", "V8")
+def test_every_client_has_the_source_whoever_writes_and_however_late_they_commit(triggers: bool) -> None:
+    report = carried_out(Plan(7, seconds=2.0, triggers=triggers))
+    assert report.wrong == []
+    assert min(report.commits, report.windows, report.told, report.strategies) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.contract("V4", "V5", "V8")
+def test_every_client_has_the_source_though_the_server_crashes(seed: int) -> None:
+    report = carried_out(Plan(seed, seconds=15.0, writers=4, clients=6, triggers=bool(seed % 2), crashes=2))
+    assert report.wrong == []
+    assert min(report.commits, report.windows, report.told, report.strategies) > 0
+
+
+@pytest.mark.contract("V5")
+def test_the_sequences_last_value_as_newest_is_noticed(server: PostgresServer) -> None:
+    """The mistake that this kind of system is known for."""
+    report = run(Plan(4, seconds=20.0, clients=2, strategies=("journal",), mistake="last_value"), server)
+    assert any("was told as the newest" in line for line in report.wrong)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mistake", "noticed"),
+    [
+        ("last_value", "and the client has"),
+        ("xmax", "was told as the newest"),
+        ("carry", "does not contain that of"),
+        ("monotonic", "the mirror is not the source"),
+        ("journal", "are not those of the journals"),
+    ],
+)
+def test_mistakes_are_noticed(mistake: Mistake, noticed: str) -> None:
+    strategies = ("monotonic",) if mistake == "monotonic" else ("journal",)
+    wrong: list[str] = []
+    for seed in range(10):
+        wrong += carried_out(Plan(seed, seconds=10.0, strategies=strategies, mistake=mistake)).wrong
+        if any(noticed in line for line in wrong):
+            return
+    pytest.fail(f"nobody noticed {mistake}: {wrong[:5]}")
