@@ -1,5 +1,6 @@
 """`forge versions`: what changed since a version, for documents that depend on each other; and copies kept by that."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 import typer
@@ -240,19 +241,11 @@ def keep_copy(
     run = session(context)
     wanted = Resource.parse(resource)
     with _source(run, source, wanted, token, subject) as found, _mirror(to, form, wanted) as mirror:
-        backoff = Backoff(0.5, 30.0)
-        while True:
-            try:
-                _once(run, found, mirror, limit, quiet=follow)
-                backoff.reset()
-            except ForgeError as error:
-                if not follow or not _passing(error):
-                    raise
-                run.err.print(f"warning: {shown(str(error))}", style="yellow", soft_wrap=True)
-                time.sleep(backoff.next())
-            if not follow:
-                return
-            time.sleep(interval)
+        if not follow:
+            _once(run, found, mirror, limit, follow=False)
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            _follow(run, found, mirror, limit, interval)
 
 
 def strategy(
@@ -377,7 +370,22 @@ def _mirror(to: Path, form: Form | None, resource: Resource) -> Iterator[Mirror]
         mirror.close()
 
 
-def _once(run: Session, source: Source, mirror: Mirror, limit: int, *, quiet: bool) -> None:
+def _follow(run: Session, source: Source, mirror: Mirror, limit: int, interval: float) -> NoReturn:
+    """Again and again; what does not answer is asked again later."""
+    backoff = Backoff(0.5, 30.0)
+    while True:
+        try:
+            _once(run, source, mirror, limit, follow=True)
+            backoff.reset()
+            time.sleep(interval)
+        except ForgeError as error:
+            if not _passing(error):
+                raise
+            run.err.print(f"warning: {shown(str(error))}", style="yellow", soft_wrap=True)
+            time.sleep(backoff.next(getattr(error, "retry_after_secs", 0.0)))
+
+
+def _once(run: Session, source: Source, mirror: Mirror, limit: int, *, follow: bool) -> None:
     with run.progress() as bar:
 
         def tell(progress: Progress) -> None:
@@ -385,7 +393,7 @@ def _once(run: Session, source: Source, mirror: Mirror, limit: int, *, quiet: bo
             bar.step(f"{at}, {progress.items:,} items", advance=0)
 
         done = sync(source, mirror, limit=limit, tell=tell)
-    if quiet and not done.items and done.anew is None:
+    if follow and not done.items and done.anew is None:
         return
     if run.json:
         run.emit(msgspec.to_builtins(done))
