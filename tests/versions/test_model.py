@@ -4,19 +4,17 @@ import pytest
 
 from forge.postgres import PostgresServer
 from forge.testing import temporary_postgres
-from forge.testing.versions.plan import Mistake, Plan, Report
-from forge.testing.versions.run import SETTINGS, run
-
-
-def carried_out(plan: Plan) -> Report:
-    with temporary_postgres(settings=SETTINGS) as server:
-        return run(plan, server)
+from forge.testing.versions.plan import Mistake, Plan
+from forge.testing.versions.run import run
+from forge.versions.strategies import Strategy
 
 
 @pytest.mark.parametrize("triggers", [False, True], ids=["application", "trigger"])
 @pytest.mark.contract("V1", "V4", "V5", "V6", "V8")
-def test_every_client_has_the_source_whoever_writes_and_however_late_they_commit(triggers: bool) -> None:
-    report = carried_out(Plan(7, seconds=2.0, triggers=triggers))
+def test_every_client_has_the_source_whoever_writes_and_however_late_they_commit(
+    server: PostgresServer, triggers: bool
+) -> None:
+    report = run(Plan(7, seconds=1.5, triggers=triggers), server)
     assert report.wrong == []
     assert min(report.commits, report.windows, report.told, report.strategies) > 0
 
@@ -25,7 +23,8 @@ def test_every_client_has_the_source_whoever_writes_and_however_late_they_commit
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.contract("V4", "V5", "V8")
 def test_every_client_has_the_source_though_the_server_crashes(seed: int) -> None:
-    report = carried_out(Plan(seed, seconds=15.0, writers=4, clients=6, triggers=bool(seed % 2), crashes=2))
+    with temporary_postgres() as server:
+        report = run(Plan(seed, seconds=15.0, writers=4, clients=6, triggers=bool(seed % 2), crashes=2), server)
     assert report.wrong == []
     assert min(report.commits, report.windows, report.told, report.strategies) > 0
 
@@ -48,11 +47,11 @@ def test_the_sequences_last_value_as_newest_is_noticed(server: PostgresServer) -
         ("journal", "are not those of the journals"),
     ],
 )
-def test_mistakes_are_noticed(mistake: Mistake, noticed: str) -> None:
-    strategies = ("monotonic",) if mistake == "monotonic" else ("journal",)
+def test_mistakes_are_noticed(server: PostgresServer, mistake: Mistake, noticed: str) -> None:
+    strategy: Strategy = "monotonic" if mistake == "monotonic" else "journal"
     wrong: list[str] = []
     for seed in range(10):
-        wrong += carried_out(Plan(seed, seconds=10.0, strategies=strategies, mistake=mistake)).wrong
+        wrong += run(Plan(seed, seconds=10.0, strategies=(strategy,), mistake=mistake), server).wrong
         if any(noticed in line for line in wrong):
             return
     pytest.fail(f"nobody noticed {mistake}: {wrong[:5]}")

@@ -2,8 +2,8 @@
 
 Making or dropping a trigger waits for those who use the table and makes others wait behind it. So it waits a tenth of a
 second at the most, and tries again; and half of the deadlock timeout at the most, so that when it waits for a reader of
-one table who waits for another, it is this one that gives way. Once it is done every writer that comes has the triggers,
-whatever its snapshot.
+one table who waits for another, it is this one that gives way. Once it is done every writer that comes has the
+triggers, whatever its snapshot.
 """
 
 import time

@@ -9,7 +9,7 @@ from typing import get_args
 
 from forge.testing.postgres import temporary_postgres
 from forge.testing.versions.plan import Mistake, Plan
-from forge.testing.versions.run import SETTINGS, run
+from forge.testing.versions.run import run
 
 SHOWN = 12
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             crashes=options.crashes if seed % 4 < 2 else 0,
             mistake=options.mistake,
         )
-        with temporary_postgres(settings=SETTINGS) as server:
+        with temporary_postgres() as server:
             report = run(plan, server)
         print(report, flush=True)
         for line in report.wrong[:SHOWN]:

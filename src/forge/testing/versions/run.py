@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import psycopg
+from psycopg import sql
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.queries import queries
@@ -27,8 +28,6 @@ from forge.versions.stamps import newest
 from forge.versions.strategies import use_strategy
 from forge.versions.triggers import write_by
 
-SETTINGS: Final = {"deadlock_timeout": "200ms"}
-"""What a run wants of its server."""
 _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError)
 _AGAIN: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
@@ -41,6 +40,8 @@ def run(plan: Plan, server: PostgresServer) -> Report:
             install(connection)
             for resource in RESOURCES:
                 declare(connection, resource, by_access=resource == STUDENTS)
+            database = sql.Identifier(connection.info.dbname)
+            connection.execute(sql.SQL("ALTER DATABASE {} SET deadlock_timeout = '200ms'").format(database))
             if plan.triggers:
                 write_by(connection, "trigger")
             if plan.mistake is not None:
