@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import lake_growth
+from benchmarks import lake_growth, versions
 from benchmarks.chart import Bar, chart
 from benchmarks.figures import Figure
 
@@ -39,6 +39,8 @@ TITLES = {
     "lake_source": "The log into Spark",
     "lake_flow": "The log into the lake",
     "lake_growth": "A small batch into tables of different sizes",
+    "lake_versions": "Change versions of a whole lake",
+    "versions": "Change versions: pages of 100 changes, and three strategies",
     "wal": "The WAL of PostgreSQL",
     "mysql": "The binary log of MariaDB",
     "sqlite": "SQLite: the queue and the hook",
@@ -51,6 +53,7 @@ CHARTS = {
     "fanout": "Messages a second to clients of one query",
     "feed_grid": "Changes a second to authorized clients, below a latency",
 }
+PLOTS = {"lake_growth": lake_growth.plots, "versions": versions.plots}
 HEADER = """# Benchmarks
 
 `make bench` measures these on a temporary server with the settings of the embedded one: fsync on,
@@ -143,8 +146,8 @@ def _charts(group: str, figures: list[Figure]) -> Iterator[tuple[str, str, str]]
     """The pictures of a group: name, title, SVG."""
     if group in CHARTS and (bars := list(_bars(group, figures))):
         yield group, CHARTS[group], chart(CHARTS[group], bars)
-    if group == "lake_growth":
-        for name, picture in lake_growth.plots(figures).items():
+    if group in PLOTS:
+        for name, picture in PLOTS[group](figures).items():
             yield name, name, picture
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from forge.pipeline.jars import jdbc_driver
 from forge.pipeline.lake import Lake
 from forge.pipeline.session import QUIETLY, session
 
@@ -27,7 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    conf = {"spark.driver.memory": "1500m", "spark.driver.extraJavaOptions": f"{QUIETLY} {QUICK}"}
+    conf = {
+        "spark.driver.memory": "1500m",
+        "spark.driver.extraJavaOptions": f"{QUIETLY} {QUICK}",
+        "spark.driver.extraClassPath": str(jdbc_driver()),
+    }
     spark = session(master="local[2]", conf=conf, app="forge tests")
     yield spark
     spark.stop()

@@ -1,111 +1,118 @@
-"""Versions follow one another as they happened, in whatever order, pieces and repetitions they arrive."""
+"""Spark derives the version of every document that PostgreSQL derives, from the database and from a lake."""
 
-from collections.abc import Sequence
-from random import Random
-from typing import Any
+import random
+from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
-from forge.pipeline.changes import seq
-from forge.pipeline.silver.ends import End
-from forge.pipeline.silver.versions import SLIM, chain, concerned, upcoming
-from tests.pipeline import oracle
-from tests.pipeline.oracle import Event, Row, moment, play
+from forge.changelog.connection import Connection, connect
+from forge.changelog.install import install as install_log
+from forge.errors import HistoryUnavailable, ServerError
+from forge.pipeline.lake import Lake
+from forge.pipeline.run import Settings, pipeline
+from forge.pipeline.versions import derived, jdbc, of_database, of_lake
+from forge.postgres import PostgresServer
+from forge.testing import fresh_database
+from forge.versions.documents import delete, put
+from forge.versions.identity import change_identity
+from forge.versions.install import install
+from forge.versions.nouns import Resource
+from forge.versions.resources import declare
 
-pytestmark = pytest.mark.long
-
-GIVEN = (
-    "h int, id int, _key string, a string, b int, _seq string, _op string, _at timestamp, _transaction long,"
-    " _missing array<string>"
+SCHOOL, STUDENT, PLAN = (Resource("ed-fi", name) for name in ("schools", "students", "plans"))
+DERIVED = """
+SELECT d.id, r.project, r.name, r.version, greatest(d.content_version, d.identity_version, (
+    SELECT max(c.identity_version) FROM forge_versions.reference e JOIN forge_versions.document c ON c.id = e.child
+    WHERE e.parent = d.id)) FROM forge_versions.document d JOIN forge_versions.resource r ON r.id = d.resource"""
+TRANSITIVE = """
+WITH RECURSIVE inside (outer_id, id) AS (
+    SELECT id, id FROM forge_versions.document
+    UNION SELECT i.outer_id, e.child FROM inside i JOIN forge_versions.reference e ON e.parent = i.id AND e.in_identity
+), stamp AS (
+    SELECT i.outer_id AS id, max(d.identity_version) AS version FROM inside i JOIN forge_versions.document d USING (id)
+    GROUP BY 1
 )
-STORED = (
-    "h int, id int, _key string, a string, b int, _seq string, _end_seq string, _op string, _valid_from timestamp,"
-    " _transaction long, _missing array<string>"
-)
+SELECT d.id, r.project, r.name, r.version, greatest(d.content_version, s.version, (
+    SELECT max(c.version) FROM forge_versions.reference e JOIN stamp c ON c.id = e.child WHERE e.parent = d.id))
+FROM forge_versions.document d JOIN stamp s USING (id) JOIN forge_versions.resource r ON r.id = d.resource"""
 
 
-def given(spark: SparkSession, events: Sequence[Event]) -> DataFrame:
-    rows = [
-        (
-            *event.key,
-            "{}:{}".format(*event.key),
-            *(None if name in event.missing else event.values[name] for name in ("a", "b")),
-            event.seq,
-            event.op,
-            moment(event.at),
-            event.transaction,
-            sorted(event.missing) or None,
-        )
-        for event in events
-    ]
-    return spark.createDataFrame(rows, GIVEN)
+@pytest.fixture(scope="module")
+def corpus(servers: object) -> Iterator[tuple[str, Connection]]:
+    """Documents that were put, renamed and deleted at random, in a database that is tracked."""
+    server: PostgresServer = servers(18)  # type: ignore[operator]
+    with fresh_database(server) as url, connect(url) as connection:
+        install_log(connection)
+        install(connection)
+        for table in ("document", "reference", "resource"):
+            connection.execute("SELECT forge_enable_reactivity(%s)", (f"forge_versions.{table}",))
+        for resource in (SCHOOL, STUDENT, PLAN):
+            declare(connection, resource)
+        chance = random.Random(5)
+        schools = [put(connection, SCHOOL, {"code": n}, {}).document.id for n in range(4)]
+        students = [
+            put(
+                connection, STUDENT, {"n": n}, {}, {"school": chance.choice(schools)}, in_identity={"school"}
+            ).document.id
+            for n in range(20)
+        ]
+        plans = [
+            put(connection, PLAN, {"p": n}, {"c": 1}, {"of": chance.choice(students), "at": chance.choice(schools)})
+            for n in range(30)
+        ]
+        for n in range(6):
+            change_identity(connection, chance.choice(schools), {"code": 100 + n})
+        for made in plans[:3]:
+            delete(connection, made.document.id)
+        yield url, connection
 
 
-class Store:
-    """A history that is only ever given what `chain` says has changed."""
-
-    def __init__(self, spark: SparkSession, key: Sequence[str], carried: Sequence[str]) -> None:
-        self.spark, self.key, self.carried = spark, key, carried
-        self.rows: dict[tuple[Any, ...], Row] = {}
-        self.known: dict[str, End] = {}
-
-    def take(self, events: Sequence[Event], ends: Sequence[End]) -> int:
-        """How many versions a batch of rows and ends has changed."""
-        fitting = given(self.spark, events)
-        self.known |= {end.seq: end for end in ends}
-        since = min([event.seq for event in events] + [end.seq for end in ends])
-        names = [field.split()[0] for field in STORED.split(", ")]
-        stored = self.spark.createDataFrame([tuple(row[name] for name in names) for row in self.rows.values()], STORED)
-        columns = names if self.carried else [*self.key, *SLIM]
-        existing = concerned(stored, None if ends else fitting.select(*self.key), since, self.key, columns)
-        later = [end for end in self.known.values() if end.seq >= since]
-        made = chain(existing, fitting, later, self.key, carried=self.carried).where(F.col("_:changed"))
-        found = made.withColumns({"from": F.unix_micros("_valid_from"), "to": F.unix_micros("_valid_to")}).collect()
-        for row in found:
-            where = (row["_key"] or f"{row['h']}:{row['id']}", row["_seq"])
-            if row["_:stored"] and not self.carried:
-                self.rows[where] |= {name: row[name] for name in ("_end_seq", "to", "_end_transaction")}
-            else:
-                self.rows[where] = {**row.asDict(), "_valid_from": moment(row["from"])}
-        return len(found)
-
-    def history(self) -> dict[tuple[Any, ...], Row]:
-        kept = ("a", "b", "_op", "_end_seq", "_end_transaction")
-        return {
-            (row["h"], row["id"], row["_seq"]): {
-                **{name: row[name] for name in kept},
-                "_valid_from": row["from"],
-                "_valid_to": row["to"],
-            }
-            for row in self.rows.values()
-        }
+def told(frame: DataFrame) -> list[tuple[object, ...]]:
+    return sorted(tuple(row) for row in frame.collect())
 
 
-@pytest.mark.parametrize(
-    ("keyed", "carried", "truncates"),
-    [(True, (), 0), (True, (), 3), (True, ("a", "b"), 2), (False, (), 0), (False, (), 2)],
-)
-def test_any_order_and_repetition_of_batches_gives_the_history_of_the_oracle(
-    spark: SparkSession, keyed: bool, carried: tuple[str, ...], truncates: int
-) -> None:
-    dice = Random(f"{keyed} {carried} {truncates}")
-    played = play(dice, 60, keyed=keyed, most_truncates=truncates, missing=bool(carried))
-    store = Store(spark, ("h", "id") if keyed else ("_key",), carried)
-    batches = played.batches(dice, 4)
-    for events, ends in batches:
-        store.take(events, ends)
-    found, wanted = store.history(), oracle.history(*played, keyed=keyed)
-    wrong = [place for place in found.keys() | wanted.keys() if found.get(place) != wanted.get(place)]
-    first = min((place[0] for place in wrong), default=None)
-    assert not sorted((place, found.get(place), wanted.get(place)) for place in wrong if place[0] == first), played.ends
-    assert store.take(*batches[-1]) == 0, "what is stored as it should be is left alone"
+def asked(connection: Connection, statement: str) -> list[tuple[object, ...]]:
+    return sorted(connection.execute(statement.encode()).fetchall())
 
 
-def test_the_next_end_is_found_among_thousands(spark: SparkSession) -> None:
-    ends = [End(seq(1, place * 2), moment(place), place) for place in range(3000)]
-    places = [0, 1, 2, 3, 2999, 3000, 5997, 5998, 5999]
-    frame = spark.createDataFrame([(seq(1, place),) for place in places], "_seq string")
-    rows = frame.select(upcoming(F.col("_seq"), ends)["transaction"].alias("found")).collect()
-    assert [row["found"] for row in rows] == [1, 1, 2, 2, 1500, 1501, 2999, None, None]
+@pytest.mark.contract("V10")
+def test_the_database_by_jdbc(spark: SparkSession, corpus: tuple[str, Connection]) -> None:
+    url, connection = corpus
+    wanted = asked(connection, DERIVED)
+    assert len({row[-1] for row in wanted}) > 10
+    with of_database(spark, url) as found:
+        put(connection, PLAN, {"p": 0}, {"c": "after the snapshot"})
+        assert told(derived(found)) == wanted
+    with of_database(spark, url) as found:
+        assert told(derived(found)) == asked(connection, DERIVED) != wanted
+
+
+@pytest.mark.contract("V10")
+def test_a_lake(spark: SparkSession, corpus: tuple[str, Connection], lake: Lake) -> None:
+    url, connection = corpus
+    with pytest.raises(HistoryUnavailable, match=r"no table forge_versions\.document"):
+        of_lake(spark, lake)
+    with pipeline(spark, url, lake, Settings(most=10_000)) as running:
+        running.once()
+    assert told(derived(of_lake(spark, lake))) == asked(connection, DERIVED)
+
+
+@pytest.mark.contract("V10")
+def test_identities_that_contain_others(spark: SparkSession, corpus: tuple[str, Connection]) -> None:
+    url, connection = corpus
+    with of_database(spark, url) as found:  # where all were stamped it makes no difference
+        assert told(derived(found, transitive=True)) == told(derived(found)) == asked(connection, TRANSITIVE)
+    connection.execute(
+        "UPDATE forge_versions.document SET identity_version = 1000 + id WHERE resource = 1 AND id % 2 = 0"
+    )
+    with of_database(spark, url) as found:
+        closed = told(derived(found, transitive=True))
+        assert closed == asked(connection, TRANSITIVE)
+        assert closed != told(derived(found))
+
+
+def test_what_jdbc_cannot_reach_is_said() -> None:
+    for url in ("postgresql:///shop?host=/run/postgresql", "postgresql://a,b/shop"):
+        with pytest.raises(ServerError, match="JDBC reaches"):
+            jdbc(url)

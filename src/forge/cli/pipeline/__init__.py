@@ -3,7 +3,7 @@
 import typer
 
 from forge.cli.arguments import Command
-from forge.cli.pipeline import asof, audit, bring, maintain, replay, run, status, verify
+from forge.cli.pipeline import asof, audit, bring, maintain, replay, run, status, verify, versions
 
 
 def register(app: typer.Typer) -> None:
@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for command in (run, status, verify, asof, audit, replay, bring, maintain):
+    for command in (run, status, verify, asof, audit, replay, bring, maintain, versions):
         command.register(pipeline)
     for registered in pipeline.registered_commands:
         registered.cls = Command

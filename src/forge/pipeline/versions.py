@@ -1,0 +1,167 @@
+"""The change version of every document at once: in go documents and references, out comes a frame of versions.
+
+    with of_database(spark, url) as corpus:
+        derived(corpus).write.parquet("versions")
+    derived(of_lake(spark, lake)).where("change_version > 1000").show()
+
+What `forge.versions` derives for one page this derives for the whole corpus, document by document the same: the
+greatest of a document's own two stamps and of the identity stamps of those that it refers to. A database is read at
+one snapshot, however many tasks read it; a lake as its last batch left it.
+
+With `transitive`, an identity that contains another counts as changed when that one did, and so on. Where Forge wrote
+the documents that changes nothing, because it stamps all whose identity changed; a corpus of another system may not.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from psycopg import conninfo
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from forge.changelog.connection import Connection, connect
+from forge.errors import HistoryUnavailable, ServerError
+from forge.pipeline.lake import Lake
+from forge.pipeline.tables import exists, load
+from forge.versions.install import require_installed
+
+SCHEMA: Final = "forge_versions"
+_DOCUMENTS: Final = ("id", "resource", "content_version", "identity_version")
+_REFERENCES: Final = ("parent", "child", "in_identity")
+_RESOURCES: Final = ("id", "project", "name", "version")
+
+
+class Corpus(NamedTuple):
+    """What versions are derived from."""
+
+    documents: DataFrame
+    references: DataFrame
+    resources: DataFrame
+
+
+def derived(corpus: Corpus, *, transitive: bool = False) -> DataFrame:
+    """Each document: `id`, `project`, `resource`, `resource_version` and `change_version`."""
+    documents = corpus.documents.select(*_DOCUMENTS)
+    identities = documents.select(F.col("id").alias("child"), F.col("identity_version").alias("stamp"))
+    if transitive:
+        identities = _closed(identities, corpus.references)
+    of_children = (
+        corpus.references.select("parent", "child")
+        .join(identities, "child")
+        .groupBy(F.col("parent").alias("id"))
+        .agg(F.max("stamp").alias("dependency"))
+    )
+    own = F.greatest("content_version", "identity_version", "dependency")  # which leaves out a dependency of null
+    if transitive:
+        own = F.greatest(own, "stamp")
+        documents = documents.join(identities.withColumnRenamed("child", "id"), "id")
+    resources = corpus.resources.select(
+        F.col("id").alias("resource"), "project", F.col("name"), F.col("version").alias("resource_version")
+    )
+    return (
+        documents.join(of_children, "id", "left")
+        .withColumn("change_version", own)
+        .join(F.broadcast(resources), "resource")
+        .select("id", "project", F.col("name").alias("resource"), "resource_version", "change_version")
+    )
+
+
+def _closed(identities: DataFrame, references: DataFrame) -> DataFrame:
+    """The stamps of identities, with those of all that they contain: as many rounds as the deepest is deep."""
+    edges = references.where("in_identity").select("parent", "child").distinct().localCheckpoint()
+    if edges.isEmpty():
+        return identities
+    known = identities.localCheckpoint()
+    while True:
+        through = edges.join(known, "child").groupBy(F.col("parent").alias("child")).agg(F.max("stamp").alias("of"))
+        raised = known.join(through, "child", "left").select(
+            "child", F.greatest("stamp", "of").alias("stamp"), (F.col("of") > F.col("stamp")).alias("grew")
+        )
+        raised = raised.localCheckpoint()
+        known = raised.select("child", "stamp")
+        if raised.where("grew").isEmpty():
+            return known
+
+
+def of_lake(spark: SparkSession, lake: Lake) -> Corpus:
+    """From a lake that mirrors the tables of change versions."""
+    names = [f"{SCHEMA}.{table}" for table in ("document", "reference", "resource")]
+    for name in names:
+        if not exists(spark, lake.current(name)):
+            raise HistoryUnavailable(
+                f"the lake has no table {name}",
+                fix=f"forge enable {' '.join(names)}, then forge pipeline run; or read the database",
+                oldest=None,
+            )
+    documents, references, resources = (load(spark, lake.current(name)) for name in names)
+    return Corpus(documents, references, resources)
+
+
+@contextmanager
+def of_database(spark: SparkSession, url: str, tasks: int | None = None) -> Iterator[Corpus]:
+    """From a database, by PostgreSQL's JDBC driver, at one snapshot, which is held for this block.
+
+    The session must have the driver: in `spark.jars`, or in the class paths of driver and executors.
+    """
+    with connect(url, application_name="forge versions") as connection, connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        require_installed(connection)
+        ((snapshot,),) = connection.execute("SELECT pg_export_snapshot()").fetchall()
+        reading = _Reading(spark, url, snapshot, tasks or spark.sparkContext.defaultParallelism)
+        yield Corpus(
+            reading.table(connection, "document", _DOCUMENTS, "id"),
+            reading.table(connection, "reference", _REFERENCES, "parent"),
+            reading.table(connection, "resource", _RESOURCES, "id"),
+        )
+
+
+class _Reading:
+    """Tables of a database by JDBC, in shares of a column's range, all at one snapshot."""
+
+    def __init__(self, spark: SparkSession, url: str, snapshot: str, tasks: int) -> None:
+        self._spark = spark
+        self._address, self._properties = jdbc(url)
+        self._snapshot = snapshot
+        self._tasks = tasks
+
+    def table(self, connection: Connection, table: str, columns: tuple[str, ...], by: str) -> DataFrame:
+        name = f"{SCHEMA}.{table}"
+        row = connection.execute(f"SELECT min({by}), max({by}) FROM {name}".encode()).fetchone()
+        first, last = row if row and row[0] is not None else (0, 0)
+        begin = (
+            f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{self._snapshot}'"
+        )
+        return (
+            self._spark.read.format("jdbc")
+            .options(**self._properties)
+            .option("url", self._address)
+            .option("driver", "org.postgresql.Driver")
+            .option("dbtable", f"(SELECT {', '.join(columns)} FROM {name}) t")
+            .option("sessionInitStatement", begin)
+            .option("partitionColumn", by)
+            .option("lowerBound", first)
+            .option("upperBound", last + 1)
+            .option("numPartitions", self._tasks)
+            .option("fetchsize", 10_000)
+            .load()
+        )
+
+
+def jdbc(url: str) -> tuple[str, dict[str, str]]:
+    """A database's address as JDBC has it, and who asks; raises ServerError for one that JDBC cannot reach.
+
+    >>> jdbc("postgresql://ada:s3cret@db.example:5433/shop?sslmode=require")
+    ('jdbc:postgresql://db.example:5433/shop?sslmode=require', {'user': 'ada', 'password': 's3cret'})
+    """
+    given = conninfo.conninfo_to_dict(url)
+    host = str(given.get("hostaddr") or given.get("host") or "localhost")
+    if host.startswith(("/", "@")) or "," in host:
+        raise ServerError(
+            "JDBC reaches a database by one host and port, and this is named by a socket or several hosts",
+            fix="give a URL with a host, or read from the lake",
+        )
+    who = {name: str(given[name]) for name in ("user", "password") if given.get(name)}
+    address = f"jdbc:postgresql://{host}:{given.get('port') or 5432}/{quote(str(given.get('dbname') or ''))}"
+    return (address if "sslmode" not in given else f"{address}?sslmode={given['sslmode']}"), who
