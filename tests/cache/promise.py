@@ -75,7 +75,7 @@ def _application(database: str, cache: Cache, dice: random.Random) -> Forge:
     return app
 
 
-def _late(node: Node, dice: random.Random) -> None:
+def late(node: Node, dice: random.Random) -> None:
     """Have the node's cache hear of the log later than it could, in order."""
     reactor, waiting = node.reactor, deque[tuple[Callable[..., None], tuple[Any, ...]]]()
 
@@ -110,7 +110,7 @@ async def players(
                 node.reactor.on_batch.clear()
                 node.reactor.on_read.clear()
             else:
-                _late(node, dice)
+                late(node, dice)
             found.append(Player(node))
         yield found
 

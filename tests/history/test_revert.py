@@ -217,6 +217,28 @@ def test_a_unique_value_that_went_to_another_row_comes_back(connection: Connecti
     assert rows(connection, "u") == ["(1,a)", "(2,b)", "(3,c)"]
 
 
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_unique_values_that_were_swapped(connection: Connection, deferrable: bool) -> None:
+    """They fit in no order, row by row: that takes a constraint which can wait."""
+    word = "DEFERRABLE" if deferrable else ""
+    connection.execute(f"CREATE TABLE u (id int PRIMARY KEY, word text UNIQUE {word})".encode())
+    enable(connection, "u")
+    write(connection, "INSERT INTO u VALUES (1, 'a'), (2, 'b')")
+    xid = write(
+        connection,
+        "UPDATE u SET word = '' WHERE id = 1",
+        "UPDATE u SET word = 'a' WHERE id = 2",
+        "UPDATE u SET word = 'b' WHERE id = 1",
+    )
+    if deferrable:
+        revert(connection, Choice(transaction=xid))
+        assert rows(connection, "u") == ["(1,a)", "(2,b)"]
+    else:
+        with pytest.raises(RevertRefused, match="duplicate key value violates unique constraint"):
+            revert(connection, Choice(transaction=xid))
+        assert rows(connection, "u") == ["(1,b)", "(2,a)"]
+
+
 def test_triggers_fire_and_what_they_make_of_a_row_is_told(orders: Connection) -> None:
     orders.execute(
         "CREATE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS"
