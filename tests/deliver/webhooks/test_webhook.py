@@ -307,11 +307,19 @@ def test_where_it_does_not_go(url: str, allow: list[str], said: str) -> None:
     assert "secret@" not in str(error.value)
 
 
-@pytest.mark.parametrize("host", ["localhost", "2130706433", "0x7f.1", "127.1", "localhost."])
-async def test_a_name_that_leads_inside(receiver: Receiver, host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("localhost", "inside a network"),
+        ("0x7f.1", "inside a network"),
+        ("127.1", "not a canonical"),
+        ("2130706433", "not a canonical"),
+    ],
+)
+async def test_a_name_that_leads_inside(receiver: Receiver, host: str, said: str) -> None:
     """Whatever the name, the address counts."""
     sink = Webhook(f"https://{host}:{receiver.port}/", secret=SECRET, timeout=5)
-    with pytest.raises(NotDelivered, match="cannot be reached"):
+    with pytest.raises(NotDelivered, match=f"cannot be reached: .*{said}"):
         await sink.send([message()])
     await sink.close()
     assert not receiver.requests

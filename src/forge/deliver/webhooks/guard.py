@@ -7,6 +7,7 @@ nor an odd way to write an address gets past.
 
 import socket
 from collections.abc import Sequence
+from errno import EACCES
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -100,7 +101,7 @@ class _Sockets:
         family, kind, protocol, _, place = info
         address = _address(str(place[0]))
         if not self._named and (address is None or not self._guard.permits(address)):
-            raise AddressRefused(f"it leads to {place[0]}, inside a network, where webhooks do not go")
+            raise AddressRefused(EACCES, f"it leads to {place[0]}, inside a network, where webhooks do not go")
         made = socket.socket(family, kind, protocol)
         made.setblocking(False)
         return made

@@ -29,7 +29,7 @@ from forge.deliver.entry import unfit_header
 from forge.deliver.message import JSON, Message
 from forge.deliver.sink import NotDelivered, Refused
 from forge.deliver.webhooks.breaker import Breaker
-from forge.deliver.webhooks.guard import Guard
+from forge.deliver.webhooks.guard import AddressRefused, Guard
 from forge.deliver.webhooks.signature import key_of, sign
 from forge.errors import ConfigError
 
@@ -213,7 +213,9 @@ class Webhook:
                 f"{self._host} did not answer within {self._timeout:g} s", fix="see whether the endpoint is overloaded"
             ) from None
         except (self._http.ClientError, OSError, ValueError) as error:
-            raise NotDelivered(f"{self._host} cannot be reached: {_line(str(error).encode())}") from None
+            why = getattr(error, "os_error", error)
+            fix = "allow the host if you mean it" if isinstance(why, AddressRefused) else "see to the receiver"
+            raise NotDelivered(f"{self._host} cannot be reached: {_line(str(error).encode())}", fix=fix) from None
 
     def _message_headers(self, message: Message) -> dict[str, str]:
         found = {name: _coded(value) for name, value in message.headers.items() if name.lower() not in _OWN}
