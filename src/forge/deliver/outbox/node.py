@@ -21,8 +21,9 @@ from forge.changelog.connection import AsyncConnection, answering, connect_async
 from forge.deliver.outbox.control import Lag, lag_of
 from forge.deliver.outbox.routes import Routes
 from forge.deliver.outbox.sending import line_of
+from forge.deliver.outbox.session import CHANNEL
 from forge.deliver.outbox.sql import sql
-from forge.deliver.outbox.worker import CHANNEL, LOST, Counts, Settings, Worker
+from forge.deliver.outbox.worker import LOST, Counts, Settings, Worker
 from forge.errors import ForgeError
 
 _log = logging.getLogger("forge.outbox")

@@ -104,6 +104,9 @@ WITH due AS (
 )
 SELECT count(pg_notify('forge_outbox', t.topic)) FROM (SELECT DISTINCT j.topic FROM joined j) t;
 
+-- flushed: Whether the WAL is on disk up to a place.
+SELECT pg_current_wal_flush_lsn() >= %(lsn)s::text::pg_lsn;
+
 -- flush: Writes a commit of our own, which flushes everything before it.
 SELECT pg_logical_emit_message(true, 'forge', '');
 

@@ -27,14 +27,14 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from forge.backoff import Backoff
-from forge.changelog.connection import AsyncConnection, answering, connect_async, typed_errors
+from forge.changelog.connection import AsyncConnection, answering, connect_async
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Route
 from forge.deliver.outbox.sending import Claimed, Outcome, deliver, line_of
+from forge.deliver.outbox.session import BEGIN, COMMIT, Ask, Session
 from forge.deliver.outbox.sql import sql
 from forge.errors import ForgeError, ServerError
 
-CHANNEL: Final = "forge_outbox"
 LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError)
 _MOST_BYTES: Final = 16 << 20
 """Of payloads that are claimed at a time, before the last of them."""
@@ -126,9 +126,9 @@ class Worker:
         because an outbox that nobody works on is worse."""
         while not self._stopping.is_set():
             try:
-                async with self._connected() as connection:
+                async with self._connected() as session:
                     self.working.set()
-                    await self._work(connection)
+                    await self._work(session)
             except Exception as error:
                 if not self.working.is_set():
                     raise
@@ -145,48 +145,41 @@ class Worker:
                 await self._wait(asyncio.sleep(delay))
 
     @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[AsyncConnection]:
-        connection = await connect_async(self._url, application_name=f"forge outbox {self.route.pattern}"[:63])
+    async def _connected(self) -> AsyncIterator[Session]:
+        name, lease = f"forge outbox {self.route.pattern}", self._settings.lease(self.route.timeout)
         try:
-            lease = f"{self._settings.lease(self.route.timeout) * 1000:.0f}ms"
-            with typed_errors(), self._answering(connection):
-                await connection.execute(sql("settings"), {"lease": lease})
-                await connection.execute(f"LISTEN {CHANNEL}")
-            self._safe = _NOTHING  # a server that crashed gives numbers again
-            yield connection
+            async with Session.open(self._url, name, lease=lease, answer=self._settings.answer) as session:
+                self._safe = _NOTHING  # a server that crashed gives numbers again
+                yield session
         finally:
-            await connection.close()
             if self._other is not None:
                 await self._other.close()
 
-    def _answering(self, connection: AsyncConnection) -> contextlib.AbstractContextManager[None]:
-        return answering(connection, self._settings.answer)
-
-    async def _work(self, connection: AsyncConnection) -> None:
+    async def _work(self, session: Session) -> None:
         after, found, blocked = 0, False, False
         waits = Backoff(self._settings.blocked, self._settings.poll)
-        page = await self._claim(connection, [], after)
+        page = await self._claim(session, [], after)
         self._lost.reset()
         while not self._stopping.is_set():
-            settling: list[tuple[Any, dict[str, Any]]] = []
+            settling: list[Ask] = []
             if page.claimed or page.behind:
                 found = True
-                settling = self._settled(page, await self._deliver(connection, page))
+                settling = self._settled(page, await self._deliver(session, page))
                 waits.reset()
             blocked = blocked or page.blocked
             swept = not page.full
             after = 0 if swept else page.last
             if (swept and not found) or self._stopping.is_set() or self._not_before > time.monotonic():
-                await self._ended(connection, settling)
+                again = await self._ended(session, settling)
                 pause = waits.next() if blocked else self._settings.poll
-                await self._sleep(connection, pause)
+                await self._sleep(session, pause if again is None else min(pause, max(0.0, again)))
                 settling, after, swept = [], 0, True
             if swept:
                 found = blocked = False
             if not self._stopping.is_set():
-                page = await self._claim(connection, settling, after)
+                page = await self._claim(session, settling, after)
 
-    async def _claim(self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]], after: int) -> Page:
+    async def _claim(self, session: Session, settling: list[Ask], after: int) -> Page:
         """Settle the batch before, and take the next: one round trip."""
         values = {
             "after": Int8(after),
@@ -197,27 +190,11 @@ class Worker:
             "bytes": Int8(_MOST_BYTES),
             "safe": self._safe,
         }
+        self._wrote = self._wrote or bool(settling)
+        before = (*settling, COMMIT, BEGIN) if session.in_transaction else (BEGIN,)
         self._claimed_at = time.monotonic()
-        with self._answering(connection):
-            return self._page(await self._asked(connection, settling, values))
-
-    async def _asked(
-        self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]], values: dict[str, Any]
-    ) -> list[tuple[Any, ...]]:
-        async with connection.pipeline():
-            for statement, parameters in settling:
-                await connection.execute(statement, parameters)
-            if settling:
-                self._wrote = True
-            if self._open(connection):
-                await connection.execute("COMMIT")
-            await connection.execute("BEGIN")
-            cursor = await connection.execute(sql("claim"), values, prepare=True, binary=True)
-        return await cursor.fetchall()
-
-    @staticmethod
-    def _open(connection: AsyncConnection) -> bool:
-        return connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
+        cursor = await session.ask(*before, Ask(sql("claim"), values, often=True))
+        return self._page(await cursor.fetchall())
 
     def _page(self, rows: Sequence[tuple[Any, ...]]) -> Page:
         snapshot, lsn, flushed, last, full, blocked, free = rows[0][:7]
@@ -243,14 +220,14 @@ class Worker:
             claimed[: self._limit], behind, snapshot, lsn, flushed, sure, last or 0, full, bool(blocked or taken)
         )
 
-    async def _deliver(self, connection: AsyncConnection, page: Page) -> Outcome:
+    async def _deliver(self, session: Session, page: Page) -> Outcome:
         if not page.claimed:
             return Outcome()
         if not page.sure:
             if not page.flushed:
-                await self._flushed(connection, page.lsn)
+                await self._flushed(session, page.lsn)
             self._safe = page.snapshot
-        with self._holding(connection) as holds:
+        with self._holding(session.connection) as holds:
             outcome = await deliver(self.route, page.claimed, holds)
         if outcome.down is not None:
             self._limit = 1
@@ -280,23 +257,21 @@ class Worker:
         finally:
             loop.remove_reader(line)
 
-    async def _flushed(self, connection: AsyncConnection, lsn: str) -> None:
+    async def _flushed(self, session: Session, lsn: str) -> None:
         """Return when the WAL is flushed up to here, having it flushed if nobody else does."""
         for patience in (0.0, 0.001):
             await asyncio.sleep(patience)
-            with self._answering(connection):
-                cursor = await connection.execute("SELECT pg_current_wal_flush_lsn() >= %s::text::pg_lsn", (lsn,))
-                if await cursor.fetchone() == (True,):
-                    return
+            if await (await session.ask(Ask(sql("flushed"), {"lsn": lsn}))).fetchone() == (True,):
+                return
         if self._other is None or self._other.closed:
             self._other = await connect_async(self._url, application_name="forge outbox (flush)")
-        with self._answering(self._other):
+        with answering(self._other, self._settings.answer):
             await self._other.execute("SET synchronous_commit = local")  # whatever the database says
             await self._other.execute(sql("flush"))
 
-    def _settled(self, page: Page, outcome: Outcome) -> list[tuple[Any, dict[str, Any]]]:
+    def _settled(self, page: Page, outcome: Outcome) -> list[Ask]:
         """The statements that make what came of a batch lasting."""
-        found: list[tuple[Any, dict[str, Any]]] = []
+        found: list[Ask] = []
         tries = {each.seq: each.tries for each in page.claimed}
         parked = dict(outcome.refused)
         failed = {}
@@ -306,7 +281,7 @@ class Worker:
             else:
                 failed[seq] = failure
         if outcome.sent:
-            found.append((sql("sent"), {"seqs": outcome.sent}))
+            found.append(Ask(sql("sent"), {"seqs": outcome.sent}))
         if failed:
             errors = [each.error for each in failed.values()]
             values = {
@@ -315,15 +290,15 @@ class Worker:
                 "delays": [self._delay(tries[seq], each.after) for seq, each in failed.items()],
                 "errors": errors,
             }
-            found.append((sql("failed"), values))
+            found.append(Ask(sql("failed"), values))
             _log.warning("outbox %s: %d failed, first: %s", self.route.pattern, len(failed), errors[0])
         if parked:
-            found.append((sql("park"), {"seqs": list(parked), "errors": list(parked.values())}))
+            found.append(Ask(sql("park"), {"seqs": list(parked), "errors": list(parked.values())}))
             first = next(iter(parked.values()))
             _log.error("outbox %s: %d parked, see forge outbox dead, first: %s", self.route.pattern, len(parked), first)
         if page.behind:
-            found.append((sql("hold_dead"), {}))
-            found.append((sql("park_behind"), {"seqs": page.behind}))
+            found.append(Ask(sql("hold_dead")))
+            found.append(Ask(sql("park_behind"), {"seqs": page.behind}))
         self.counts.sent += len(outcome.sent)
         self.counts.retried += len(failed)
         self.counts.parked += len(parked)
@@ -333,36 +308,24 @@ class Worker:
         first, most = self.route.backoff
         return (after or 0.0) + min(most, first * 2.0 ** min(tries, 60)) * random.uniform(0.5, 1.0)
 
-    async def _ended(self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]]) -> None:
-        """End the transaction, having settled what there is. What this worker wrote is flushed while it has nothing to
-        do, so that the next message need not wait for that."""
-        with self._answering(connection):
-            await self._committed(connection, settling)
+    async def _ended(self, session: Session, settling: list[Ask]) -> float | None:
+        """End the transaction, having settled what there is; after how many seconds one may be tried again. What this
+        worker wrote is flushed while it has nothing to do, so that the next message need not wait for that."""
+        asked = [*settling, COMMIT]
+        if self._wrote or settling:
+            asked += [BEGIN, Ask("SET LOCAL synchronous_commit = local"), Ask(sql("flush")), COMMIT]
+        row = await (await session.rest(*asked, Ask(sql("next_try"), often=True))).fetchone()
         self._wrote = False
+        return None if row is None else row[0]
 
-    async def _committed(self, connection: AsyncConnection, settling: list[tuple[Any, dict[str, Any]]]) -> None:
-        async with connection.pipeline():
-            for statement, parameters in settling:
-                await connection.execute(statement, parameters)
-            await connection.execute("COMMIT")
-            if self._wrote or settling:
-                await connection.execute("BEGIN")
-                await connection.execute("SET LOCAL synchronous_commit = local")
-                await connection.execute(sql("flush"))
-                await connection.execute("COMMIT")
-
-    async def _sleep(self, connection: AsyncConnection, pause: float) -> None:
-        """Wait for a message of the route, for one to be tried again, or for the poll."""
+    async def _sleep(self, session: Session, pause: float) -> None:
+        """Wait for a message of the route, or so many seconds; longer where the receiver is down."""
         if self._stopping.is_set():
             return
         if (wait := self._not_before - time.monotonic()) > 0:
             await self._wait(asyncio.sleep(wait))
-            return
-        with self._answering(connection):
-            row = await (await connection.execute(sql("next_try"), prepare=True)).fetchone()
-        if row is not None and row[0] is not None:
-            pause = min(pause, max(0.0, row[0]))
-        await self._wait(self._listen(connection, pause))
+        else:
+            await self._wait(self._listen(session.connection, pause))
 
     async def _listen(self, connection: AsyncConnection, pause: float) -> None:
         end = time.monotonic() + pause
