@@ -1,50 +1,52 @@
-"""Forge makes a database's changes usable: captured once, with who and why, in order, without loss."""
+"""Forge makes a database's changes usable: captured once, with who and why, in order, without loss.
+
+What is named here is imported when it is first asked for, so that `import forge`, and with it every command, is quick.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from forge import debezium, wire
-from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source
-from forge.changelog.follow import follow
-from forge.changelog.install import install
-from forge.changelog.maintenance import Policy, maintain, run_once
-from forge.changelog.reader import Batch, Reader
-from forge.cursor import Cursor
-from forge.errors import (
-    ConfigError,
-    ContextError,
-    CursorError,
-    CursorExpired,
-    CursorForeign,
-    CursorInvalid,
-    DecodeError,
-    EncodeError,
-    ForgeError,
-    HistoryUnavailable,
-    NotifyError,
-    NotInstalled,
-    OutboxError,
-    RedactError,
-    RevertRefused,
-    RowMismatch,
-    SchemaTooNew,
-    ServerError,
-    TrackingError,
-)
-from forge.history.asof import AsOf, as_of, at_instant, row_as_of, table_as_of
-from forge.track.bus import QueryEvent, observe, on
-from forge.track.context import transaction
-from forge.track.current import Current, context, current
-from forge.track.notify import Notification, listen, notify
-from forge.track.outbox import inbox, outbox
-from forge.track.paused import without_tracking
-
 if TYPE_CHECKING:
+    from forge import debezium, wire
     from forge.app import Forge as Forge
+    from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source
+    from forge.changelog.follow import follow
+    from forge.changelog.install import install
+    from forge.changelog.maintenance import Policy, maintain, run_once
+    from forge.changelog.reader import Batch, Reader
     from forge.client import connect as connect
+    from forge.cursor import Cursor
+    from forge.errors import (
+        ConfigError,
+        ContextError,
+        CursorError,
+        CursorExpired,
+        CursorForeign,
+        CursorInvalid,
+        DecodeError,
+        EncodeError,
+        ForgeError,
+        HistoryUnavailable,
+        NotifyError,
+        NotInstalled,
+        OutboxError,
+        RedactError,
+        RevertRefused,
+        RowMismatch,
+        SchemaTooNew,
+        ServerError,
+        TrackingError,
+    )
+    from forge.history.asof import AsOf, as_of, at_instant, row_as_of, table_as_of
+    from forge.track.bus import QueryEvent, observe, on
     from forge.track.cache import Cache as Cache
+    from forge.track.context import transaction
+    from forge.track.current import Current, context, current
     from forge.track.middleware import ContextMiddleware as ContextMiddleware
     from forge.track.middleware import WsgiContextMiddleware as WsgiContextMiddleware
+    from forge.track.notify import Notification, listen, notify
+    from forge.track.outbox import inbox, outbox
+    from forge.track.paused import without_tracking
     from forge.track.sqlalchemy import on_change as on_change
     from forge.track.sqlalchemy import track as track
 
@@ -104,18 +106,44 @@ __all__ = [
     "without_tracking",
 ]
 
-_LATER = {
-    "Cache": "forge.track.cache",
-    "ContextMiddleware": "forge.track.middleware",
-    "Forge": "forge.app",
-    "WsgiContextMiddleware": "forge.track.middleware",
-    "connect": "forge.client",
-    "on_change": "forge.track.sqlalchemy",
+_HOMES = {
+    "forge.app": "Forge",
+    "forge.change": "Change Context JSON_NULL Op Source UNAVAILABLE",
+    "forge.changelog.follow": "follow",
+    "forge.changelog.install": "install",
+    "forge.changelog.maintenance": "Policy maintain run_once",
+    "forge.changelog.reader": "Batch Reader",
+    "forge.client": "connect",
+    "forge.cursor": "Cursor",
+    "forge.errors": """
+        ConfigError ContextError CursorError CursorExpired CursorForeign CursorInvalid DecodeError EncodeError
+        ForgeError HistoryUnavailable NotInstalled NotifyError OutboxError RedactError RevertRefused
+        RowMismatch SchemaTooNew ServerError TrackingError
+    """,
+    "forge.history.asof": "AsOf as_of at_instant row_as_of table_as_of",
+    "forge.track.bus": "QueryEvent observe on",
+    "forge.track.cache": "Cache",
+    "forge.track.context": "transaction",
+    "forge.track.current": "Current context current",
+    "forge.track.middleware": "ContextMiddleware WsgiContextMiddleware",
+    "forge.track.notify": "Notification listen notify",
+    "forge.track.outbox": "inbox outbox",
+    "forge.track.paused": "without_tracking",
+    "forge.track.sqlalchemy": "on_change",
 }
+_LATER = {name: module for module, names in _HOMES.items() for name in names.split()}
+_PARTS = {"change", "changelog", "cursor", "debezium", "errors", "history", "track", "values", "wire"}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs more than the base installation is imported when it is first asked for."""
+    """Where a name is at home."""
     if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+        found = globals()[name] = getattr(import_module(_LATER[name]), name)
+        return found
+    if name in _PARTS:
+        return import_module(f"forge.{name}")
     raise AttributeError(f"module 'forge' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LATER, *_PARTS})
