@@ -157,7 +157,7 @@ async def test_sync_follows_a_server(url: str, school: Connection, tmp_path: Pat
                 plan = find(school, PLANS, {"plan": "P2"})
                 assert plan is not None
                 delete(school, plan)
-                assert (await process.stdout.readline()).decode() == "✓ up to version 11   ✓ 1 deletes\n"
+                assert (await process.stdout.readline()).decode() == "✓ up to version 11   ✓ 1 delete\n"
             assert copy_in_sqlite(file, PLANS) == source_of(school, PLANS)
         finally:
             process.send_signal(signal.SIGINT)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from forge.changelog.connection import Connection, connect
@@ -216,12 +217,23 @@ def test_another_installation_begins_it_anew(kept: Kept, server: PostgresServer,
             assert kept.shown() == source_of(other, PLANS)
 
 
+def test_somebody_else_begins_it_anew(kept: Kept, url: str) -> None:
+    with by_access(url) as (connection, seen), closing(DatabaseSource(url, PLANS, subject="bob")) as other:
+        for plan, who in (("P1", "ada"), ("P2", "bob")):
+            found = find(connection, PLANS, {"plan": plan})
+            assert found is not None
+            grant(connection, found, who)
+        kept.sync(seen)
+        assert kept.sync(other).anew == "it was copied as ada sees it, and bob asks now"
+        assert kept.shown() == source_of(connection, PLANS, "bob") != source_of(connection, PLANS, "ada")
+
+
 def test_a_source_that_went_back_begins_it_anew(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
     kept.sync(plans)
     with closing(kept.open()) as mirror:
         state = mirror.state()
         assert state is not None
-        mirror.take([], State(upto=state.upto + 1000, install=state.install))
+        mirror.take([], msgspec.structs.replace(state, upto=state.upto + 1000))
     assert "was at" in (kept.sync(plans).anew or "")
     assert kept.shown() == source_of(source, PLANS)
 
@@ -235,7 +247,7 @@ def test_a_page_token_that_is_not_the_sources_is_read_again(
         state = mirror.state()
         assert state is not None
         until = plans.available().newest
-        mirror.take([], State(upto=state.upto, until=until, token="forged", install=state.install))
+        mirror.take([], msgspec.structs.replace(state, until=until, token="forged"))
     done = kept.sync(plans)
     assert done.anew is None
     assert kept.shown() == source_of(source, PLANS)

@@ -20,6 +20,7 @@ from forge.changelog.connection import Connection, connect
 from forge.cli.arguments import Command
 from forge.cli.session import Session, session
 from forge.config import days, hide
+from forge.doctor.finding import count
 from forge.errors import ConfigError, ForgeError, ServerError
 from forge.feed import cut, shown
 from forge.versions import access
@@ -404,13 +405,9 @@ def _once(run: Session, source: Source, mirror: Mirror, limit: int, *, follow: b
 
 
 def _counts(done: Synced) -> list[str]:
-    counts = {
-        "upserts": done.upserts,
-        "deletes": done.deletions,
-        "changes of keys": done.key_changes,
-        "removed": done.removed,
-    }
-    return [f"{count:,} {name}" for name, count in counts.items() if count]
+    counts = {"upsert": done.upserts, "delete": done.deletions, "new key": done.key_changes}
+    removed = [f"{done.removed:,} removed"] if done.removed else []
+    return [count(number, name) for name, number in counts.items() if number] + removed
 
 
 def _passing(error: ForgeError) -> bool:

@@ -128,11 +128,12 @@ class AuditBody(msgspec.Struct):
 
 
 class AvailableBody(msgspec.Struct):
-    """The versions that windows may begin and end with, and the installation that they are of."""
+    """The versions that windows may begin and end with, the installation that they are of, and who asks."""
 
     oldest: int
     newest: int
     install: str
+    subject: str | None
 
 
 class VersionsBody(msgspec.Struct):

@@ -53,7 +53,8 @@ async def versions_available(node: Node, request: Request) -> Response:
 
     def ask(connection: Connection, auth: Auth) -> Answer:
         found = available(connection)
-        return {"oldest": found.oldest, "newest": found.newest, "install": install_id(connection)}
+        about = {"install": install_id(connection), "subject": subject(auth)}
+        return {"oldest": found.oldest, "newest": found.newest, **about}
 
     return await _answered(node, request, None, ask)
 

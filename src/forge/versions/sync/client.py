@@ -4,8 +4,9 @@
   and what happened after N is read as windows. So nothing falls between them, however others write.
 - A window [last + 1, newest] is read in pages. Each page is kept with where the next one begins: who is cut short goes
   on from there.
-- A window that the source can no longer answer, or another installation than the one that was copied, begins the copy
-  anew. Until the new listing is complete, documents of the old copy stay; what it does not name goes when it is.
+- A window that the source can no longer answer, another installation than the one that was copied, or somebody else who
+  asks, begins the copy anew. Until the new listing is complete, documents of the old copy stay; what it does not name
+  goes when it is.
 """
 
 from collections.abc import Callable
@@ -77,6 +78,8 @@ def _other(state: State, reach: Reach) -> str | None:
     """Why the source cannot be the one that was copied; None when it may."""
     if state.install != reach.install:
         return "the source is another installation than the one that was copied"
+    if state.subject != reach.subject:
+        return f"it was copied as {state.subject or 'nobody'} sees it, and {reach.subject or 'nobody'} asks now"
     if max(state.upto, state.until or 0) > reach.newest:
         return f"the source is at version {reach.newest} and was at {max(state.upto, state.until or 0)} before"
     return None
@@ -85,7 +88,7 @@ def _other(state: State, reach: Reach) -> str | None:
 def _begun(mirror: Mirror, reach: Reach) -> State:
     before = mirror.state()
     generation = 1 if before is None else before.generation + 1
-    state = State(upto=reach.newest, listing=True, generation=generation, install=reach.install)
+    state = State(upto=reach.newest, listing=True, generation=generation, install=reach.install, subject=reach.subject)
     mirror.take([], state)
     return state
 

@@ -33,6 +33,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """How often the copy was begun. What is left of an earlier one when the listing ends is no more."""
     install: str | None = None
     """Which installation it is a copy of."""
+    subject: str | None = None
+    """As who sees it."""
 
 
 class Mirror(Protocol):

@@ -12,11 +12,12 @@ from forge.versions.reading import standing, stream
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """The versions that can be asked for, and of which installation."""
+    """The versions that can be asked for, of which installation, and who asks, where that matters."""
 
     oldest: int
     newest: int
     install: str | None = None
+    subject: str | None = None
 
 
 class Source(Protocol):
@@ -51,7 +52,7 @@ class DatabaseSource:
     def available(self) -> Reach:
         with typed_errors():
             found = available(self._connection)
-            return Reach(found.oldest, found.newest, install_id(self._connection))
+            return Reach(found.oldest, found.newest, install_id(self._connection), self._subject)
 
     def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
         with typed_errors():
