@@ -77,14 +77,18 @@ class _Column:
 class Feed:
     """Lines for one terminal: columns are as wide as what was seen so far, each table keeps its colour."""
 
-    def __init__(self, *, colour: bool = False, width: int | None = None, schema: str = "public") -> None:
-        """Tables of `schema` go by their bare name."""
+    def __init__(
+        self, *, colour: bool = False, width: int | None = None, schema: str = "public", key: int | None = None
+    ) -> None:
+        """Tables of `schema` go by their bare name; keys are cut to `key` characters, and their column is so wide."""
         self._colour = colour
         self._width = width
         self._schema = schema
         self._layout = layout = _Layout.of(width)
+        if key is not None:
+            self._layout = layout = layout._replace(key=min(key, layout.key))
         self._table = _Column(11, min(layout.table, 30))
-        self._key = _Column(6, min(layout.key, 36))
+        self._key = _Column(key or 6, min(layout.key, 36))
         self._who = _Column(14 if width else 26, min(layout.who, 26))
         self._tables: dict[str, str] = {}
 

@@ -145,6 +145,8 @@ def test_status_says_what_it_can_and_where_filters_run(forge: Forge, shop: sqlit
     text = forge("status", url, "--table", "orders", "--where", "total > 1").out
     for part in ("sqlite", "retention", "tables in the feed; rows in Forge", "see other processes", "cannot"):
         assert part in text
+    assert text.count("\nwaiting ") == 1
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []
 
 
 def test_status_of_the_log_says_so_too(forge: Forge, connection: Connection, database: str) -> None:

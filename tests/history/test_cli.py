@@ -95,6 +95,7 @@ def test_as_of(forge: Run) -> None:
     shown = forge("as-of", "orders", "--at", "0s ago", "--key", "1")
     assert shown.stdout.split()[:4] == ["id", "status", "total", "secret"]
     assert "public.orders as of" in shown.stderr
+    assert [line for line in shown.stdout.splitlines() if line != line.rstrip()] == []
     both = lines(forge("as-of", "orders", "line", "--at", "now", "--json"))
     assert {(line["table"], len(line["row"])) for line in both} == {("orders", 4), ("line", 2)}
 

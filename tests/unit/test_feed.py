@@ -114,3 +114,12 @@ def test_columns_stay_where_they_are_among_mixed_keys(width: int | None) -> None
     for part in ("UPDATE", "status", "ada", "0.0 ms"):
         assert len({line.index(part) for line in settled}) == 1, part
     assert (str(keys[1]) in lines[1]) is (width is None)
+
+
+@pytest.mark.parametrize("width", [80, 120, None])
+def test_columns_stay_from_the_first_line_on_where_keys_have_a_width(width: int | None) -> None:
+    feed = Feed(width=width, key=9)
+    lines = [feed.line(change(key={"id": key}), AT) for key in (1, str(UUID(int=2**127)), 333_333, "x" * 80)]
+    for part in ("UPDATE", "status", "ada", "0.0 ms"):
+        assert len({line.index(part) for line in lines}) == 1, part
+    assert ("80000000…" if width != 80 else "8000000…") in lines[1]

@@ -15,6 +15,9 @@ from forge.demo.lake import unavailable
 from forge.demo.shop import SCHEMA, STEPS, TABLES
 from forge.feed import Feed
 
+KEY_WIDTH = 9
+"""Enough to tell a payment's UUID from others: the columns behind it stay where they are when the first one comes."""
+
 
 def register(app: typer.Typer) -> None:
     app.command(
@@ -43,7 +46,8 @@ def demo(
     missing = unavailable() if lake else None
     path = config.data.resolve() / "lake" if lake and missing is None else None
     with database(config, create=True) as found:
-        feed = Feed(colour=run.colour, width=run.out.width if run.out.is_terminal else None, schema=SCHEMA)
+        width = run.out.width if run.out.is_terminal else None
+        feed = Feed(colour=run.colour, width=width, schema=SCHEMA, key=KEY_WIDTH)
         show = Demo(found.url, config, feed, Options(seconds, rate, run.json, path))
         with run.progress(STEPS) as bar:
             version = show.prepare(bar.step)

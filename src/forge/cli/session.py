@@ -109,8 +109,13 @@ class Session:
             self.out.print(Text(f"next: {command}", "dim"), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
-        """Print a table or text."""
-        self.out.print(what, soft_wrap=isinstance(what, Text))
+        """Print a table or text; into a pipe or file without the blanks that fill a table's lines."""
+        if self.out.is_terminal:
+            self.out.print(what, soft_wrap=isinstance(what, Text))
+            return
+        with self.out.capture() as lines:
+            self.out.print(what, soft_wrap=isinstance(what, Text))
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines.get().removesuffix("\n").split("\n")))
 
     def emit(self, value: Any) -> None:
         """Print a value as one line of JSON."""

@@ -171,7 +171,8 @@ def _source_status(run: Session, url: str, filter: Filter) -> None:
         facts.add_row("waiting", count(found.lag_changes, "change"))
     _capabilities(facts, found.capabilities, found.in_feed, found.in_forge)
     for name, value in found.details.items():
-        facts.add_row(name.replace("_", " "), shown(_value(value)))
+        if name != "waiting" or found.lag_changes is None:
+            facts.add_row(name.replace("_", " "), shown(_value(value)))
     run.show(facts)
     for text in found.warnings:
         run.note(text)
