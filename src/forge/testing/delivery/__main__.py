@@ -21,6 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--writers", type=int, default=2)
     parser.add_argument("--crashes", type=int, help="of the server in each run (1; 2 with --long)")
+    parser.add_argument("--cuts", type=int, default=2, help="of the network, every other a long silence (2)")
+    parser.add_argument("--hangs", type=int, default=1, help="of nodes (SIGSTOP) for longer than their lease (1)")
     parser.add_argument("--broken", action="store_true", help="with a worker that is wrong on purpose")
     options = parser.parse_args(arguments)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
@@ -33,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.nodes,
             options.writers,
             crashes=options.crashes if options.crashes is not None else 2 if options.long else 1,
+            cuts=options.cuts,
+            hangs=options.hangs,
             broken=options.broken,
         )
         with temporary_postgres() as server:

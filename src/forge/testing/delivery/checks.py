@@ -16,9 +16,15 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
 
 def check(
-    truth: Mapping[str, Sequence[str]], receipts: Sequence[Receipt], *, consumer: str, exactly_once: bool = False
+    truth: Mapping[str, Sequence[str]],
+    receipts: Sequence[Receipt],
+    *,
+    consumer: str,
+    exactly_once: bool = False,
+    hung: bool = False,
 ) -> list[str]:
-    """What is wrong; `truth` has for each row the ids of its changes in order.
+    """What is wrong; `truth` has for each row the ids of its changes in order. Where a worker may have `hung` between
+    proving its lease and the side effect, that comes late: under an older fence, but never before its turn.
 
     >>> truth = {"1": ["a", "b", "c"]}
     >>> def seen(*some): return [Receipt("c", 0, fence, id, "1") for fence, id in some]
@@ -30,6 +36,12 @@ def check(
     ['c: b of row 1 came twice under fence 1']
     >>> check(truth, seen((1, "a"), (2, "a"), (2, "b"), (2, "c")), consumer="c", exactly_once=True)
     ['c: a of row 1 came twice']
+    >>> check(truth, seen((1, "a"), (2, "b"), (1, "b"), (2, "c")), consumer="c")
+    ['c: b of row 1 was handled under fence 1 after 2']
+    >>> check(truth, seen((1, "a"), (2, "b"), (1, "b"), (2, "c")), consumer="c", hung=True)
+    []
+    >>> check(truth, seen((2, "a"), (1, "c"), (2, "b")), consumer="c", hung=True)
+    ['c: c of row 1 came before b']
     """
     wrong: list[str] = []
     rows: dict[str, list[Receipt]] = {}
@@ -40,11 +52,11 @@ def check(
     for key, ids in truth.items():
         found = rows.get(key, [])
         wrong += [f"{consumer}: {id} of row {key} is lost" for id in ids if id not in {each.change for each in found}]
-        wrong += _order(consumer, key, list(ids), found, exactly_once)
+        wrong += _order(consumer, key, list(ids), found, exactly_once, hung and not exactly_once)
     return wrong
 
 
-def _order(consumer: str, key: str, ids: list[str], found: list[Receipt], exactly_once: bool) -> list[str]:
+def _order(consumer: str, key: str, ids: list[str], found: list[Receipt], exactly_once: bool, hung: bool) -> list[str]:
     wrong = []
     place = {id: number for number, id in enumerate(ids)}
     furthest, last, fence = -1, -1, -1
@@ -55,6 +67,11 @@ def _order(consumer: str, key: str, ids: list[str], found: list[Receipt], exactl
             wrong.append(f"{consumer}: {each.change} of row {key} is unknown to the log")
             continue
         number = place[each.change]
+        if each.fence < fence and hung:
+            if number > furthest + 1:
+                wrong.append(f"{consumer}: {each.change} of row {key} came before {ids[furthest + 1]}")
+            furthest = max(furthest, number)
+            continue
         if each.fence < fence:
             wrong.append(f"{consumer}: {each.change} of row {key} was handled under fence {each.fence} after {fence}")
         if number > furthest + 1:

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import random
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -20,12 +22,16 @@ from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.changelog.reader import Reader
 from forge.deliver.consumers.control import Control
+from forge.deliver.consumers.lease import TTL
 from forge.postgres import PostgresServer
 from forge.testing.delivery.checks import Receipt, check
 from forge.testing.delivery.node import EXACT, HEALED, KINDS, POINTS, RECEIPTS, Point, Task, work
 from forge.testing.postgres import fresh_database
+from forge.testing.proxy import FaultProxy
 
 KEYS: Final = 17
+_LONG: Final = TTL + 1.0
+"""Seconds for which a node hangs, or hears nothing: its lease is over by then."""
 _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 
 
@@ -40,6 +46,10 @@ class Plan(msgspec.Struct, frozen=True):
     """Transactions a second and writer."""
     crashes: int = 1
     """Of the server."""
+    cuts: int = 0
+    """How often the network between a node and the server is cut, or is silent for a while: every other time."""
+    hangs: int = 0
+    """How often a node hangs (SIGSTOP) for longer than its lease."""
     deaths: int = 4
     """Of nodes at the least: a run goes on until there were so many, ten times as long if need be."""
     points: tuple[Point, ...] = POINTS
@@ -56,14 +66,16 @@ class Report(msgspec.Struct, frozen=True):
     changes: int
     received: int
     deaths: dict[str, int]
+    faults: dict[str, int]
     seconds: float
 
     def __str__(self) -> str:
         deaths = ", ".join(f"{count} {point}" for point, count in sorted(self.deaths.items()))
+        faults = "".join(f", {count} {fault}" for fault, count in sorted(self.faults.items()))
         verdict = f"{len(self.wrong)} WRONG" if self.wrong else "nothing lost, every row in order"
         return (
-            f"seed {self.plan.seed}: {self.changes} changes, {self.received} received, deaths: {deaths or 'none'},"
-            f" {self.seconds:.1f} s: {verdict}"
+            f"seed {self.plan.seed}: {self.changes} changes, {self.received} received,"
+            f" deaths: {deaths or 'none'}{faults}, {self.seconds:.1f} s: {verdict}"
         )
 
 
@@ -83,36 +95,38 @@ def run(plan: Plan, server: PostgresServer, *, patience: float = 60.0) -> Report
                     "CREATE TABLE received (n bigint GENERATED ALWAYS AS IDENTITY, consumer text, shard int, fence int,"
                     " change text, key text)"
                 )
-            nodes = [_Node(plan, number, url, directory) for number in range(plan.nodes)]
+            nodes = [_Node(plan, number, url, server.port, directory) for number in range(plan.nodes)]
             try:
-                _disturb(plan, server, url, nodes)
+                faults = _disturb(plan, server, url, nodes)
                 late = _catch_up(url, directory, nodes, patience)
             finally:
                 for node in nodes:
-                    node.end()
+                    node.close()
             truth = asyncio.run(_truth(url))
             receipts = _receipts(url, directory)
             wrong = list(late)
             for name in plan.kinds:
                 own = [each for each in receipts if each.consumer == name]
-                wrong += check(truth, own, consumer=name, exactly_once=name in EXACT)
+                wrong += check(truth, own, consumer=name, exactly_once=name in EXACT, hung=plan.hangs > 0)
             deaths: dict[str, int] = {}
             for node in nodes:
                 for point, count in node.deaths.items():
                     deaths[point] = deaths.get(point, 0) + count
             changes = sum(map(len, truth.values()))
-            return Report(plan, wrong, changes, len(receipts), deaths, time.monotonic() - began)
+            return Report(plan, wrong, changes, len(receipts), deaths, faults, time.monotonic() - began)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 class _Node:
-    """One node, life after life."""
+    """One node, life after life, and its way to the server."""
 
-    def __init__(self, plan: Plan, number: int, url: str, directory: Path) -> None:
+    def __init__(self, plan: Plan, number: int, url: str, port: int, directory: Path) -> None:
         self._plan = plan
         self._number = number
-        self._url = url
+        self.proxy = FaultProxy("127.0.0.1", port)
+        self.proxy.start()
+        self._url = self.proxy.url(url)
         self._directory = directory
         self._chance = random.Random(f"{plan.seed}/{number}")
         self._life = 0
@@ -153,21 +167,31 @@ class _Node:
         self._process = None
         self.look(mortal=mortal)
 
+    def hang(self, *, ended: bool = False) -> None:
+        """Stop it as it is, or let it go on."""
+        if self._process is not None and self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, signal.SIGCONT if ended else signal.SIGSTOP)
+
     def end(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.join()
 
+    def close(self) -> None:
+        self.end()
+        self.proxy.stop()
 
-def _disturb(plan: Plan, server: PostgresServer, url: str, nodes: list[_Node]) -> None:
-    """Write, and let nodes and server die, for as long as the plan says; it begins when the first node works."""
+
+def _disturb(plan: Plan, server: PostgresServer, url: str, nodes: list[_Node]) -> dict[str, int]:
+    """Write, and let nodes, server and network fail, for as long as the plan says; it begins when the first node
+    works. What failed, apart from nodes that died."""
     nodes[0].look(mortal=False)
     _await_first(url)
     nodes[0].again(mortal=True)
     ended = threading.Event()
     writers = [threading.Thread(target=_write, args=(plan, n, url, ended), daemon=True) for n in range(plan.writers)]
     start = time.monotonic()
-    crashes = sorted(random.Random(plan.seed).uniform(0.3, 0.9) * plan.seconds for _ in range(plan.crashes))
+    faults = _Faults(plan, server, nodes)
     for writer in writers:
         writer.start()
     try:
@@ -179,15 +203,65 @@ def _disturb(plan: Plan, server: PostgresServer, url: str, nodes: list[_Node]) -
                 break
             for node in nodes:
                 node.look(mortal=True)
-            if crashes and passed >= crashes[0]:
-                crashes.pop(0)
-                server.crash()
-                server.start()
+            faults.carry_out(passed)
             time.sleep(0.02)
     finally:
+        faults.lift()
         ended.set()
         for writer in writers:
             writer.join(30)
+    return faults.done
+
+
+class _Faults:
+    """What happens to server, network and nodes, each at its time; what lasts is lifted at its time, or in the end."""
+
+    def __init__(self, plan: Plan, server: PostgresServer, nodes: list[_Node]) -> None:
+        chance = random.Random(plan.seed)
+        self.done: dict[str, int] = {}
+        self._server = server
+        self._due: list[tuple[float, str, _Node]] = []
+        network = ["cut" if number % 2 == 0 else "stall" for number in range(plan.cuts)]
+        for kind in ["crash"] * plan.crashes + network + ["hang"] * plan.hangs:
+            self._due.append((chance.uniform(0.3, 0.9) * plan.seconds, kind, chance.choice(nodes)))
+        self._due.sort(key=lambda each: each[0])
+
+    def carry_out(self, now: float) -> None:
+        """All that is due."""
+        while self._due and self._due[0][0] <= now:
+            _, kind, node = self._due.pop(0)
+            self._begin(kind, node, now)
+
+    def lift(self) -> None:
+        """Nothing lasts."""
+        for _, kind, node in self._due:
+            if kind in ("resume", "wake"):
+                self._begin(kind, node, 0.0)
+        self._due.clear()
+
+    def _begin(self, kind: str, node: _Node, now: float) -> None:
+        if kind == "resume":
+            node.proxy.resume()
+            return
+        if kind == "wake":
+            node.hang(ended=True)
+            return
+        self.done[kind] = self.done.get(kind, 0) + 1
+        if kind == "crash":
+            self._server.crash()
+            self._server.start()
+        elif kind == "cut":
+            node.proxy.cut()
+        elif kind == "stall":
+            node.proxy.stall()
+            self._later(now + _LONG, "resume", node)
+        else:
+            node.hang()
+            self._later(now + _LONG, "wake", node)
+
+    def _later(self, at: float, kind: str, node: _Node) -> None:
+        self._due.append((at, kind, node))
+        self._due.sort(key=lambda each: each[0])
 
 
 def _await_first(url: str, patience: float = 30.0) -> None:
