@@ -138,14 +138,17 @@ class Forge:
         ops: Sequence[Op | str] = (),
         columns: Sequence[str] = (),
         where: str | None = None,
+        source: str | None = None,
         **options: Any,
     ) -> Callable[[F], F]:
         """Mark an async function as a durable consumer: it gets every change, at least once, in the order of each row.
 
-        Options: `batch` (a list of up to so many changes a call), `shards`, `tries`, `timeout`, `backoff`, `start`; see
-        `forge.deliver.consumers.Consumer`.
+        With a `source` (`mysql://…`, `sqlite:///…`, `mongodb://…`, `postgresql://…?feed=wal`) it gets those of that
+        database in place of this one's. Options: `batch` (a list of up to so many changes a call), `shards`, `tries`,
+        `timeout`, `backoff`, `start`; see `forge.deliver.consumers.Consumer`.
         """
-        return self.consumers.consumer(name, tables=tables, ops=ops, columns=columns, where=where, **options)
+        wanted: dict[str, Any] = {"tables": tables, "ops": ops, "columns": columns, "where": where}
+        return self.consumers.consumer(name, source=source, **wanted, **options)
 
     def deliver(
         self,
@@ -156,17 +159,18 @@ class Forge:
         ops: Sequence[Op | str] = (),
         columns: Sequence[str] = (),
         where: str | None = None,
+        source: str | None = None,
         envelope: Envelope = "forge",
         payload: Payload = None,
         topic: str | None = None,
         **options: Any,
     ) -> None:
-        """Send every change to a sink: a durable consumer whose handler is the sink.
+        """Send every change to a sink: a durable consumer whose handler is the sink, of a `source` as for `consumer`.
 
         `columns` chooses what of a row is sent; a `payload` is a body of your own, with places to fill: see
         `forge.deliver.payload`.
         """
-        wanted: dict[str, Any] = {"tables": tables, "ops": ops, "columns": columns, "where": where}
+        wanted: dict[str, Any] = {"tables": tables, "ops": ops, "columns": columns, "where": where, "source": source}
         self.consumers.deliver(name, to=to, envelope=envelope, payload=payload, topic=topic, **wanted, **options)
 
     def on_outbox(self, topic: str, /, **options: Any) -> Callable[[F], F]:

@@ -27,7 +27,7 @@ def cursors(connection: Connection) -> list[tuple[str, Cursor]]:
     """Where each active consumer stands in this log, by shard."""
     rows = connection.execute(
         "SELECT c.name, r.cursor FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)"
-        " WHERE c.state <> 'expired' ORDER BY 1, c.shard"
+        " WHERE c.state <> 'expired' AND c.source IS NULL ORDER BY 1, c.shard"
     ).fetchall()
     if not rows:
         return []

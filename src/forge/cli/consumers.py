@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -19,11 +20,13 @@ from forge.cli.arguments import Command
 from forge.cli.deliveries import columns, duration, until_told
 from forge.cli.serve import check
 from forge.cli.session import Session, session
+from forge.config import shown_size
 from forge.deliver.consumers.control import Control, Status
 from forge.deliver.consumers.lag import MOST
 from forge.errors import ConfigError
 from forge.feed import ABSENT, shown
 
+_CURSOR = re.compile(r"[a-z]+[0-9]+_")
 Name = Annotated[str, typer.Argument(help="The consumer's name.", show_default=False)]
 
 
@@ -103,14 +106,20 @@ def lag(
     if run.json:
         run.emit(
             [
-                {"name": each.name, "shard": each.shard, "events": each.lag_events, "seconds": each.lag_seconds}
+                {
+                    "name": each.name,
+                    "shard": each.shard,
+                    "events": each.lag_events,
+                    "seconds": each.lag_seconds,
+                    **({} if each.source is None else {"bytes": each.lag_bytes}),
+                }
                 for each in found
             ]
         )
         return
     table = columns("consumer", "behind", "since")
     for each in found:
-        table.add_row(_name(each), _events(each), duration(each.lag_seconds))
+        table.add_row(_name(each), _behind(each), _since(each))
     if found:
         run.show(table)
     else:
@@ -226,11 +235,14 @@ def forget(
     run = session(context)
     if not yes:
         typer.confirm(f"Forget the cursor and dead letters of {name}?", abort=True)
+    source = _ask(run, lambda control: control.statuses(name))[0].source
     _ask(run, lambda control: control.forget(name))
     if run.json:
         run.emit({"name": name, "forgotten": True})
     else:
         run.done(f"{name} is forgotten")
+        if source is not None and source.startswith("wal "):
+            run.note(f"its slot keeps WAL until it is dropped, on that server: forge slot drop {source.split()[-1]}")
 
 
 def _ask(run: Session, what: Any) -> Any:
@@ -240,7 +252,7 @@ def _ask(run: Session, what: Any) -> Any:
 
 def _place(to: str) -> datetime | str:
     """What a person means: an instant where it is one, else a word or a cursor, which is checked later."""
-    if to in ("start", "now", "oldest") or to.startswith("forge1_"):
+    if to in ("start", "now", "oldest") or _CURSOR.match(to):
         return to
     try:
         found = datetime.fromisoformat(to)
@@ -279,8 +291,8 @@ def _table(found: Sequence[Status], rates: dict[tuple[str, int], float]) -> Tabl
             _name(each),
             Text(state, colours.get(state, "yellow")),
             shown(each.owner or ABSENT),
-            _events(each),
-            duration(each.lag_seconds) if each.lag_events else ABSENT,
+            _behind(each),
+            ABSENT if each.lag_events == 0 else _since(each),
             f"{each.delivered:,}",
             f"{each.retried:,}",
             Text(f"{each.dead_letters:,}", "red" if each.dead_letters else ""),
@@ -307,5 +319,12 @@ def _name(each: Status) -> str:
     return shown(each.name) if each.shards == 1 else f"{shown(each.name)} {each.shard + 1}/{each.shards}"
 
 
-def _events(each: Status) -> str:
-    return f"{each.lag_events:,}" + ("+" if each.lag_events >= MOST else "")
+def _behind(each: Status) -> str:
+    """Changes, or bytes, as far as its source can tell."""
+    if each.lag_events is not None:
+        return f"{each.lag_events:,}" + ("+" if each.source is None and each.lag_events >= MOST else "")
+    return ABSENT if each.lag_bytes is None else shown_size(each.lag_bytes)
+
+
+def _since(each: Status) -> str:
+    return ABSENT if each.lag_seconds is None else duration(each.lag_seconds)

@@ -251,7 +251,7 @@ def _cells(status: Status) -> list[str]:
         state = "waiting"
     return [
         state,
-        f"{status.lag_events:,}",
+        f"{status.lag_events or 0:,}",
         f"{status.delivered:,}",
         f"{status.dead_letters:,}",
         shown(status.last_error or ABSENT),

@@ -16,7 +16,7 @@ FAR: float = 0.8
 def consumers(case: Case) -> Iterator[Finding]:
     """Expired ones, those that fall behind what is retained, and dead letters."""
     rows = case.connection.execute(
-        "SELECT c.name, c.state, c.last_error, r.cursor,"
+        "SELECT c.name, c.state, c.last_error, CASE WHEN c.source IS NULL THEN r.cursor END,"
         " (SELECT count(*) FROM forge.dead_letter d WHERE d.consumer = c.name)"
         " FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard) ORDER BY c.name, c.shard"
     ).fetchall()
@@ -35,7 +35,7 @@ def consumers(case: Case) -> Iterator[Finding]:
                 f"forge consumers rewind {name} --to start (all that is retained) or --to now; or forget it",
             )
             continue
-        age = _age(case, cursor)
+        age = None if cursor is None else _age(case, cursor)
         if age is not None and age >= timedelta(days=case.retention_days) * FAR:
             told.add(name)
             yield warning(

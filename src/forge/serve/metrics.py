@@ -173,15 +173,18 @@ def _consumers(samples: Sequence[Sample]) -> Iterator[Metric]:
         "forge_consumer_lag_events", "Changes not handled yet, counted to 10,000.", labels=labels
     )
     seconds = GaugeMetricFamily("forge_consumer_lag_seconds", "Since when the first of them waits.", labels=labels)
+    size = GaugeMetricFamily("forge_consumer_lag_bytes", "Not handled yet, where a source counts bytes.", labels=labels)
     for sample in samples:
         place = [sample.consumer, str(sample.shard)]
         for name, family in counters.items():
             family.add_metric(place, getattr(sample.counts, name))
         if sample.lag is not None:
-            events.add_metric(place, sample.lag.events)
             seconds.add_metric(place, sample.lag.seconds)
+            for gauge, number in ((events, sample.lag.events), (size, sample.lag.bytes)):
+                if number is not None:
+                    gauge.add_metric(place, number)
     if samples:
-        yield from (*counters.values(), events, seconds)
+        yield from (*counters.values(), events, seconds, size)
 
 
 def _outbox(samples: Sequence[OutboxSample]) -> Iterator[Metric]:

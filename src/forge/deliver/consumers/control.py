@@ -22,8 +22,9 @@ from forge.changelog.reader import START, Reader
 from forge.config import nearest
 from forge.cursor import Cursor, LogIdentity, Snapshot
 from forge.deliver.consumers.errors import ConsumerUnknown
-from forge.deliver.consumers.lag import lag_of, lag_values
+from forge.deliver.consumers.lag import Lag, lag_of, lag_values
 from forge.deliver.consumers.lease import SHARDS
+from forge.deliver.consumers.origin import ELSE, place_of
 from forge.deliver.consumers.sql import sql
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, HistoryUnavailable
 
@@ -31,7 +32,10 @@ LOOK: Final = 0.05
 
 
 class Status(msgspec.Struct, frozen=True):
-    """How a shard stands. `working` says that some node holds it; `lag_events` is counted up to 100,000."""
+    """How a shard stands. `working` says that some node holds it; `lag_events` is counted up to 100,000.
+
+    Of a consumer of another `source` the lag is what its worker was last told, None for what the source cannot tell.
+    """
 
     name: str
     shard: int
@@ -42,8 +46,8 @@ class Status(msgspec.Struct, frozen=True):
     owner: str | None
     cursor: str
     saved_at: datetime
-    lag_events: int
-    lag_seconds: float
+    lag_events: int | None
+    lag_seconds: float | None
     delivered: int
     retried: int
     parked: int
@@ -51,6 +55,8 @@ class Status(msgspec.Struct, frozen=True):
     tries: int
     last_error: str | None = None
     error_at: datetime | None = None
+    source: str | None = None
+    lag_bytes: int | None = None
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -106,15 +112,19 @@ class Control:
         async with self._known(name) as connection:
             await _rows(connection, "resume", name=name)
 
-    async def rewind(self, name: str, to: Cursor | datetime | str) -> Cursor:
+    async def rewind(self, name: str, to: Cursor | datetime | str) -> Cursor | str:
         """Go on from another place: a cursor or its text, an instant, "start" (all that the log retains), "now" (only
         what is committed from now on), or "oldest" (where the slowest shard stands).
 
         An instant means the last one at or before it that is recorded; all that was committed after that comes again.
         Raises CursorError for a place that the log cannot tell of; then nothing is moved.
+
+        A consumer of another source goes on from a cursor of it, "now", or "start" (the rows that are there, and then
+        what follows). Whether the source has what follows the cursor is found when a worker comes to it.
         """
         async with self._known(name) as connection:
-            cursor = await self._place(connection, name, to)
+            ((_, source), *_) = await _rows(connection, "readers", name=name, source=None)
+            cursor = await self._place(connection, name, to, source)
             await _rows(connection, "rewind", name=name, cursor=str(cursor))
             return cursor
 
@@ -149,7 +159,11 @@ class Control:
         async with self._known(name) as connection:
             await _rows(connection, "forget", name=name)
 
-    async def _place(self, connection: AsyncConnection, name: str, to: Cursor | datetime | str) -> Cursor:
+    async def _place(
+        self, connection: AsyncConnection, name: str, to: Cursor | datetime | str, source: str | None
+    ) -> Cursor | str:
+        if source is not None:
+            return await _source_place(connection, name, to, source)
         reader = await Reader.over(connection)
         if to == "now":
             return await reader.now()
@@ -211,9 +225,11 @@ async def _rows(connection: AsyncConnection, name: str, /, **values: Any) -> lis
 
 async def _status(connection: AsyncConnection, row: tuple[Any, ...]) -> Status:
     name, shard, shards, tables, state, owner, _, text, _, saved_at = row[:10]
-    delivered, retried, parked, tries, error, error_at, letters, working = row[10:]
-    cursor = Cursor.parse(text)
-    lag = lag_of((await _rows(connection, "lag", **lag_values(cursor, tables)))[0])
+    delivered, retried, parked, tries, error, error_at, source, *told, letters, working = row[10:]
+    if source is None:
+        lag = lag_of((await _rows(connection, "lag", **lag_values(Cursor.parse(text), tables)))[0])
+    else:
+        lag = Lag(*told)
     return Status(
         name=name,
         shard=shard,
@@ -233,7 +249,17 @@ async def _status(connection: AsyncConnection, row: tuple[Any, ...]) -> Status:
         tries=tries,
         last_error=error,
         error_at=error_at and error_at.astimezone(UTC),
+        source=source,
+        lag_bytes=lag.bytes,
     )
+
+
+async def _source_place(connection: AsyncConnection, name: str, to: Cursor | datetime | str, source: str) -> str:
+    if isinstance(to, datetime):
+        raise CursorInvalid(f"{name} reads {source}, which cannot be asked for a time", fix=ELSE)
+    if to == "oldest":
+        ((_, _, _, to),) = await _rows(connection, "standing", name=name)
+    return place_of(name, source, str(to))
 
 
 async def _instant(connection: AsyncConnection, log: LogIdentity, at: datetime) -> Cursor:

@@ -5,7 +5,7 @@ What is wrong with a declaration is told when it is made (ConsumerInvalid), neve
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -14,6 +14,7 @@ from forge.capture.filters import Filter
 from forge.change import Op
 from forge.config import nearest
 from forge.deliver.consumers.errors import ConsumerInvalid
+from forge.deliver.consumers.origin import START, Origin
 from forge.deliver.consumers.sending import sending
 from forge.deliver.payload import Envelope, Payload, encoder
 from forge.deliver.sink import Sink
@@ -46,8 +47,10 @@ class Consumer(msgspec.Struct, frozen=True):
     """The first wait after a failure, and the longest."""
     start: Start = "now"
     """Where a consumer that the database does not know yet begins: with what is committed from now on, or with all
-    that the log retains."""
+    that the log retains; with a source, the rows that are there and then what follows."""
     sink: Sink | None = None
+    origin: Origin | None = None
+    """The source that it reads in place of the log."""
 
     def check(self) -> None:
         """Raise ConsumerInvalid for what cannot work."""
@@ -74,6 +77,8 @@ class Consumer(msgspec.Struct, frozen=True):
             if not holds:
                 raise ConsumerInvalid(f"{what} of {self.name} cannot be {value!r}", fix=f"give {wanted}")
         self.wanted.check()
+        if self.origin is not None:
+            _check_origin(self, self.origin)
 
 
 class Consumers:
@@ -84,10 +89,10 @@ class Consumers:
 
     def consumer(self, name: str, /, **options: Any) -> Callable[[H], H]:
         """Mark an async function as the handler of a consumer; see `declare`. Unless `ops` says otherwise it gets
-        inserts, updates, deletes and truncates."""
+        inserts, updates, deletes and truncates, and of a source the rows that are there when it is asked for these."""
 
         def mark(handler: H) -> H:
-            self.declare(name, handler, **{**options, "ops": options.get("ops") or USUAL})
+            self.declare(name, handler, **{**options, "ops": options.get("ops") or _usual(options)})
             return handler
 
         return mark
@@ -101,20 +106,23 @@ class Consumers:
         ops: Sequence[Op | str] = (),
         columns: Sequence[str] = (),
         where: str | None = None,
+        source: str | None = None,
         sink: Sink | None = None,
         **options: Any,
     ) -> Consumer:
-        """Take a consumer in; the options are the fields of `Consumer`."""
+        """Take a consumer in; `source` is the URL of what it reads in place of the log, and the options are the fields
+        of `Consumer`."""
         if isinstance(tables, str) or isinstance(ops, str) or isinstance(columns, str):
             raise ConsumerInvalid(f"tables, ops and columns of {name} are lists", fix='tables=["orders"]')
         unknown = options.keys() - {"batch", "shards", "tries", "timeout", "backoff", "start"}
         if unknown:
             raise ConsumerInvalid(
                 f"a consumer has no option {min(unknown)}",
-                fix="use tables, ops, columns, where, batch, shards, tries, timeout, backoff or start",
+                fix="use tables, ops, columns, where, source, batch, shards, tries, timeout, backoff or start",
             )
         wanted = Filter(tuple(tables), tuple(_op(name, op) for op in ops), tuple(columns), where)
-        found = Consumer(name, handler, wanted, sink=sink, **options)
+        origin = None if source is None else Origin.of(name, source, wanted)
+        found = Consumer(name, handler, wanted, sink=sink, origin=origin, **options)
         found.check()
         if name in self.named:
             raise ConsumerInvalid(f"there are two consumers called {name}", fix="give one another name")
@@ -146,8 +154,27 @@ class Consumers:
             raise ConsumerInvalid(f"{name}: {error}", fix=error.fix) from None
         handler = sending(to, topic=topic, encode=encode)
         if payload is not None:  # a body of the user's own is about rows
-            options["ops"] = options.get("ops") or USUAL
+            options["ops"] = options.get("ops") or _usual(options)
         return self.declare(name, handler, sink=to, batch=batch, tries=tries, **options)
+
+
+def _usual(options: Mapping[str, Any]) -> tuple[Op, ...]:
+    return USUAL if options.get("source") is None else (*USUAL, Op.READ)
+
+
+def _check_origin(consumer: Consumer, origin: Origin) -> None:
+    if consumer.shards > 1:
+        raise ConsumerInvalid(
+            f"{consumer.name} cannot have {consumer.shards} shards: a source is read by one reader",
+            fix="leave shards out; a queue with partitions (app.deliver) spreads the work",
+        )
+    origin.check_start(consumer.name, consumer.start)
+    ops = consumer.wanted.operations
+    if consumer.start == START and ops and Op.READ not in ops:
+        raise ConsumerInvalid(
+            f'{consumer.name} begins with the rows that are there (start="start"), and its ops leave these out',
+            fix='add "read" to ops, or start="now"',
+        )
 
 
 def _op(name: str, value: Op | str) -> Op:

@@ -1,4 +1,8 @@
-"""How far behind a consumer is: how many changes of its tables it has not handled, and since when the first waits."""
+"""How far behind a consumer is: how many changes of its tables it has not handled, and since when the first waits.
+
+Of a consumer of another source, what that can tell: changes or bytes, or neither; and the seconds since a change was
+handled, unless none is left.
+"""
 
 import re
 from collections.abc import Sequence
@@ -11,10 +15,12 @@ MOST: Final = 100_000
 
 
 class Lag(NamedTuple):
-    """`events` is never more than MOST. A condition on rows is not looked at, so it may be more than is handled."""
+    """`events` is never more than MOST of the log, and None where a source does not count. A condition on rows is not
+    looked at, so it may be more than is handled."""
 
-    events: int
+    events: int | None
     seconds: float
+    bytes: int | None = None
 
 
 def lag_values(cursor: Cursor, tables: Sequence[str], most: int = MOST) -> dict[str, Any]:

@@ -18,22 +18,21 @@ import msgspec
 import psycopg
 
 from forge.backoff import Backoff
+from forge.capture.log import columns_query
 from forge.changelog.follow import Wakeup
 from forge.changelog.reader import Reader
-from forge.cursor import Cursor
 from forge.deliver.consumers.definition import Consumer
 from forge.deliver.consumers.errors import ConsumerInvalid, ConsumerLost
-from forge.deliver.consumers.lag import Lag, lag_of, lag_values
+from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.sql import sql
 from forge.deliver.consumers.watchdog import Watchdog
 from forge.deliver.consumers.worker import Counts, Stopped, Worker, line_of
-from forge.errors import CursorError, ForgeError, ServerError
+from forge.errors import ConfigError, CursorError, ForgeError, ServerError
 
 _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError, ConsumerLost)
 _PATIENCE: Final = 5.0
 """Seconds after which a free shard is taken by who can, whoever should."""
-_COUNTED: Final = 10_000
 Configured = Callable[[Lease], Awaitable[dict[str, Consumer]]]
 """Consumers that are declared in the database: asked for again and again, each the same object until it changes."""
 _log = logging.getLogger("forge.consumers")
@@ -196,15 +195,34 @@ class ConsumerNode:
         """Make every consumer known that is not; its shards begin at one cursor."""
         async with Reader.open(self._url) as reader:
             now, start = str(await reader.now()), str(reader.start())
+            columns = await (await reader.connection.execute(columns_query())).fetchall()
         for consumer in self.consumers.values():
+            await self._check_origin(lease, consumer)
+            values = {"name": consumer.name, "tables": list(consumer.wanted.tables)}
+            if consumer.origin is not None:
+                source = {"source": consumer.origin.text, "cursor": consumer.start}
+                await lease.durably(sql("register_source"), {**values, **source})
+                continue
+            _check_columns(consumer, columns)
             await self._reshard(lease, consumer)
-            values = {
-                "name": consumer.name,
-                "shards": consumer.shards,
-                "tables": list(consumer.wanted.tables),
-                "cursor": now if consumer.start == "now" else start,
-            }
-            await lease.durably(sql("register"), values)
+            cursor = {"shards": consumer.shards, "cursor": now if consumer.start == "now" else start}
+            await lease.durably(sql("register"), {**values, **cursor})
+
+    async def _check_origin(self, lease: Lease, consumer: Consumer) -> None:
+        """A consumer reads what it did before, and nobody else's queue."""
+        origin = consumer.origin
+        text = None if origin is None else origin.text
+        for name, source in await lease.ask(sql("readers"), {"name": consumer.name, "source": text}):
+            if name == consumer.name and _kind(source) != _kind(text):
+                raise ConsumerInvalid(
+                    f"{name} reads {source or 'the log'} in the database, and {text or 'the log'} here",
+                    fix=f"give it another name; or forge consumers forget {name}, and it begins anew",
+                )
+            if name != consumer.name and origin is not None and not origin.shared:
+                raise ConsumerInvalid(
+                    f"{name} reads {text} already, which forgets what one reader has handled",
+                    fix=f"let one consumer do both; or forge consumers forget {name}, if it is no more",
+                )
 
     async def _reshard(self, lease: Lease, consumer: Consumer) -> None:
         """A consumer that had another number of shards has the new one if all stand at one place and nobody works."""
@@ -248,7 +266,7 @@ class ConsumerNode:
                 await self._take(lease, shards, spread)
                 now = time.monotonic()
                 if now - measured >= self.settings.lag:
-                    await self._measure(lease)
+                    await self._measure()
                     measured = now
                 if now - reported >= self.settings.report:
                     await self._report(lease)
@@ -323,7 +341,8 @@ class ConsumerNode:
             await lease.unlock(shard.id)
             return
         cursor, fence = rows[0]
-        leads = self.settings.wakeup != "notify" and not self._held
+        alone = not any(held.worker.consumer.origin is None for held in self._held.values())
+        leads = self.settings.wakeup != "notify" and alone
         await lease.ask(sql("own"), {"name": shard.name, "shard": shard.shard, "owner": self.name})
         worker = Worker(
             self.consumers[shard.name],
@@ -386,11 +405,9 @@ class ConsumerNode:
 
     # Telling
 
-    async def _measure(self, lease: Lease) -> None:
+    async def _measure(self) -> None:
         for held in self._held.values():
-            worker = held.worker
-            values = lag_values(Cursor.parse(worker.saved), worker.consumer.wanted.tables, _COUNTED)
-            held.lag = lag_of((await lease.ask(sql("lag"), values))[0])
+            held.lag = await held.worker.lag()
 
     async def _report(self, lease: Lease) -> None:
         for id, held in list(self._held.items()):
@@ -407,7 +424,7 @@ class ConsumerNode:
         self._news = True
         counts = self._count(held)
         values = {"delivered": counts.delivered, "retried": counts.retried, "parked": counts.parked}
-        lag = {"lag_events": held.lag and held.lag.events, "lag_seconds": held.lag and held.lag.seconds}
+        lag = {f"lag_{field}": held.lag and getattr(held.lag, field) for field in Lag._fields}
         await lease.ask(
             sql("report"),
             {
@@ -439,6 +456,18 @@ def _cancel(task: "asyncio.Task[None]") -> None:
     """Once: a second time would interrupt it while it cleans up."""
     if not task.cancelling():
         task.cancel()
+
+
+def _check_columns(consumer: Consumer, known: Iterable[tuple[str, str, list[str]]]) -> None:
+    """Raise ConsumerInvalid for a column that no table of the log has or had: it would wait for ever."""
+    try:
+        consumer.wanted.check_columns(known)
+    except ConfigError as error:
+        raise ConsumerInvalid(f"{consumer.name}: {error}", fix=error.fix) from None
+
+
+def _kind(source: str | None) -> str | None:
+    return source and source.partition(" ")[0]
 
 
 async def _nobody() -> None:

@@ -9,6 +9,19 @@ INSERT INTO forge.consumer_cursor (name, shard, cursor)
 SELECT %(name)s, s, %(cursor)s FROM generate_series(0, %(shards)s::integer - 1) s
 ON CONFLICT (name, shard) DO NOTHING;
 
+-- register_source: A consumer of another source, if the database does not know it yet; its cursor may be now or start.
+WITH made AS (
+    INSERT INTO forge.consumer (name, tables, source) VALUES (%(name)s, %(tables)s, %(source)s)
+    ON CONFLICT (name, shard) DO UPDATE SET tables = excluded.tables, source = excluded.source
+    WHERE (forge.consumer.tables, forge.consumer.source) IS DISTINCT FROM (excluded.tables, excluded.source)
+)
+INSERT INTO forge.consumer_cursor (name, shard, cursor) VALUES (%(name)s, 0, %(cursor)s)
+ON CONFLICT (name, shard) DO NOTHING;
+
+-- readers: Which consumers read what: all of a source, and the one of a name.
+SELECT c.name, c.source FROM forge.consumer c
+WHERE c.shard = 0 AND (c.name = %(name)s OR c.source = %(source)s) ORDER BY c.name;
+
 -- standing: Every shard of a consumer, in order.
 SELECT r.id, c.shard, c.shards, r.cursor FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)
 WHERE c.name = %(name)s ORDER BY c.shard;
@@ -53,13 +66,27 @@ UPDATE forge.consumer SET owner = NULL, tries = 0 WHERE name = %(name)s AND shar
 UPDATE forge.consumer_cursor SET cursor = %(cursor)s, saved_at = clock_timestamp()
 WHERE id = %(id)s AND fence = %(fence)s RETURNING id;
 
+-- flush: With it all that was committed before is on disk; no row says that the fence is gone.
+UPDATE forge.consumer_cursor SET saved_at = saved_at
+WHERE id = %(id)s AND fence = %(fence)s AND set_config('synchronous_commit', 'on', true) = 'on' RETURNING id;
+
+-- keep_page: The batch of a source that is under way.
+INSERT INTO forge.consumer_page (id, cursor, changes) VALUES (%(id)s, %(cursor)s, %(changes)s)
+ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, changes = excluded.changes;
+
+-- drop_page: It is handled.
+DELETE FROM forge.consumer_page WHERE id = %(id)s;
+
+-- kept_page: It, and the cursor behind it.
+SELECT p.cursor, p.changes FROM forge.consumer_page p WHERE p.id = %(id)s;
+
 -- fenced: Whether the fence still holds, until the end of this transaction.
 SELECT id FROM forge.consumer_cursor WHERE id = %(id)s AND fence = %(fence)s FOR SHARE;
 
 -- report: How a shard fares; counts are added to.
 UPDATE forge.consumer SET delivered = delivered + %(delivered)s, retried = retried + %(retried)s,
     parked = parked + %(parked)s, tries = %(tries)s, lag_events = %(lag_events)s, lag_seconds = %(lag_seconds)s,
-    last_error = coalesce(%(error)s, last_error),
+    lag_bytes = %(lag_bytes)s, last_error = coalesce(%(error)s, last_error),
     error_at = CASE WHEN %(error)s::text IS NULL THEN error_at ELSE clock_timestamp() END,
     reported_at = clock_timestamp()
 WHERE name = %(name)s AND shard = %(shard)s;
@@ -143,7 +170,7 @@ UPDATE forge.consumer_barrier SET done = true WHERE consumer = %(consumer)s AND 
 
 -- list: Every shard: what is stored of it, who works on it, and how many letters its consumer has.
 SELECT c.name, c.shard, c.shards, c.tables, c.state, c.owner, r.id, r.cursor, r.fence, r.saved_at, c.delivered, c.retried,
-       c.parked, c.tries, c.last_error, c.error_at,
+       c.parked, c.tries, c.last_error, c.error_at, c.source, c.lag_events, c.lag_seconds, c.lag_bytes,
        (SELECT count(*) FROM forge.dead_letter d WHERE d.consumer = c.name AND d.hash %% c.shards = c.shard),
        EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
                AND l.classid::bigint = %(space)s AND l.objid::bigint = r.id
@@ -163,8 +190,11 @@ WITH moved AS (
     WHERE name = %(name)s
 ), met AS (
     DELETE FROM forge.consumer_barrier WHERE consumer = %(name)s
+), kept AS (
+    DELETE FROM forge.consumer_page WHERE id IN (SELECT r.id FROM forge.consumer_cursor r WHERE r.name = %(name)s)
 )
-UPDATE forge.consumer SET state = 'running', last_error = NULL, error_at = NULL, lag_events = NULL, lag_seconds = NULL
+UPDATE forge.consumer SET state = 'running', last_error = NULL, error_at = NULL, lag_events = NULL, lag_seconds = NULL,
+    lag_bytes = NULL
 WHERE name = %(name)s AND state = 'expired';
 
 -- instant: What was committed at an instant, as the last record at or before it says.

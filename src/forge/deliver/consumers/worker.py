@@ -7,7 +7,10 @@ What always holds:
 - No call begins once the lease is not ours for sure.
 - Changes of one row are handled in their order. One that cannot be handled is parked, and those of its row that follow
   are parked behind it; others go on.
-- At most one page of the log is in memory, however long a handler takes.
+- At most one page is in memory, however long a handler takes.
+
+What is read, and what a saved cursor says of it, is the feed's (`forge.deliver.consumers.feed`): the log's, or a
+source's.
 
 Between two calls of a handler that does not use `ctx.tx` the cursor is saved when `SAVE` seconds have passed, and at
 the end of each page: that is how much may come again after a crash.
@@ -16,7 +19,7 @@ the end of each page: that is how much may come again after a crash.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -26,18 +29,18 @@ from psycopg.pq import TransactionStatus
 from forge.backoff import Backoff
 from forge.change import Change
 from forge.changelog.connection import parameters, typed_errors
-from forge.changelog.follow import Wakeup, follow
-from forge.changelog.reader import Batch
-from forge.cursor import Cursor
+from forge.changelog.follow import Wakeup
 from forge.deliver.consumers import letters
 from forge.deliver.consumers.barrier import Barrier
 from forge.deliver.consumers.context import Context, Transaction
 from forge.deliver.consumers.definition import Consumer
 from forge.deliver.consumers.errors import ConsumerLost, HandlerMisused, HandlerTimeout
-from forge.deliver.consumers.keys import Blocked, key_hash, whole
+from forge.deliver.consumers.feed import Feed, Page, Place
+from forge.deliver.consumers.feeds import feed_of
+from forge.deliver.consumers.keys import Blocked, whole
+from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.limit import Limit
-from forge.deliver.consumers.page import Page
 from forge.deliver.consumers.sql import sql
 from forge.deliver.sink import NotDelivered, Refused
 
@@ -98,10 +101,9 @@ class Worker:
         self.saved = cursor
         self.calling: float | None = None
         """Since when a handler runs, by time.monotonic; None while none does."""
-        self._at = Cursor.parse(cursor)
+        self._feed: Feed = feed_of(consumer, url, id=id, shard=shard, cursor=cursor, wakeup=wakeup)
         self._url = url
         self._lease = lease
-        self._wakeup: Wakeup = wakeup
         self._context = Context(consumer.name, shard, consumer.shards, fence)
         self._turn = asyncio.Lock()
         self._saved_at = time.monotonic()
@@ -122,30 +124,18 @@ class Worker:
         try:
             self._context.connection = self._tx
             self._letters = await letters.any_left(self._tx, self.consumer.name)
-            await self._tx.abandon()
-            await _first_to_end(self._follow(), self._replays())
+            async with self._feed.opened(self._tx):
+                await self._tx.abandon()
+                await _first_to_end(self._follow(), self._replays(), self._feed.tend(self._flush, self._failed))
         finally:
             self._context.connection = None
             await self._tx.close()
 
     async def _follow(self) -> None:
-        async with aclosing(self._batches()) as batches:
+        async with aclosing(self._feed.batches()) as batches:
             async for batch in batches:
                 async with self._turn:
                     await self._handle(batch)
-
-    async def _batches(self) -> AsyncGenerator[Batch]:
-        wanted = self.consumer.wanted.tables
-        exact = wanted and not any(set(word) & {"*", "?"} for word in wanted)
-        tables = wanted if exact else None
-        reading = follow(self._url, after=self._at, tables=tables, wakeup=self._wakeup, on_read=self._read)
-        async with aclosing(reading) as batches:
-            async for batch in batches:
-                yield batch
-
-    def _read(self, cursor: Cursor, started: str) -> None:
-        """All before this cursor is handled; the next batch begins here."""
-        self._at = cursor
 
     def stop(self) -> bool:
         """Begin no other call; True when none is under way, and all that was handled is saved."""
@@ -157,17 +147,21 @@ class Worker:
         if self._turn.locked() or time.monotonic() - self._saved_at < seconds:
             return
         async with self._turn:
-            await self._save(self._at)
+            await self._save(self._feed.at)
+
+    async def lag(self) -> Lag | None:
+        """How far behind it is, as far as its feed can tell."""
+        return await self._feed.lag(self._lease, self.saved)
 
     # Handling
 
-    async def _handle(self, batch: Batch) -> None:
-        """All of a batch."""
+    async def _handle(self, batch: Any) -> None:
+        """All of a batch of the feed."""
         consumer = self.consumer
-        changes = [kept for change in batch.changes if (kept := consumer.wanted.keep(change)) is not None]
-        if consumer.shards > 1:
-            changes = [c for c in changes if whole(c) or key_hash(c) % consumer.shards == self.shard]
-        page = Page(self._at, batch.cursor, changes)
+        page = self._feed.page(batch)
+        if self._feed.settles(begun := page.cursor(0)):
+            await self._save(begun)
+        changes = page.changes
         blocked = await self._blocked(page) if self._letters else Blocked()
         place = 0
         while place < len(changes):
@@ -296,7 +290,7 @@ class Worker:
         finally:
             self.tries = context.tries = 0
 
-    async def _call(self, changes: Sequence[Change], cursor: Cursor) -> Exception | None:
+    async def _call(self, changes: Sequence[Change], cursor: Place) -> Exception | None:
         """One call of the handler; returns what it raised. With `ctx.tx`, the cursor is saved in it."""
         consumer, context = self.consumer, self._context
         self._lease.check()
@@ -369,25 +363,43 @@ class Worker:
 
     # Saving
 
-    async def _save(self, cursor: Cursor) -> None:
-        """By a statement of its own."""
+    async def _save(self, cursor: Place) -> None:
+        """By a statement of its own, unless the feed has something to write beside it."""
         text = str(cursor)
         if text == self.saved:
             return
+        if self._feed.settles(text):
+            await self._commit(cursor)
+            return
         if not await self._lease.ask(sql("save"), {"id": self.id, "fence": self.fence, "cursor": text}):
             raise self._fenced()
-        self.saved, self._saved_at = text, time.monotonic()
+        self._saved(text)
 
-    async def _commit(self, cursor: Cursor) -> None:
+    async def _commit(self, cursor: Place) -> None:
         """With what the handler wrote in `ctx.tx`, in one transaction."""
         self._tx.check()
         text = str(cursor)
+        await self._feed.settle(self._tx, text)
         saved = await self._tx.execute(sql("save"), {"id": self.id, "fence": self.fence, "cursor": text})
         if saved.rowcount != 1:
             raise self._fenced()
         await self._tx.finish()
         self._context.used = False
+        self._saved(text)
+
+    def _saved(self, text: str) -> None:
         self.saved, self._saved_at = text, time.monotonic()
+        self._feed.saved(text)
+
+    async def _flush(self) -> None:
+        """Have on disk all that was saved so far; saves do not wait for that."""
+        if not await self._lease.durably(sql("flush"), {"id": self.id, "fence": self.fence}):
+            raise self._fenced()
+
+    def _failed(self, error: Exception) -> None:
+        """Something beside the calls went wrong, and is tried again."""
+        self.counts.error = line_of(error)
+        _log.warning("%s: %s", self.consumer.name, line_of(error))
 
     async def _undo(self, error: Exception) -> None:
         """Roll back what a failed call wrote; raise where the connection is gone, because then it is no one's fault."""

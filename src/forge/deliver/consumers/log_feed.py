@@ -1,0 +1,56 @@
+"""The trigger log of Forge's own database as the feed of a consumer."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+from forge.changelog.follow import Wakeup, follow
+from forge.changelog.reader import Batch
+from forge.cursor import Cursor
+from forge.deliver.consumers.definition import Consumer
+from forge.deliver.consumers.feed import Feed
+from forge.deliver.consumers.keys import key_hash, whole
+from forge.deliver.consumers.lag import Lag, lag_of, lag_values
+from forge.deliver.consumers.lease import Lease
+from forge.deliver.consumers.page import Page
+from forge.deliver.consumers.sql import sql
+
+COUNTED: Final = 10_000
+"""How many changes are counted at the most, again and again, to say how far behind it is."""
+
+
+class LogFeed(Feed):
+    """What one shard of a consumer is to handle."""
+
+    at: Cursor
+
+    def __init__(self, consumer: Consumer, url: str, cursor: str, *, shard: int, wakeup: Wakeup) -> None:
+        self.at = Cursor.parse(cursor)
+        self._consumer = consumer
+        self._url = url
+        self._shard = shard
+        self._wakeup: Wakeup = wakeup
+
+    async def batches(self) -> AsyncGenerator[Batch]:
+        wanted = self._consumer.wanted.tables
+        exact = wanted and not any(set(word) & {"*", "?"} for word in wanted)
+        tables = wanted if exact else None
+        reading = follow(self._url, after=self.at, tables=tables, wakeup=self._wakeup, on_read=self._read)
+        async with aclosing(reading) as batches:
+            async for batch in batches:
+                yield batch
+
+    def _read(self, cursor: Cursor, started: str) -> None:
+        """All before this cursor is handled; the next batch begins here."""
+        self.at = cursor
+
+    def page(self, batch: Batch) -> Page:
+        wanted, shards = self._consumer.wanted, self._consumer.shards
+        changes = [kept for change in batch.changes if (kept := wanted.keep(change)) is not None]
+        if shards > 1:
+            changes = [change for change in changes if whole(change) or key_hash(change) % shards == self._shard]
+        return Page(self.at, batch.cursor, changes)
+
+    async def lag(self, lease: Lease, saved: str) -> Lag:
+        values = lag_values(Cursor.parse(saved), self._consumer.wanted.tables, COUNTED)
+        return lag_of((await lease.ask(sql("lag"), values))[0])
