@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from forge.changelog.connection import Connection
+from forge.versions import reading
 from forge.versions.available import available
 from forge.versions.nouns import Deletion, Json, KeyChange, Resource, Upsert
 from forge.versions.reading import changes, pages, representation, stream
@@ -98,7 +99,9 @@ class Mirror:
 @pytest.mark.contract("V8")
 @pytest.mark.contract("V4")
 @pytest.mark.parametrize("seed", range(2))
-def test_every_strategy_tells_what_brute_force_derives(versions: Connection, seed: int) -> None:
+def test_every_strategy_tells_what_brute_force_derives(
+    versions: Connection, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     life = Life(versions, seed)
     for _ in range(4):
         for _ in range(40):
@@ -109,6 +112,8 @@ def test_every_strategy_tells_what_brute_force_derives(versions: Connection, see
                 right = derived(versions, resource, subject)
                 first = life.random.randint(1, newest)
                 last, limit = life.random.randint(first, newest), life.random.choice((1, 3, 1000))
+                monkeypatch.setattr(reading, "SPAN", life.random.choice((7, 50, 10_000)))
+                monkeypatch.setattr(reading, "PATIENCE", life.random.choice((0, 1)))
                 for strategy in STRATEGIES:
                     life.world.use(strategy)
                     for window in ((first, last), (1, newest)):

@@ -8,6 +8,7 @@ import pytest
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.queries import queries
+from forge.versions import reading
 from forge.versions.available import available
 from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
 from forge.versions.nouns import Deletion, Event, KeyChange, Page, Resource, Upsert
@@ -360,6 +361,22 @@ def test_another_strategy_between_two_pages_changes_nothing(world: World) -> Non
     assert found == within(derived(world.connection, plans), 1, 99)
 
 
+@pytest.mark.parametrize("patience", [0, 60])
+def test_a_window_in_which_nearly_all_has_changed_since_is_told_in_spans(
+    world: World, monkeypatch: pytest.MonkeyPatch, patience: int
+) -> None:
+    """Nobody waits for the next item however far it is: a page may be short, or empty, and says where to go on."""
+    monkeypatch.setattr(reading, "SPAN", 10)
+    monkeypatch.setattr(reading, "PATIENCE", patience)
+    plans = world.resource("plans")
+    first, often = world.put(plans, "first"), world.put(plans, "often")
+    for _ in range(50):
+        world.change(often)
+    found = list(pages(lambda after: stream(world.connection, plans, None if after else 1, after=after)))
+    assert [len(page.items) for page in found] == ([1, 0, 0, 0, 0, 1] if patience == 0 else [2])
+    assert told([item for page in found for item in page.items]) == [(1, first), (52, often)]
+
+
 DOCUMENTS, CHANGED = 20_000, 100_000
 
 
@@ -381,7 +398,7 @@ def test_a_page_reads_no_more_of_the_journals_than_it_shows(world: World) -> Non
                 assert {"Hash Join", "Hash", "Bitmap Heap Scan"}.isdisjoint(node["Node Type"] for node in nodes)
                 if strategy != "monotonic":
                     assert "Merge Append" in {node["Node Type"] for node in nodes}
-    assert len(changes(world.connection, plans, 1, limit=100).items) == 100
+    assert len(changes(world.connection, plans, CHANGED - DOCUMENTS, limit=100).items) == 100
 
 
 def _large(world: World) -> Resource:

@@ -73,8 +73,11 @@ CROSS JOIN LATERAL (
    AND (c.version, c.document) > (%(from)s, %(after_upsert)s)
  ORDER BY c.version, c.document);
 
--- other_events: What happened to what documents refer to, for each that does.
+-- other_events: What happened last to the identities that documents refer to, for each that does.
 (SELECT i.version, r.parent AS document FROM forge_versions.identity_change i
+ CROSS JOIN LATERAL (
+     SELECT FROM forge_versions.document o WHERE o.id = i.document AND o.identity_version = i.version OFFSET 0
+ ) o
  CROSS JOIN LATERAL (
      SELECT r.parent FROM forge_versions.reference r
      WHERE r.child = i.document AND r.parent > CASE i.version WHEN %(from)s THEN %(after_upsert)s ELSE 0 END OFFSET 0
@@ -84,6 +87,9 @@ CROSS JOIN LATERAL (
 
 -- other_events_by_resource: The same, of this resource's documents alone, by what each edge says of its parent.
 (SELECT i.version, r.parent AS document FROM forge_versions.identity_change i
+ CROSS JOIN LATERAL (
+     SELECT FROM forge_versions.document o WHERE o.id = i.document AND o.identity_version = i.version OFFSET 0
+ ) o
  CROSS JOIN LATERAL (
      SELECT r.parent FROM forge_versions.reference r
      WHERE r.child = i.document AND r.parent > CASE i.version WHEN %(from)s THEN %(after_upsert)s ELSE 0 END

@@ -4,7 +4,7 @@
     rest = changes(connection, Resource("ed-fi", "students"), after=found.next)
 
 In come a resource and a window [min, max] of versions; out come pages in the order of version and document, each found
-by one statement from where the last one ended. Without `max` the window ends at the newest settled version; without
+from where the last one ended. Without `max` the window ends at the newest settled version; without
 `min` it is the whole resource, in the order of documents: where a copy begins. `min` may be one above the newest:
 nothing yet.
 
@@ -15,11 +15,14 @@ nothing yet.
   a resource is by access, `subject` sees what it has access to, from the version of that on; None sees all.
 - The strategies find the same. Which one is in use is read by the statement that stands on it.
 - A page costs what lies between its first and its last item, whatever the size of the window or the journals: events
-  come in order out of indexes, are merged, and are read until the page is full.
+  come in order out of indexes, are merged, and are read until the page is full. Where most of a window has changed
+  since, there is much between two items: one statement looks at SPAN versions at the most, and after PATIENCE a page is
+  told as far as it is, which may be empty. Only a page without `next` is the last.
 - A window that begins below the oldest is WindowExpired, at its first page or a later one, and never a page with gaps.
   That holds under READ COMMITTED, and under one snapshot as long as it is younger than the last `maintain`.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
@@ -38,6 +41,10 @@ from forge.versions.stamps import newest
 
 LIMIT: Final = 100
 MOST: Final = 10_000
+SPAN: Final = 10_000
+"""Versions that one statement looks at, at the most."""
+PATIENCE: Final = 1.0
+"""Seconds after which a page is told though it is not full."""
 KEYS, DELETIONS, UPSERTS = 0, 1, 2
 """The kinds of items, in the order in which those of one version and document are told."""
 
@@ -167,13 +174,30 @@ def _page(
         _same(place, window)
     if place.min is not None and place.min > place.max:
         return Page([])
-    rows = _found(connection, found, kinds, place, limit + 1, subject)
-    items = [_item(resource, subject, row) for row in rows[:limit]]
-    if len(rows) <= limit:
-        return Page(items)
-    last = rows[limit - 1]
-    version = 0 if place.min is None else last[2]
-    return Page(items, sealed(found.key, question, place._replace(version=version, document=last[3], kind=last[4])))
+    rows, following = _full(connection, found, kinds, place, limit, subject)
+    items = [_item(resource, subject, row) for row in rows]
+    return Page(items, None if following is None else sealed(found.key, question, following))
+
+
+def _full(
+    connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, limit: int, subject: str | None
+) -> tuple[list[tuple[Any, ...]], Place | None]:
+    """The rows of a page and the place after it, None at the end; of a window with gaps, span by span."""
+    deadline = time.monotonic() + PATIENCE
+    rows: list[tuple[Any, ...]] = []
+    while True:
+        exact = place.min is None or standing.strategy == "monotonic"
+        end = place.max if exact else min(place.max, (place.version or place.min or 0) + SPAN - 1)
+        rows += _found(connection, standing, kinds, place._replace(max=end), limit + 1 - len(rows), subject)
+        if len(rows) > limit:
+            last = rows[limit - 1]
+            version = 0 if place.min is None else last[2]
+            return rows[:limit], place._replace(version=version, document=last[3], kind=last[4])
+        if end == place.max:
+            return rows, None
+        place = place._replace(version=end + 1, document=0, kind=UPSERTS)
+        if time.monotonic() >= deadline:
+            return rows, place
 
 
 def _window(connection: Connection, window: tuple[int | None, int | None], otherwise: int | None) -> Place:
