@@ -30,9 +30,10 @@ def change_identity(connection: Connection, document: int | Document, identity: 
         if contains is not None:
             raise mismatch(contains)
         if differs:
-            connection.execute("SELECT forge_versions.hold_dependents(%s)", ([number],))
+            above = connection.execute("SELECT forge_versions.hold_dependents(%s)", ([number],)).fetchone()
             with stamped(connection) as stamp:
                 connection.execute(sql("identity"), {"document": number, "old": old, "identity": new, "stamp": stamp})
-                connection.execute("SELECT forge_versions.carry(%s, %s)", ([number], stamp))
+                if above != ([],):
+                    connection.execute("SELECT forge_versions.carry(%s, %s)", ([number], stamp))
         found = get(connection, number)
     return KeyChange(found.identity_version, number, found.resource, decode(old), found.identity)

@@ -75,7 +75,7 @@ def use_strategy(
 
 
 def _build(connection: Connection, name: Strategy, batch: int, patience: float, progress: Progress | None) -> None:
-    switch(connection, lambda: _run(connection, f"keep_{name}"), patience)
+    switch(connection, lambda: _run(connection, f"keep_{name}"), drops=False, patience=patience)
     after = 0
     while (upto := _value(connection, sql("next_batch"), {"after": after, "size": batch})) is not None:
         try:
@@ -108,7 +108,7 @@ def _clear(connection: Connection, name: str, patience: float) -> None:
         connection, "SELECT count(*) FROM pg_trigger t WHERE NOT t.tgisinternal AND t.tgname LIKE %s", f"{name}\\_%"
     )
     if kept:
-        switch(connection, lambda: _run(connection, f"drop_{name}"), patience)
+        switch(connection, lambda: _run(connection, f"drop_{name}"), patience=patience)
     if name == "monotonic":
         connection.execute("DROP INDEX CONCURRENTLY IF EXISTS forge_versions.document_kept")
 

@@ -2,8 +2,8 @@
 
 Making or dropping a trigger waits for those who use the table and makes others wait behind it. So it waits a tenth of a
 second at the most, and tries again; and half of the deadlock timeout at the most, so that when it waits for a reader of
-one table who waits for another, it is this one that gives way. Once it is done every writer that comes has the
-triggers, whatever its snapshot.
+one table who waits for another, it is this one that gives way. For the same reason it takes at once the strongest lock
+that it needs. Once it is done every writer that comes has the triggers, whatever its snapshot.
 """
 
 import time
@@ -30,16 +30,18 @@ def sql(name: str) -> LiteralString:
     return queries("forge.versions", "sql/postgresql/triggers.sql")[name]
 
 
-def switch(connection: Connection, act: Callable[[], None], patience: float = PATIENCE) -> None:
-    """Do it in a transaction that never makes others wait for long; raise StrategyBusy when they never let it."""
+def switch(connection: Connection, act: Callable[[], None], *, drops: bool = True, patience: float = PATIENCE) -> None:
+    """Do it in a transaction that never makes others wait for long; raise StrategyBusy when they never let it.
+
+    What only makes triggers, and drops nothing, is in the way of writers alone.
+    """
+    lock: LiteralString = "ACCESS EXCLUSIVE" if drops else "SHARE ROW EXCLUSIVE"
     deadline = time.monotonic() + patience
     while True:
         try:
             with operation(connection):
                 connection.execute(_GIVE_WAY)
-                connection.execute(
-                    "LOCK TABLE forge_versions.document, forge_versions.reference IN SHARE ROW EXCLUSIVE MODE"
-                )
+                connection.execute("LOCK TABLE forge_versions.document, forge_versions.reference IN " + lock + " MODE")
                 act()
             return
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:

@@ -62,8 +62,8 @@ BEGIN
     WHILE level <> '{}' LOOP
         found := found || level;
         PERFORM FROM forge_versions.document d WHERE d.id = ANY (level) ORDER BY d.id FOR KEY SHARE;
-        level := ARRAY(SELECT DISTINCT r.child FROM forge_versions.reference r
-                       WHERE r.parent = ANY (level) AND r.in_identity AND r.child <> ALL (found));
+        level := ARRAY(SELECT r.child FROM forge_versions.reference r WHERE r.parent = ANY (level) AND r.in_identity
+                       EXCEPT SELECT f.id FROM unnest(found) f (id));
     END LOOP;
     RETURN found;
 END $$;
@@ -99,8 +99,8 @@ BEGIN
             HINT = 'an older snapshot does not show all whose identity contains it: use READ COMMITTED for this transaction';
     END IF;
     LOOP
-        level := ARRAY(SELECT DISTINCT r.parent FROM forge_versions.reference r
-                       WHERE r.child = ANY (level) AND r.in_identity AND r.parent <> ALL (found));
+        level := ARRAY(SELECT r.parent FROM forge_versions.reference r WHERE r.child = ANY (level) AND r.in_identity
+                       EXCEPT SELECT f.id FROM unnest(found) f (id));
         EXIT WHEN level = '{}';
         found := found || level;
         PERFORM FROM forge_versions.document d WHERE d.id = ANY (level) ORDER BY d.id FOR UPDATE;
@@ -197,6 +197,8 @@ BEGIN
 END $$;
 
 -- Trigger mode: for applications that write documents and references by SQL of their own. --------------------------------
+-- What joins the rows of a statement is planned anew each time (EXECUTE): a session keeps its plans, and one that is made
+-- for a single row would take hours for a hundred thousand.
 
 -- The stamp for a change of the content of documents that are held: that of an earlier change in this transaction, where
 -- none of them has a greater one. What is inserted after it, or has got another identity, always has a new one.
@@ -238,7 +240,7 @@ BEGIN
     UPDATE forge_versions.document d
     SET content_version = stamp, identity_version = stamp,
         content_hash = forge_versions.content_hash(d.body, forge_versions.edges(d.id))
-    FROM new_rows n WHERE d.id = n.id;
+    WHERE d.id = ANY (ARRAY(SELECT n.id FROM new_rows n));
     INSERT INTO forge_versions.document_change (version, document, resource) SELECT stamp, n.id, n.resource FROM new_rows n;
     INSERT INTO forge_versions.identity_change (version, document) SELECT stamp, n.id FROM new_rows n;
     PERFORM set_config('forge_versions.stamping', '', true);
@@ -252,16 +254,19 @@ DECLARE
     stamp      bigint;
     content    bigint[];
     identities bigint[];
+    strange    boolean;
 BEGIN
     IF current_setting('forge_versions.stamping', true) = 'yes' THEN
         RETURN NULL;
     END IF;
-    IF EXISTS (SELECT FROM old_rows o LEFT JOIN new_rows n ON n.id = o.id AND n.resource = o.resource WHERE n.id IS NULL) THEN
+    EXECUTE 'SELECT coalesce(array_agg(n.id) FILTER (WHERE n.body <> o.body), ''{}''),'
+            '       coalesce(array_agg(n.id) FILTER (WHERE n.identity <> o.identity), ''{}''),'
+            '       bool_or(o.id IS NULL OR n.resource <> o.resource)'
+            ' FROM new_rows n LEFT JOIN old_rows o USING (id)' INTO content, identities, strange;
+    IF strange THEN
         RAISE EXCEPTION 'a document keeps its id and its resource' USING ERRCODE = 'FG703',
             HINT = 'delete it and insert another';
     END IF;
-    content := ARRAY(SELECT n.id FROM new_rows n JOIN old_rows o USING (id) WHERE n.body <> o.body);
-    identities := ARRAY(SELECT n.id FROM new_rows n JOIN old_rows o USING (id) WHERE n.identity <> o.identity);
     IF identities <> '{}' THEN
         PERFORM forge_versions.hold_dependents(identities);
         stamp := forge_versions.new_transaction_stamp();
@@ -272,19 +277,23 @@ BEGIN
     END IF;
     PERFORM set_config('forge_versions.stamping', 'yes', true);
     UPDATE forge_versions.document d
-    SET content_version = CASE WHEN d.id = ANY (content) THEN stamp ELSE d.content_version END,
-        content_at = CASE WHEN d.id = ANY (content) THEN clock_timestamp() ELSE d.content_at END,
-        content_hash = forge_versions.content_hash(d.body, forge_versions.edges(d.id)),
-        identity_version = CASE WHEN d.id = ANY (identities) THEN stamp ELSE d.identity_version END,
-        identity_at = CASE WHEN d.id = ANY (identities) THEN clock_timestamp() ELSE d.identity_at END
-    WHERE d.id = ANY (content || identities);
+    SET content_version = stamp, content_at = clock_timestamp(),
+        content_hash = forge_versions.content_hash(d.body, forge_versions.edges(d.id))
+    WHERE d.id = ANY (content);
+    UPDATE forge_versions.document d SET identity_version = stamp, identity_at = clock_timestamp()
+    WHERE d.id = ANY (identities);
     INSERT INTO forge_versions.document_change (version, document, resource)
-    SELECT stamp, n.id, n.resource FROM new_rows n WHERE n.id = ANY (content || identities) ON CONFLICT DO NOTHING;
+    SELECT stamp, d.id, d.resource FROM forge_versions.document d WHERE d.id = ANY (content || identities)
+    ON CONFLICT DO NOTHING;
+    IF identities = '{}' THEN
+        PERFORM set_config('forge_versions.stamping', '', true);
+        RETURN NULL;
+    END IF;
     INSERT INTO forge_versions.identity_change (version, document)
     SELECT stamp, i.id FROM unnest(identities) i (id);
-    INSERT INTO forge_versions.key_change (version, document, resource, old_identity, new_identity)
-    SELECT stamp, n.id, n.resource, o.identity, n.identity FROM new_rows n JOIN old_rows o USING (id)
-    WHERE n.id = ANY (identities);
+    EXECUTE 'INSERT INTO forge_versions.key_change (version, document, resource, old_identity, new_identity)'
+            ' SELECT $1, n.id, n.resource, o.identity, n.identity FROM new_rows n JOIN old_rows o USING (id)'
+            ' WHERE n.identity <> o.identity' USING stamp;
     PERFORM forge_versions.carry(identities, stamp);
     PERFORM set_config('forge_versions.stamping', '', true);
     RETURN NULL;
@@ -302,12 +311,10 @@ BEGIN
     stamp := forge_versions.new_transaction_stamp();
     INSERT INTO forge_versions.deletion (version, document, resource, identity)
     SELECT stamp, o.id, o.resource, o.identity FROM old_rows o;
-    WITH gone AS (
-        DELETE FROM forge_versions.access a USING old_rows o WHERE a.document = o.id
-        RETURNING o.id, o.resource, o.identity, a.subject
-    )
-    INSERT INTO forge_versions.deletion (version, document, resource, identity, subject)
-    SELECT stamp, g.id, g.resource, g.identity, g.subject FROM gone g;
+    EXECUTE 'WITH gone AS (DELETE FROM forge_versions.access a USING old_rows o WHERE a.document = o.id'
+            '              RETURNING o.id, o.resource, o.identity, a.subject)'
+            ' INSERT INTO forge_versions.deletion (version, document, resource, identity, subject)'
+            ' SELECT $1, g.id, g.resource, g.identity, g.subject FROM gone g' USING stamp;
     RETURN NULL;
 END $$;
 
@@ -344,7 +351,8 @@ BEGIN
                                   (SELECT o.parent, o.name, o.child, o.in_identity FROM old_rows o
                                    EXCEPT SELECT n.parent, n.name, n.child, n.in_identity FROM new_rows n)) c
             GROUP BY c.parent);
-        into_it := ARRAY(SELECT DISTINCT n.parent FROM new_rows n WHERE n.in_identity AND n.parent = ANY (parents));
+        into_it := ARRAY(SELECT n.parent FROM new_rows n WHERE n.in_identity
+                         INTERSECT SELECT p.id FROM unnest(parents) p (id));
     END IF;
     IF parents = '{}' THEN
         RETURN NULL;
@@ -381,10 +389,10 @@ CREATE OR REPLACE FUNCTION forge_versions.monotonic_reference() RETURNS trigger 
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    UPDATE forge_versions.document p SET max_dependency = m.version
-    FROM (SELECT n.parent, max(c.identity_version) AS version
-          FROM new_rows n JOIN forge_versions.document c ON c.id = n.child GROUP BY n.parent) m
-    WHERE p.id = m.parent AND p.max_dependency < m.version;
+    EXECUTE 'UPDATE forge_versions.document p SET max_dependency = m.version'
+            ' FROM (SELECT n.parent, max(c.identity_version) AS version'
+            '       FROM new_rows n JOIN forge_versions.document c ON c.id = n.child GROUP BY n.parent) m'
+            ' WHERE p.id = m.parent AND p.max_dependency < m.version';
     RETURN NULL;
 END $$;
 
@@ -394,20 +402,26 @@ CREATE OR REPLACE FUNCTION forge_versions.monotonic_document() RETURNS trigger L
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    risen bigint[] := ARRAY(
-        SELECT n.id FROM new_rows n JOIN old_rows o USING (id) WHERE n.identity_version > o.identity_version);
+    risen bigint[];
 BEGIN
-    IF risen = '{}' THEN
+    IF current_setting('forge_versions.telling', true) = 'yes' THEN
+        RETURN NULL;
+    END IF;
+    EXECUTE 'SELECT array_agg(n.id) FROM new_rows n JOIN old_rows o USING (id)'
+            ' WHERE n.identity_version > o.identity_version' INTO risen;
+    IF risen IS NULL THEN
         RETURN NULL;
     END IF;
     PERFORM FROM forge_versions.document p
     WHERE p.id IN (SELECT r.parent FROM forge_versions.reference r WHERE r.child = ANY (risen))
     ORDER BY p.id FOR NO KEY UPDATE;
+    PERFORM set_config('forge_versions.telling', 'yes', true);
     UPDATE forge_versions.document p SET max_dependency = m.version
     FROM (SELECT r.parent, max(c.identity_version) AS version
           FROM forge_versions.reference r JOIN forge_versions.document c ON c.id = r.child
           WHERE r.child = ANY (risen) GROUP BY r.parent) m
     WHERE p.id = m.parent AND p.max_dependency < m.version;
+    PERFORM set_config('forge_versions.telling', '', true);
     RETURN NULL;
 END $$;
 
@@ -415,14 +429,16 @@ END $$;
 CREATE OR REPLACE FUNCTION forge_versions.denormalized_reference() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    lack boolean;
 BEGIN
+    EXECUTE 'SELECT EXISTS (SELECT FROM new_rows n JOIN forge_versions.document p ON p.id = n.parent'
+            ' WHERE n.parent_resource IS DISTINCT FROM p.resource)' INTO lack;
     -- an update of nothing would come here again as well
-    IF NOT EXISTS (SELECT FROM new_rows n JOIN forge_versions.document p ON p.id = n.parent
-                   WHERE n.parent_resource IS DISTINCT FROM p.resource) THEN
-        RETURN NULL;
+    IF lack THEN
+        EXECUTE 'UPDATE forge_versions.reference r SET parent_resource = p.resource'
+                ' FROM new_rows n JOIN forge_versions.document p ON p.id = n.parent'
+                ' WHERE n.parent_resource IS DISTINCT FROM p.resource AND r.parent = n.parent AND r.name = n.name';
     END IF;
-    UPDATE forge_versions.reference r SET parent_resource = p.resource
-    FROM new_rows n JOIN forge_versions.document p ON p.id = n.parent
-    WHERE n.parent_resource IS DISTINCT FROM p.resource AND r.parent = n.parent AND r.name = n.name;
     RETURN NULL;
 END $$;
