@@ -15,14 +15,14 @@ SELECT set_config('synchronous_commit', 'off', false), set_config('jit', 'off', 
 -- snapshot shows it that is. A page ends early where its payloads grow large.
 WITH head AS MATERIALIZED (
     SELECT pg_current_wal_insert_lsn() AS lsn, pg_current_wal_flush_lsn() AS flushed, clock_timestamp() AS now,
-           pg_current_snapshot() AS snapshot, %(safe)s::text::pg_snapshot AS safe
+           pg_current_snapshot() AS snapshot, $4::pg_snapshot AS safe
 ), seen AS MATERIALIZED (
     SELECT o.seq, o.key, o.retry_at,
            sum(octet_length(o.payload)) OVER (ORDER BY o.seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) - octet_length(o.payload) AS before
     FROM forge.outbox o
-    WHERE o.seq > %(after)s AND o.topic ~ %(take)s AND (%(leave)s::text IS NULL OR o.topic !~ %(leave)s)
+    WHERE o.seq > $1 AND o.topic ~ %(take)s AND (%(leave)s::text IS NULL OR o.topic !~ %(leave)s)
       AND (SELECT h.lsn FROM head h) IS NOT NULL
-    ORDER BY o.seq LIMIT %(limit)s
+    ORDER BY o.seq LIMIT $2
 ), linked AS (
     SELECT p.seq, p.key, row_number() OVER w AS place, first_value(p.seq) OVER w AS first,
            p.retry_at IS NULL OR p.retry_at <= (SELECT h.now FROM head h) AS ready,
@@ -41,21 +41,21 @@ WITH head AS MATERIALIZED (
            pg_visible_in_snapshot(o.xid, (SELECT h.safe FROM head h)) AS sure
     FROM chained c JOIN forge.outbox o ON o.seq = c.seq
     WHERE c.free AND c.place = 1 AND (o.retry_at IS NULL OR o.retry_at <= (SELECT h.now FROM head h))
-    ORDER BY o.seq LIMIT %(most)s FOR UPDATE OF o SKIP LOCKED
+    ORDER BY o.seq LIMIT $3 FOR UPDATE OF o SKIP LOCKED
 ), others AS MATERIALIZED (
     SELECT c.place, c.behind, o.seq, o.id::text AS id, o.topic, o.key, o.payload, o.content_type, o.headers, o.at, o.tries,
            pg_visible_in_snapshot(o.xid, (SELECT h.safe FROM head h)) AS sure
     FROM chained c JOIN forge.outbox o ON o.seq = c.seq
     WHERE c.free AND c.place > 1 AND c.first = ANY (ARRAY(SELECT f.seq FROM firsts f))
       AND (o.retry_at IS NULL OR o.retry_at <= (SELECT h.now FROM head h))
-    ORDER BY o.seq LIMIT %(most)s FOR UPDATE OF o SKIP LOCKED
+    ORDER BY o.seq LIMIT $3 FOR UPDATE OF o SKIP LOCKED
 )
 SELECT h.snapshot::text, h.lsn::text, h.flushed >= h.lsn, p.last,
-       EXISTS (SELECT FROM seen s WHERE s.seq > p.last) OR (SELECT count(*) FROM seen s) >= %(limit)s, p.blocked, p.free, l.*
+       EXISTS (SELECT FROM seen s WHERE s.seq > p.last) OR (SELECT count(*) FROM seen s) >= $2, p.blocked, p.free, l.*
 FROM head h CROSS JOIN page p LEFT JOIN (SELECT * FROM firsts UNION ALL SELECT * FROM others) l ON true ORDER BY l.seq;
 
 -- sent: What the receiver has.
-DELETE FROM forge.outbox WHERE seq = ANY (%(seqs)s);
+DELETE FROM forge.outbox WHERE seq = ANY ($1);
 
 -- failed: What is to be tried again after some seconds each.
 UPDATE forge.outbox o SET tries = o.tries + f.counts, retry_at = clock_timestamp() + f.delay * interval '1 second', error = f.error

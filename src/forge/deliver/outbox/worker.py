@@ -24,18 +24,23 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import psycopg
-from psycopg.types.numeric import Int8
 
 from forge.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, answering, connect_async
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Route
 from forge.deliver.outbox.sending import Claimed, Outcome, deliver, line_of
-from forge.deliver.outbox.session import BEGIN, COMMIT, Ask, Session
+from forge.deliver.outbox.session import Session
 from forge.deliver.outbox.sql import sql
 from forge.errors import ForgeError, ServerError
 
-LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError)
+LOST: Final = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    ServerError,
+    OSError,
+)
 _MOST_BYTES: Final = 16 << 20
 """Of payloads that are claimed at a time, before the last of them."""
 _LONGEST_DOWN: Final = 5.0
@@ -150,6 +155,12 @@ class Worker:
         try:
             async with Session.open(self._url, name, lease=lease, answer=self._settings.answer) as session:
                 self._safe = _NOTHING  # a server that crashed gives numbers again
+                values = {"take": self.route.regex, "leave": self._leave, "bytes": _MOST_BYTES}
+                await session.ask(
+                    f"PREPARE forge_claim (bigint, bigint, bigint, text) AS {session.bound(sql('claim'), values)}",
+                    f"PREPARE forge_sent (bigint[]) AS {sql('sent')}",
+                    f"PREPARE forge_next_try AS {sql('next_try')}",
+                )
                 yield session
         finally:
             if self._other is not None:
@@ -161,10 +172,10 @@ class Worker:
         page = await self._claim(session, [], after)
         self._lost.reset()
         while not self._stopping.is_set():
-            settling: list[Ask] = []
+            settling: list[str] = []
             if page.claimed or page.behind:
                 found = True
-                settling = self._settled(page, await self._deliver(session, page))
+                settling = self._settled(session, page, await self._deliver(session, page))
                 waits.reset()
             blocked = blocked or page.blocked
             swept = not page.full
@@ -179,22 +190,13 @@ class Worker:
             if not self._stopping.is_set():
                 page = await self._claim(session, settling, after)
 
-    async def _claim(self, session: Session, settling: list[Ask], after: int) -> Page:
+    async def _claim(self, session: Session, settling: list[str], after: int) -> Page:
         """Settle the batch before, and take the next: one round trip."""
-        values = {
-            "after": Int8(after),
-            "take": self.route.regex,
-            "leave": self._leave,
-            "limit": Int8(self.route.batch),
-            "most": Int8(self._limit),
-            "bytes": Int8(_MOST_BYTES),
-            "safe": self._safe,
-        }
         self._wrote = self._wrote or bool(settling)
-        before = (*settling, COMMIT, BEGIN) if session.in_transaction else (BEGIN,)
+        before = (*settling, "COMMIT", "BEGIN") if session.in_transaction else ("BEGIN",)
         self._claimed_at = time.monotonic()
-        cursor = await session.ask(*before, Ask(sql("claim"), values, often=True))
-        return self._page(await cursor.fetchall())
+        claim = f"EXECUTE forge_claim ({after}, {self.route.batch}, {self._limit}, '{self._safe}')"
+        return self._page(await session.ask(*before, claim))
 
     def _page(self, rows: Sequence[tuple[Any, ...]]) -> Page:
         snapshot, lsn, flushed, last, full, blocked, free = rows[0][:7]
@@ -261,7 +263,7 @@ class Worker:
         """Return when the WAL is flushed up to here, having it flushed if nobody else does."""
         for patience in (0.0, 0.001):
             await asyncio.sleep(patience)
-            if await (await session.ask(Ask(sql("flushed"), {"lsn": lsn}))).fetchone() == (True,):
+            if (await session.ask(session.bound(sql("flushed"), {"lsn": lsn})))[0] == (True,):
                 return
         if self._other is None or self._other.closed:
             self._other = await connect_async(self._url, application_name="forge outbox (flush)")
@@ -269,9 +271,9 @@ class Worker:
             await self._other.execute("SET synchronous_commit = local")  # whatever the database says
             await self._other.execute(sql("flush"))
 
-    def _settled(self, page: Page, outcome: Outcome) -> list[Ask]:
+    def _settled(self, session: Session, page: Page, outcome: Outcome) -> list[str]:
         """The statements that make what came of a batch lasting."""
-        found: list[Ask] = []
+        found: list[str] = []
         tries = {each.seq: each.tries for each in page.claimed}
         parked = dict(outcome.refused)
         failed = {}
@@ -281,7 +283,7 @@ class Worker:
             else:
                 failed[seq] = failure
         if outcome.sent:
-            found.append(Ask(sql("sent"), {"seqs": outcome.sent}))
+            found.append(f"EXECUTE forge_sent ('{{{','.join(map(str, outcome.sent))}}}')")
         if failed:
             errors = [each.error for each in failed.values()]
             values = {
@@ -290,15 +292,16 @@ class Worker:
                 "delays": [self._delay(tries[seq], each.after) for seq, each in failed.items()],
                 "errors": errors,
             }
-            found.append(Ask(sql("failed"), values))
+            found.append(session.bound(sql("failed"), values))
             _log.warning("outbox %s: %d failed, first: %s", self.route.pattern, len(failed), errors[0])
         if parked:
-            found.append(Ask(sql("park"), {"seqs": list(parked), "errors": list(parked.values())}))
+            values = {"seqs": list(parked), "errors": list(parked.values())}
+            found.append(session.bound(sql("park"), values))
             first = next(iter(parked.values()))
             _log.error("outbox %s: %d parked, see forge outbox dead, first: %s", self.route.pattern, len(parked), first)
         if page.behind:
-            found.append(Ask(sql("hold_dead")))
-            found.append(Ask(sql("park_behind"), {"seqs": page.behind}))
+            found.append(sql("hold_dead"))
+            found.append(session.bound(sql("park_behind"), {"seqs": page.behind}))
         self.counts.sent += len(outcome.sent)
         self.counts.retried += len(failed)
         self.counts.parked += len(parked)
@@ -308,15 +311,15 @@ class Worker:
         first, most = self.route.backoff
         return (after or 0.0) + min(most, first * 2.0 ** min(tries, 60)) * random.uniform(0.5, 1.0)
 
-    async def _ended(self, session: Session, settling: list[Ask]) -> float | None:
+    async def _ended(self, session: Session, settling: list[str]) -> float | None:
         """End the transaction, having settled what there is; after how many seconds one may be tried again. What this
         worker wrote is flushed while it has nothing to do, so that the next message need not wait for that."""
-        asked = [*settling, COMMIT]
+        asked = [*settling, "COMMIT"]
         if self._wrote or settling:
-            asked += [BEGIN, Ask("SET LOCAL synchronous_commit = local"), Ask(sql("flush")), COMMIT]
-        row = await (await session.rest(*asked, Ask(sql("next_try"), often=True))).fetchone()
+            asked += ["BEGIN", "SET LOCAL synchronous_commit = local", sql("flush"), "COMMIT"]
+        ((again,),) = await session.ask(*asked, "EXECUTE forge_next_try")
         self._wrote = False
-        return None if row is None else row[0]
+        return None if again is None else float(again)
 
     async def _sleep(self, session: Session, pause: float) -> None:
         """Wait for a message of the route, or so many seconds; longer where the receiver is down."""
