@@ -41,8 +41,7 @@ ORDER BY p.document;
 
 -- document: What an item shows of its document: all of it, with the identities of what it refers to.
 SELECT d.identity, d.body::text AS body, d.content_version, d.identity_version,
-       (SELECT jsonb_object_agg(r.name, jsonb_build_object('document', c.id, 'project', k.project, 'name', k.name,
-               'version', k.version, 'identity', c.identity, 'in_identity', r.in_identity))
+       (SELECT json_agg(json_build_array(r.name, c.id, k.project, k.name, k.version, c.identity, r.in_identity))
         FROM forge_versions.reference r JOIN forge_versions.document c ON c.id = r.child
         JOIN forge_versions.resource k ON k.id = c.resource WHERE r.parent = d.id)::text AS refers
 FROM forge_versions.document d WHERE d.id = p.document AND p.kind = 2;

@@ -293,11 +293,13 @@ def _item(resource: Resource, subject: str | None, row: tuple[Any, ...]) -> Even
         return KeyChange(version, document, resource, decode(old), decode(identity))
     if kind == DELETIONS:
         return Deletion(version, document, resource, decode(identity), subject)
-    references = {} if refers is None else {name: _reference(found) for name, found in decode(refers).items()}
-    known = Document(document, resource, decode(identity), decode(body), references, content_version, identity_version)
-    return Upsert(version, known)
+    stamps = content_version, identity_version
+    return Upsert(version, Document(document, resource, decode(identity), decode(body), _references(refers), *stamps))
 
 
-def _reference(found: Json) -> Reference:
-    resource = Resource(found["project"], found["name"], found["version"])
-    return Reference(found["document"], resource, found["identity"], found["in_identity"])
+def _references(text: str | None) -> dict[str, Reference]:
+    found: Any = decode(text or "[]")
+    return {
+        name: Reference(child, Resource(*kind), identity, in_identity)
+        for name, child, *kind, identity, in_identity in found
+    }
