@@ -59,13 +59,14 @@ tags = Table(
 keyless = Table("keyless", metadata, Column("word", String(30)), Column("times", Integer))
 
 
-def make_tables(kind: str, url: str) -> None:
+def made_tables(url: str) -> Engine:
+    """An engine on a database that has them now."""
     engine = create_engine(url.replace("+aiosqlite", ""))
     metadata.create_all(engine)
     if engine.dialect.name == "postgresql":
         with engine.begin() as connection:  # tests give keys of their own below
             connection.execute(text("ALTER SEQUENCE orders_id_seq RESTART WITH 1000"))
-    engine.dispose()
+    return engine
 
 
 class Record(NamedTuple):
@@ -82,11 +83,12 @@ class Record(NamedTuple):
 class Harness:
     """A tracked engine."""
 
-    def __init__(self, kind: str, url: str, runner: asyncio.Runner) -> None:
+    def __init__(self, kind: str, url: str, runner: asyncio.Runner, plain: Engine) -> None:
         self.kind, self.url, self._runner = kind, url, runner
+        self.plain = plain
+        """An engine beside it that nobody tracks."""
         self.events: list[Event] = []
         self._closing: list[Callable[[], object]] = []
-        self.plain = create_engine(url.replace("+aiosqlite", ""))
         self.target: Any = None
         self._since = 0
 
@@ -211,7 +213,6 @@ class Harness:
     def close(self) -> None:
         for close in reversed(self._closing):
             close()
-        self.plain.dispose()
 
 
 def sync(engine: Any) -> Engine:
