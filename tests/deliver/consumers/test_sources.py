@@ -5,9 +5,7 @@ import json
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
-import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,13 +21,17 @@ from forge.capture.sqlite import enable
 from forge.change import Change
 from forge.changelog import unread
 from forge.changelog.connection import Connection, connect
+from forge.cli import main
 from forge.deliver.consumers import ConsumerInvalid, Consumers, Context, source_feed
 from forge.deliver.consumers.control import Control
 from forge.deliver.message import Message
+from forge.doctor.consumers import consumers as consumers_of
+from forge.doctor.finding import Case
 from forge.errors import CursorForeign, CursorInvalid
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.mariadb import MariadbServer, connect_mariadb, fresh_mariadb, mariadb_missing, temporary_mariadb
+from forge.testing.mongo import temporary_mongo
 from tests.deliver.consumers.mortal import Receipt, Task, started
 from tests.deliver.consumers.working import SOON, table, until, working
 
@@ -326,6 +328,43 @@ async def test_once_and_a_batch_that_is_interrupted(database: str, connection: C
     assert found == [(str(id), True) for id in (1, 2, 3, 4, 6)]
 
 
+@pytest.mark.long
+async def test_documents(database: str, connection: Connection) -> None:
+    """Values that only MongoDB has survive a batch that is interrupted."""
+    from bson import Decimal128, ObjectId
+    from pymongo import AsyncMongoClient
+
+    seen: dict[str, list[Change]] = {"first": [], "then": []}
+
+    def made(life: str, url: str) -> Consumers:
+        found = Consumers()
+
+        @found.consumer("all", source=url, tables=["item"], start="start", tries=None, backoff=(0.01, 0.01))
+        async def take(ctx: Context, change: Change) -> None:
+            if life == "first" and len(seen[life]) == 2:
+                raise ValueError("not yet")
+            seen[life].append(change)
+
+        return found
+
+    with temporary_mongo() as server:
+        async with AsyncMongoClient[dict[str, Any]](server.url()) as client:
+            ids = [ObjectId() for _ in range(4)]
+            await client["shop"]["item"].insert_many([{"_id": id, "n": Decimal128("1.50")} for id in ids])
+            async with working(database, made("first", server.url("shop"))):
+                await until(lambda: len(seen["first"]) == 2)
+                await until(lambda: connection.execute("SELECT retried > 0 FROM forge.consumer").fetchone() == (True,))
+            await client["shop"]["item"].delete_one({"_id": ids[0]})
+            async with working(database, made("then", server.url("shop"))):
+                await until(lambda: len(seen["then"]) == 3)
+                await client["shop"]["item"].update_one({"_id": ids[3]}, {"$set": {"n": 2}})
+                await until(lambda: len(seen["then"]) == 4)
+                (status,) = await Control(database).statuses("all")
+    assert [change.op.value for change in seen["then"]] == ["read", "read", "delete", "update"]
+    assert seen["then"][0].after == {**(seen["first"][0].after or {}), "_id": str(ids[2])}
+    assert (status.lag_events, status.lag_bytes) == (None, None)
+
+
 # What breaks
 
 
@@ -444,7 +483,7 @@ def receipts_of(receipts: list[Receipt], key: str, op: str) -> list[Receipt]:
 
 
 @pytest.mark.contract("X1", "W12", "W13")
-@pytest.mark.parametrize("batch", [None, 7], ids=["one", "seven"])
+@pytest.mark.parametrize("batch", [None, pytest.param(7, marks=pytest.mark.long)], ids=["one", "seven"])
 def test_nothing_is_lost_or_doubled_when_workers_and_the_server_die(
     database: str, connection: Connection, fragile: Site, batch: int | None
 ) -> None:
@@ -598,55 +637,62 @@ async def test_how_far_behind_it_is(database: str, connection: Connection, site:
     assert (status.lag_events is None) != (status.lag_bytes is None)
 
 
-SHOP = """
-    import forge
-    app = forge.Forge()
+@contextmanager
+def working_beside(database: str, consumers: Consumers) -> Iterator[None]:
+    """A node in a thread of its own: the command line wants to be in the main one."""
+    began, end = threading.Event(), threading.Event()
 
-    @app.consumer("search", source="sqlite:///shop.db", tables=["item"])
-    async def index(ctx, change):
-        print(change.op.value, change.row_id, flush=True)
-"""
+    async def work() -> None:
+        async with working(database, consumers):
+            began.set()
+            await asyncio.to_thread(end.wait)
 
-
-def test_the_command_line_steers_it(database: str, connection: Connection, file: Site, tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
-    forge = [str(Path(sys.executable).with_name("forge")), "consumers"]
-    options: dict[str, Any] = {
-        "cwd": tmp_path,
-        "text": True,
-        "env": {"FORGE_DATABASE_URL": database, "PATH": "/usr/bin"},
-    }
-
-    def run(*words: str) -> Any:
-        done = subprocess.run([*forge, *words, "--json"], capture_output=True, timeout=60, **options)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    worker = subprocess.Popen([*forge, "run", "shop:app"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **options)
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread.start()
     try:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "✓ working on search\n"
-        asyncio.run(ready(database, "search"))
-        file.run("INSERT INTO item VALUES (1, 0)")
-        assert worker.stdout.readline() == "insert 1\n"
-        assert run("pause", "search")["working"] is False
-        (listed,) = run("list")
-        assert (listed["state"], listed["source"]) == ("paused", "sqlite shop.db")
-        (lag,) = run("lag")
-        assert set(lag) == {"name", "shard", "events", "seconds", "bytes"}
-        assert run("rewind", "search", "--to", "start") == {"name": "search", "cursor": "start"}
-        refused = subprocess.run(
-            [*forge, "rewind", "search", "--to", "2026-11-10 09:00+00"], capture_output=True, **options
-        )
-        assert "cannot be asked for a time" in refused.stderr
-        assert refused.returncode == 1
-        run("resume", "search")
-        assert worker.stdout.readline() == "read 1\n"
+        assert began.wait(SOON)
+        yield
     finally:
-        worker.terminate()
-        assert worker.wait(30) == 0
-        worker.communicate()
-    assert run("forget", "search", "--yes") == {"name": "search", "forgotten": True}
+        end.set()
+        thread.join(SOON)
+
+
+def test_the_command_line_steers_it(
+    database: str, file: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGE_DATABASE_URL", database)
+
+    def forge(*words: str) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["consumers", *words])
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    def told(*words: str) -> Any:
+        code, out, error = forge(*words, "--json")
+        assert code == 0, error
+        return json.loads(out)
+
+    seen: Seen = []
+    with working_beside(database, one(seen, file)):
+        begun = asyncio.run(ready(database))
+        file.run("INSERT INTO item VALUES (1, 0)")
+        asyncio.run(until(lambda: seen))
+        assert told("pause", "all")["working"] is False
+        (listed,) = told("list")
+        assert (listed["state"], listed["source"].split()[0]) == ("paused", "sqlite")
+        (lag,) = told("lag")
+        assert set(lag) == {"name", "shard", "events", "seconds", "bytes"}
+        code, out, _ = forge("list")
+        assert (code, "paused" in out) == (0, True)
+        code, _, error = forge("rewind", "all", "--to", "2026-11-10 09:00+00")
+        assert (code, "cannot be asked for a time" in error, "--to start" in error) == (1, True, True)
+        assert told("rewind", "all", "--to", begun) == {"name": "all", "cursor": begun}
+        assert told("rewind", "all", "--to", "start") == {"name": "all", "cursor": "start"}
+        told("resume", "all")
+        asyncio.run(until(lambda: len(seen) == 2))
+    assert seen == [("insert", "1"), ("read", "1")]
+    assert told("forget", "all", "--yes") == {"name": "all", "forgotten": True}
 
 
 async def test_the_log_is_kept_for_nobody_who_does_not_read_it(
@@ -655,13 +701,8 @@ async def test_the_log_is_kept_for_nobody_who_does_not_read_it(
     async with working(database, one([], file)):
         await ready(database)
     assert unread.cursors(connection) == []
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [str(Path(sys.executable).with_name("forge")), "doctor", "--json"],
-        capture_output=True, text=True, env={"FORGE_DATABASE_URL": database, "PATH": "/usr/bin"},
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    assert "1 consumer, none near the end of retention" in done.stdout
+    (finding,) = consumers_of(Case(database, connection))
+    assert finding.what == "1 consumer, none near the end of retention"
 
 
 # What is refused

@@ -89,6 +89,7 @@ class MongoSource:
         self._wait = wait
         self._patience = patience
         self._server: Server | None = None
+        self._connecting = asyncio.Lock()
         self._events = Events(self._address.name, self._address.database)
 
     @property
@@ -198,15 +199,16 @@ class MongoSource:
     # -- in pieces -------------------------------------------------------------------------------------
 
     async def _connected(self) -> Server:
-        if self._server is None:
-            server = Server(self._address, patience=self._patience)
-            try:
-                await server.check()
-            except BaseException:
-                await server.close()
-                raise
-            self._server = server
-        return self._server
+        async with self._connecting:  # its status may be asked while a stream begins
+            if self._server is None:
+                server = Server(self._address, patience=self._patience)
+                try:
+                    await server.check()
+                except BaseException:
+                    await server.close()
+                    raise
+                self._server = server
+            return self._server
 
     def _own(self, cursor: Cursor, server: Server) -> None:
         if foreign(cursor.server, server.identity):

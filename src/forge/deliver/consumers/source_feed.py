@@ -29,6 +29,7 @@ from forge.backoff import Backoff
 from forge.capture.source import Batch, Status, changes, in_snapshot
 from forge.change import Change
 from forge.changelog.connection import AsyncConnection
+from forge.deliver.consumers.errors import ConsumerLost
 from forge.deliver.consumers.feed import Feed, Place
 from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
@@ -100,7 +101,8 @@ class SourceFeed(Feed):
     async def opened(self, connection: AsyncConnection) -> AsyncIterator[None]:
         if self._held:
             row = await (await connection.execute(sql("kept_page"), {"id": self._id})).fetchone()
-            assert row is not None, "a cursor inside of a batch, and no batch"
+            if row is None:
+                raise ConsumerLost("the cursor was moved just now", fix="nothing: it is taken up from there")
             end, stored = row
             self._kept = Batch([wire.decode(text) for text in stored[standing(self.at)[1] :]], end)
         async with self._source:

@@ -109,6 +109,7 @@ class Worker:
         self._saved_at = time.monotonic()
         self._breathed = 0.0
         self._stopping = asyncio.Event()
+        self._ending = False
         self._replay = asyncio.Event()
         self._letters = False
         self._alone = 0
@@ -133,14 +134,18 @@ class Worker:
 
     async def _follow(self) -> None:
         async with aclosing(self._feed.batches()) as batches:
-            async for batch in batches:
-                async with self._turn:
-                    await self._handle(batch)
+            try:
+                async for batch in batches:
+                    async with self._turn:
+                        await self._handle(batch)
+            finally:
+                self._ending = True
 
     def stop(self) -> bool:
-        """Begin no other call; True when none is under way, and all that was handled is saved."""
+        """Begin no other call; True when none is under way, all that was handled is saved, and it will not end by
+        itself: then it may be cancelled."""
         self._stopping.set()
-        return not self._turn.locked()
+        return not self._turn.locked() and not self._ending
 
     async def idle(self, seconds: float) -> None:
         """Save where reading has come to without finding anything, so that the log may forget what is before it."""
