@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+import psycopg
 import pytest
 
 from forge.changelog.connection import Connection, connect
@@ -342,6 +343,24 @@ def test_a_callers_transaction_stays_as_it_was(world: World) -> None:
         assert settings.fetchone() == ("on", "auto")
         world.put(plans, "b")
     assert told(changes(world.connection, plans, 2)) == [(2, 2)]
+
+
+def test_a_page_that_the_server_cancels_leaves_the_connection_as_it_was(world: World, versions_url: str) -> None:
+    plans = world.resource("plans")
+    world.put(plans, "a")
+    available(world.connection)
+    with connect(versions_url) as other, other.transaction():
+        other.execute("LOCK TABLE forge_versions.document_change IN ACCESS EXCLUSIVE MODE")
+        world.connection.execute("SET statement_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            changes(world.connection, plans, 1, 1)
+        with world.connection.transaction():
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                changes(world.connection, plans, 1, 1)
+            world.connection.execute("SET LOCAL statement_timeout = 0")
+            assert world.connection.execute("SHOW enable_sort").fetchone() == ("on",)
+    world.connection.execute("RESET statement_timeout")
+    assert told(changes(world.connection, plans, 1)) == [(1, 1)]
 
 
 @pytest.mark.contract("V8")
