@@ -35,7 +35,7 @@ WITH head AS MATERIALIZED (
            l.key IS NOT NULL AND EXISTS (SELECT FROM forge.outbox_dead d WHERE d.key = l.key) AS behind
     FROM linked l
 ), page AS MATERIALIZED (
-    SELECT max(c.seq) AS last, bool_or(NOT c.next) AS blocked, bool_or(c.free) AS free FROM chained c
+    SELECT max(c.seq) AS last, count(*) AS size, bool_or(NOT c.next) AS blocked, bool_or(c.free) AS free FROM chained c
 ), firsts AS MATERIALIZED (
     SELECT c.place, c.behind, o.seq, o.id::text AS id, o.topic, o.key, o.payload, o.content_type, o.headers, o.at, o.tries,
            pg_visible_in_snapshot(o.xid, (SELECT h.safe FROM head h)) AS sure
@@ -51,7 +51,7 @@ WITH head AS MATERIALIZED (
     ORDER BY o.seq LIMIT $3 FOR UPDATE OF o SKIP LOCKED
 )
 SELECT h.snapshot::text, h.lsn::text, h.flushed >= h.lsn, p.last,
-       EXISTS (SELECT FROM seen s WHERE s.seq > p.last) OR (SELECT count(*) FROM seen s) >= $2, p.blocked, p.free, l.*
+       (SELECT count(*) FROM seen s) >= least($2, p.size + 1), p.blocked, p.free, l.*
 FROM head h CROSS JOIN page p LEFT JOIN (SELECT * FROM firsts UNION ALL SELECT * FROM others) l ON true ORDER BY l.seq;
 
 -- sent: What the receiver has.
