@@ -11,7 +11,8 @@ from typing import Any
 from forge.changelog.connection import Connection, connect
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database
-from forge.versions.documents import get, put
+from forge.versions.documents import delete, find, get, put, set_references
+from forge.versions.identity import change_identity
 from forge.versions.install import install
 from forge.versions.nouns import Resource, decode
 from forge.versions.resources import declare
@@ -49,6 +50,23 @@ def school(connection: Connection, students: int = 5, *, by_access: bool = False
         plan = {"plan": f"P{number}"}
         put(connection, PLANS, plan, {"credits": number}, {"student": (STUDENTS, {"number": number})})
     return made
+
+
+def changed(connection: Connection) -> None:
+    """Something of every kind: new, other content, another identity, other references, no more."""
+    student = find(connection, STUDENTS, {"number": 1})
+    assert student is not None
+    change_identity(connection, student, {"number": 1001})
+    put(connection, STUDENTS, {"number": 77}, {"name": "new"})
+    put(connection, PLANS, {"plan": "P77"}, {"credits": 0}, {"student": (STUDENTS, {"number": 77})})
+    put(connection, PLANS, {"plan": "P2"}, {"credits": 99}, {"student": (STUDENTS, {"number": 2})})
+    moved, gone, renamed = (find(connection, PLANS, {"plan": f"P{number}"}) for number in (3, 4, 5))
+    assert moved is not None
+    assert gone is not None
+    assert renamed is not None
+    set_references(connection, moved, {"student": (STUDENTS, {"number": 77}), "tutor": (STUDENTS, {"number": 2})})
+    delete(connection, gone)
+    change_identity(connection, renamed, {"plan": "P5b"})
 
 
 def source_of(connection: Connection, resource: Resource, subject: str | None = None) -> Shown:

@@ -1,19 +1,38 @@
-"""SQL Server's files: T-SQL to a parser of that dialect, with the tables of PostgreSQL's. No server has run them."""
+"""SQL Server's files: T-SQL to two parsers of that dialect, with the tables of PostgreSQL's. No server has run them."""
 
 import logging
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlglot
 from sqlglot import ErrorLevel, exp
 
+from forge.changelog.connection import Connection, connect
 from forge.changelog.queries import queries
+from forge.postgres import PostgresServer
+from forge.versions.access import grant, revoke
+from forge.versions.available import available
+from forge.versions.documents import find
+from forge.versions.nouns import Page
+from forge.versions.reading import changes, deletes, key_changes
+from forge.versions.resources import declare, resource_id
+from forge.versions.strategies import Strategy, use_strategy
+from tests.versions.school import PLANS, STUDENTS, changed, school_database
+from tests.versions.tsql import tsql_parser
 
 FOLDER = files("forge.versions").joinpath("sql", "sqlserver")
 FILES = sorted(entry.name for entry in FOLDER.iterdir() if entry.name.endswith(".sql"))
 SCRIPTS = [name for name in FILES if name != "queries.sql"]
+
+PARAMETERS = (
+    "DECLARE @resource integer, @min bigint, @max bigint, @after_version bigint, @after_document bigint,"
+    " @limit integer, @subject nvarchar(256), @documents nvarchar(max);"
+)
 
 # What sqlglot does not know, each with something of the same shape that it does.
 UNKNOWN = (
@@ -85,6 +104,18 @@ def test_a_mistake_is_seen() -> None:
         parsed("SELECT TOP (@limit a FROM forge_versions.document")
 
 
+def test_microsofts_own_parser_takes_it(tmp_path: Path) -> None:
+    program = os.environ.get("FORGE_TEST_TSQL")
+    if program is None:
+        pytest.skip("FORGE_TEST_TSQL names no MicrosoftSqlToolsServiceLayer: see tests/versions/tsql.py")
+    with tsql_parser(Path(program), tmp_path) as parser:
+        assert parser.problems("mistake.sql", "SELECT TOP (@limit a FROM forge_versions.document")
+        for name in SCRIPTS:
+            assert parser.problems(name, FOLDER.joinpath(name).read_text("utf-8")) == []
+        for name, text in queries("forge.versions", "sql/sqlserver/queries.sql").items():
+            assert parser.problems(f"{name}.sql", f"{PARAMETERS}\n{text};\n") == []
+
+
 @pytest.mark.contract("V9")
 def test_it_has_the_tables_of_postgresql() -> None:
     postgresql = FOLDER.joinpath("..", "postgresql", "schema.sql").read_text("utf-8")
@@ -95,6 +126,63 @@ def test_it_has_the_tables_of_postgresql() -> None:
     assert ours.keys() - {"stamping"} == theirs.keys()
     for table, names in theirs.items():
         assert ours[table] - alone.get(table, set()) == names - without.get(table, set()), table
+
+
+@pytest.fixture
+def school(server: PostgresServer) -> Iterator[Connection]:
+    """Documents that changed in every way; of some plans ada has access, of others not any more."""
+    with school_database(server) as url, connect(url) as connection:
+        plans = {plan: find(connection, PLANS, {"plan": plan}) for plan in ("P1", "P2", "P4")}
+        for plan in plans.values():
+            assert plan is not None
+            grant(connection, plan, "ada")
+            grant(connection, plan, "bob")
+        assert plans["P2"] is not None
+        revoke(connection, plans["P2"], "ada")
+        changed(connection)
+        yield connection
+
+
+@pytest.mark.contract("V4", "V8", "V9")
+@pytest.mark.parametrize(
+    ("name", "strategy", "subject", "reading"),
+    [
+        ("changes", "journal", None, changes),
+        ("changes_denormalized", "denormalized", None, changes),
+        ("changes_monotonic", "monotonic", None, changes),
+        ("changes_of_subject", "journal", "ada", changes),
+        ("deletes", "journal", None, deletes),
+        ("deletes_of_subject", "journal", "ada", deletes),
+        ("key_changes", "journal", None, key_changes),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_page_queries_find_what_postgresqls_do(
+    school: Connection, name: str, strategy: Strategy, subject: str | None, reading: Callable[..., Page[Any]]
+) -> None:
+    """Each query, written in PostgreSQL's SQL by the parser, asked of PostgreSQL's own tables."""
+    declare(school, PLANS, by_access=subject is not None)
+    use_strategy(school, strategy)
+    (text,) = sqlglot.transpile(
+        queries("forge.versions", "sql/sqlserver/queries.sql")[name], read="tsql", write="postgres"
+    )
+    statement = re.sub(r"\$(\w+)", r"%(\1)s", text)
+    newest = available(school).newest
+    told = 0
+    for resource in (PLANS, STUDENTS) if subject is None else (PLANS,):
+        number = resource_id(school, resource)
+        for first, last in ((1, newest), (6, newest), (11, newest - 2), (newest, newest)):
+            wanted = [(item.version, item.id) for item in reading(school, resource, first, last, subject=subject).items]
+            asked = {"resource": number, "subject": subject, "min": first, "max": last, "limit": 2}
+            found, after = list[tuple[int, int]](), (0, 0)
+            while rows := school.execute(
+                statement.encode(), {**asked, "after_version": after[0], "after_document": after[1]}
+            ).fetchall():
+                found += [row[:2] for row in rows]
+                after = found[-1]
+            assert found == wanted, (resource, first, last)
+            told += len(found)
+    assert told >= 2
 
 
 def cut(text: str) -> str:

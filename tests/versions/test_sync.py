@@ -13,9 +13,8 @@ from forge.changelog.connection import Connection, connect
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 from forge.versions.access import grant, revoke
-from forge.versions.documents import delete, find, put, set_references
+from forge.versions.documents import delete, find, put
 from forge.versions.errors import UnknownResource, WindowExpired
-from forge.versions.identity import change_identity
 from forge.versions.nouns import Event, Page, Resource
 from forge.versions.resources import declare
 from forge.versions.sync import (
@@ -35,6 +34,7 @@ from tests.versions.school import (
     PLANS,
     STUDENTS,
     Shown,
+    changed,
     copy_in_files,
     copy_in_sqlite,
     school,
@@ -114,23 +114,6 @@ class Failing:
 
     def close(self) -> None:
         self._source.close()
-
-
-def changed(connection: Connection) -> None:
-    """Something of every kind: new, other content, another identity, other references, no more."""
-    student = find(connection, STUDENTS, {"number": 1})
-    assert student is not None
-    change_identity(connection, student, {"number": 1001})
-    put(connection, STUDENTS, {"number": 77}, {"name": "new"})
-    put(connection, PLANS, {"plan": "P77"}, {"credits": 0}, {"student": (STUDENTS, {"number": 77})})
-    put(connection, PLANS, {"plan": "P2"}, {"credits": 99}, {"student": (STUDENTS, {"number": 2})})
-    moved, gone, renamed = (find(connection, PLANS, {"plan": f"P{number}"}) for number in (3, 4, 5))
-    assert moved is not None
-    assert gone is not None
-    assert renamed is not None
-    set_references(connection, moved, {"student": (STUDENTS, {"number": 77}), "tutor": (STUDENTS, {"number": 2})})
-    delete(connection, gone)
-    change_identity(connection, renamed, {"plan": "P5b"})
 
 
 def test_a_new_copy_equals_its_source(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
