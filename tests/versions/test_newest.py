@@ -40,6 +40,7 @@ def test_a_lower_stamp_that_is_not_committed_holds_it_back(versions: Connection,
     assert newest(versions) == 3
 
 
+@pytest.mark.every_version
 def test_one_who_runs_beyond_the_latest_that_ended_holds_it_back(
     versions: Connection, others: list[Connection]
 ) -> None:

@@ -66,7 +66,7 @@ def write(connection: Connection, chance: random.Random, times: int) -> None:
 @pytest.mark.parametrize("mode", ["application", "trigger"])
 def test_every_way_from_one_to_another_gives_the_same_answers(versions: Connection, mode: str) -> None:
     chance = random.Random(7)
-    write(versions, chance, 60)
+    write(versions, chance, 40)
     if mode == "trigger":
         write_by(versions, "trigger")
     way: list[Strategy] = ["monotonic", "denormalized", "monotonic", "journal", "denormalized", "journal", "journal"]
@@ -74,7 +74,7 @@ def test_every_way_from_one_to_another_gives_the_same_answers(versions: Connecti
         use_strategy(versions, name, batch=7)
         assert strategy(versions) == name
         assert told(versions) == derived(versions)
-        write(versions, chance, 25)
+        write(versions, chance, 15)
         assert told(versions) == derived(versions)
 
 

@@ -91,6 +91,7 @@ def test_a_stamp_is_not_shared_across_one_of_another_transaction(raw: Connection
     assert tokens(raw, one, two) == [(2, 1), (4, 1)]
 
 
+@pytest.mark.every_version
 def test_identities_follow_those_that_they_contain(raw: Connection) -> None:
     (school,) = insert(raw, SCHOOLS, {"id": 1})
     (course,) = insert(raw, COURSES, {"code": "a"})

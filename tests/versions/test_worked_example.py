@@ -12,6 +12,7 @@ from tests.versions.journals import PLANS, STUDENTS, journals
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.contract("V1", "V4")
+@pytest.mark.every_version
 def test_an_identity_that_changes_at_100_changes_who_refers_to_it(versions: Connection, strategy: Strategy) -> None:
     use_strategy(versions, strategy)
     student = put(versions, STUDENTS, {"studentUniqueId": "604821"}, {"firstSurname": "Ada"}).document
