@@ -85,7 +85,7 @@ def random_write(dice: random.Random, connection: Connection, keys: range) -> No
 
 @pytest.mark.contract("T9")
 @pytest.mark.every_version
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
 def test_a_random_history_is_rewound_to_every_instant(
     database: str, connection: Connection, clock: Clock, seed: int
 ) -> None:

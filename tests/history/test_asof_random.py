@@ -130,7 +130,7 @@ def ran(database: str, connection: Connection, seed: int, *, truncates: bool, re
 
 @pytest.mark.contract("T9")
 @pytest.mark.every_version
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(11, 15))])
 def test_writes_and_truncates(database: str, connection: Connection, seed: int) -> None:
     moments = ran(database, connection, seed, truncates=True, redefines=False)
     for moment in moments:
@@ -146,7 +146,7 @@ def test_writes_and_truncates(database: str, connection: Connection, seed: int) 
 
 
 @pytest.mark.contract("T9")
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 10))])
 def test_writes_and_truncates_while_columns_come_and_go(database: str, connection: Connection, seed: int) -> None:
     moments = ran(database, connection, seed, truncates=True, redefines=True)
     now = set(moments[-1].copies["item"][0]) if moments[-1].copies["item"] else set()

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
 
 from forge.changelog.connection import connect
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 from forge.testing.mariadb import MariadbServer, fresh_mariadb, mariadb_missing, temporary_mariadb
 from tests.conftest import TEMPLATE, versions
-from tests.track.sqlalchemy.harness import Harness, made_tables
+from tests.track.sqlalchemy.harness import Harness, Place
 
 KINDS = ["triggers", "postgres", "mariadb", "sqlite", "psycopg-async", "aiosqlite"]
 
@@ -27,19 +26,19 @@ def tracked_maria() -> Iterator[MariadbServer]:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def url(
+def place(
     request: pytest.FixtureRequest, servers: Callable[[int], PostgresServer], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, str, Engine]]:
-    """A kind of database, the URL of one with the tables of `harness`, and an engine, for the tests of a module."""
+) -> Iterator[Place]:
+    """A database of each kind, for the tests of a module."""
     kind: str = request.param
-    with _database(request, kind, servers, tmp_path_factory) as url:
-        plain = made_tables(url)
+    with _database(request, kind, servers, tmp_path_factory) as url, asyncio.Runner() as runner:
+        found = Place(kind, url, runner)
         if kind == "triggers":
             with connect(url.replace("+psycopg", "")) as connection:
                 for table in ("orders", "lines", "tags"):
                     connection.execute("SELECT forge_enable_reactivity(%s)", [table])
-        yield kind, url, plain
-        plain.dispose()
+        yield found
+        found.close()
 
 
 def _database(
@@ -72,13 +71,11 @@ def _database(
 
 
 @pytest.fixture
-def db(url: tuple[str, str, Engine]) -> Iterator[Harness]:
+def db(place: Place) -> Iterator[Harness]:
     """A tracked engine on the database, its tables empty."""
-    kind, address, plain = url
-    with asyncio.Runner() as runner:
-        harness = Harness(kind, address, runner, plain)
-        try:
-            harness.empty()
-            yield harness
-        finally:
-            harness.close()
+    harness = Harness(place)
+    try:
+        harness.empty()
+        yield harness
+    finally:
+        harness.close()

@@ -80,13 +80,55 @@ class Record(NamedTuple):
     user_id: str | None
 
 
-class Harness:
-    """A tracked engine."""
+class Place:
+    """A database with the tables above, and what the tests on it share: a loop, and two engines."""
 
-    def __init__(self, kind: str, url: str, runner: asyncio.Runner, plain: Engine) -> None:
-        self.kind, self.url, self._runner = kind, url, runner
-        self.plain = plain
-        """An engine beside it that nobody tracks."""
+    def __init__(self, kind: str, url: str, runner: asyncio.Runner) -> None:
+        self.kind, self.url, self.runner = kind, url, runner
+        self.plain = made_tables(url)
+        """An engine that nobody tracks."""
+        self._tracked: Any = None
+
+    @property
+    def tracked(self) -> Any:
+        """One that is tracked as it is tracked unless told otherwise."""
+        if self._tracked is None:
+            self._tracked = track(self.engine())
+        return self._tracked
+
+    @property
+    def is_async(self) -> bool:
+        return self.kind in ("psycopg-async", "aiosqlite")
+
+    def engine(self, **options: Any) -> Any:
+        """A new engine that is not tracked."""
+        made: Any = (create_async_engine if self.is_async else create_engine)(self.url, **options)
+        if "sqlite" in self.kind:
+            real = sync(made)
+            event.listen(real, "connect", _own_transactions)
+            event.listen(real, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        return made
+
+    def dispose(self, engine: Any) -> None:
+        """Close an engine's connections."""
+        if self.is_async:
+            self.runner.run(engine.dispose())
+        else:
+            engine.dispose()
+
+    def close(self) -> None:
+        """Close the engines that are shared."""
+        if self._tracked is not None:
+            self.dispose(self._tracked)
+        self.plain.dispose()
+
+
+class Harness:
+    """A tracked engine: that of the place, unless a test asks for one of its own."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.kind, self.url, self._runner, self.plain = place.kind, place.url, place.runner, place.plain
         self.events: list[Event] = []
         self._closing: list[Callable[[], object]] = []
         self.target: Any = None
@@ -98,7 +140,7 @@ class Harness:
 
     @property
     def is_async(self) -> bool:
-        return self.kind in ("psycopg-async", "aiosqlite")
+        return self._place.is_async
 
     @property
     def returns(self) -> bool:
@@ -107,26 +149,19 @@ class Harness:
 
     def engine(self, **options: Any) -> Any:
         """A new engine that is not tracked."""
-        made: Any
-        if self.is_async:
-            made = create_async_engine(self.url, **options)
-            self._closing.append(lambda: self._runner.run(made.dispose()))
-        else:
-            made = create_engine(self.url, **options)
-            self._closing.append(made.dispose)
-        if "sqlite" in self.kind:
-            real = sync(made)
-            event.listen(real, "connect", _own_transactions)
-            event.listen(real, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        made = self._place.engine(**options)
+        self._closing.append(lambda: self._place.dispose(made))
         return made
 
     def track(self, **options: Any) -> Any:
-        """The engine of this harness, tracked so."""
+        """An engine of this test's own, tracked so."""
         self.target = track(self.engine(), **options)
         return self.target
 
     def ensure(self) -> Any:
-        return self.target if self.target is not None else self.track()
+        if self.target is None:
+            self.target = self._place.tracked
+        return self.target
 
     def run(self, work: Callable[[Connection], Result], target: Any = None) -> Result:
         """Do it in a transaction that commits."""

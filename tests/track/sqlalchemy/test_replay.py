@@ -122,7 +122,7 @@ def replayed(changes: list[forge.Change]) -> dict[str, dict[str, dict[str, Any]]
 
 
 @pytest.mark.contract("M2", "M7", "M8")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
 def test_the_log_replayed_is_the_table(db: Harness, seed: int) -> None:
     if db.triggers or db.is_async:
         pytest.skip("the log of the triggers is replayed elsewhere; async writes the same")
