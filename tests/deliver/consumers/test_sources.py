@@ -21,6 +21,7 @@ from forge.capture.sqlite import enable
 from forge.change import Change
 from forge.changelog import unread
 from forge.changelog.connection import Connection, connect
+from forge.changelog.install import install
 from forge.cli import main
 from forge.deliver.consumers import ConsumerInvalid, Consumers, Context, source_feed
 from forge.deliver.consumers.control import Control
@@ -528,6 +529,46 @@ def test_nothing_is_lost_or_doubled_when_workers_and_the_server_die(
     rows = connection.execute("SELECT id, op, key, v FROM received ORDER BY n").fetchall()
     writer.check([Receipt(*row) for row in rows])
     assert len(rows) > 200
+
+
+@pytest.mark.long
+@pytest.mark.contract("X1", "W12")
+def test_what_a_source_was_told_to_forget_is_never_wanted_again(tmp_path: Path) -> None:
+    """Saves do not wait for the disk, and a crash takes back some: none that the source was told of."""
+    out = tmp_path / "receipts"
+
+    def receipts() -> list[Receipt]:
+        lines = out.read_bytes().splitlines() if out.exists() else []
+        found = [msgspec.json.decode(line, type=Receipt) for line in lines]
+        return list({receipt.id: receipt for receipt in reversed(found)}.values())[::-1]
+
+    def come(key: str) -> None:
+        deadline = time.monotonic() + SOON
+        while all(receipt.key != key for receipt in receipts()):
+            assert time.monotonic() < deadline, f"{key} does not come"
+            time.sleep(0.02)
+
+    with temporary_postgres() as server, fresh_database(server) as url, file_site(tmp_path) as site:
+        with connect(url) as connection:
+            install(connection)
+        writer = Writer(site, seed=5)
+        worker = started(Task(url, site.url, file=str(out)))
+        try:
+            for round in range(8):
+                end = time.monotonic() + writer.dice.uniform(0.3, 0.7)
+                while time.monotonic() < end:
+                    writer.write()
+                    time.sleep(0.005)
+                server.crash()
+                server.start()
+                site.run(f"INSERT INTO item VALUES ({1000 + round}, 0)")
+                come(str(1000 + round))
+            with connect(url) as connection:
+                assert connection.execute("SELECT state FROM forge.consumer").fetchone() == ("running",)
+        finally:
+            worker.kill()
+            worker.join()
+    writer.check(receipts())
 
 
 @pytest.mark.contract("X1", "W12")

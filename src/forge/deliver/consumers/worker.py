@@ -398,7 +398,7 @@ class Worker:
 
     async def _flush(self) -> None:
         """Have on disk all that was saved so far; saves do not wait for that."""
-        if not await self._lease.durably(sql("flush"), {"id": self.id, "fence": self.fence}):
+        if not await self._lease.ask(sql("flush"), {"id": self.id, "fence": self.fence}):
             raise self._fenced()
 
     def _failed(self, error: Exception) -> None:
