@@ -29,15 +29,25 @@ SELECT s.oldest, s.strategy, p.version, p.document, 2, d.identity::text, NULL, d
        d.identity_version, d.refers
 FROM forge_versions.setting s
 LEFT JOIN LATERAL (
-    SELECT v.version, d.id AS document, 2 AS kind FROM forge_versions.document d {seen}
+    SELECT v.version, d.id AS document, 2 AS kind FROM ({all}) d
     CROSS JOIN LATERAL (
-        SELECT greatest(d.content_version, d.identity_version, {since}, {others}) AS version OFFSET 0
+        SELECT greatest(d.content_version, d.identity_version, d.since, {others}) AS version OFFSET 0
     ) v
-    WHERE s.strategy = %(strategy)s AND d.resource = %(resource)s AND d.id > %(after)s AND v.version <= %(max)s
+    WHERE s.strategy = %(strategy)s AND v.version <= %(max)s
     ORDER BY d.id LIMIT %(limit)s
 ) p ON true
 LEFT JOIN LATERAL ({document}) d ON true
 ORDER BY p.document;
+
+-- all: The documents of a resource.
+SELECT w.id, w.content_version, w.identity_version, w.max_dependency, 0 AS since FROM forge_versions.document w
+WHERE w.resource = %(resource)s AND w.id > %(after)s ORDER BY w.id;
+
+-- all_granted: Those that somebody has access to.
+SELECT a.document AS id, w.content_version, w.identity_version, w.max_dependency, a.version AS since
+FROM forge_versions.access a
+CROSS JOIN LATERAL (SELECT * FROM forge_versions.document w WHERE w.id = a.document OFFSET 0) w
+WHERE a.subject = %(subject)s AND a.resource = %(resource)s AND a.document > %(after)s ORDER BY a.document;
 
 -- document: What an item shows of its document: all of it, with the identities of what it refers to.
 SELECT d.identity, d.body::text AS body, d.content_version, d.identity_version,

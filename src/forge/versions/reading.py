@@ -265,6 +265,7 @@ def statement_of(strategy: str, kinds: tuple[int, ...] | None, by_access: bool) 
     events = [*_EVENTS[strategy], *(["access_events"] if by_access else [])]
     shared = {
         "document": sql.SQL(parts["document"]),
+        "all": sql.SQL(parts["all_granted" if by_access else "all"]),
         "seen": sql.SQL(parts["seen"] if by_access else ""),
         "since": sql.SQL("a.version" if by_access else "0"),
         "others": sql.SQL("d.max_dependency" if strategy == "monotonic" else parts["others"]),

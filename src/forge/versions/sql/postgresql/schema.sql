@@ -39,6 +39,8 @@ CREATE TABLE forge_versions.document (
     max_dependency   bigint NOT NULL DEFAULT 0,
     UNIQUE (resource, identity)
 );
+-- A copy of a resource begins with all its documents, in their order.
+CREATE INDEX document_resource ON forge_versions.document (resource, id);
 
 -- An edge from a document to one that its representation depends on. `parent_resource` is kept by the strategy
 -- `denormalized` alone; without it new edges have NULL.
