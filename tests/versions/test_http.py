@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import jwt
 import pytest
+import schemathesis
 
 from forge.app import Forge
 from forge.changelog.connection import Connection, connect
@@ -18,6 +19,7 @@ from forge.changelog.install import install as install_log
 from forge.client.errors import Failed, Refused, Unauthorized, Unreachable
 from forge.errors import ForgeError
 from forge.postgres import PostgresServer
+from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.node import Options
 from forge.versions.access import grant
@@ -255,6 +257,45 @@ async def test_a_copy_from_a_server_equals_its_source(url: str, school: Connecti
         done = await asyncio.to_thread(keep)
         assert "oldest" in (done.anew or "")
         assert copy_in_sqlite(path, PLANS) == source_of(school, PLANS)
+
+
+async def test_pages_that_are_too_large_are_asked_for_in_smaller_ones(
+    url: str, school: Connection, tmp_path: Path
+) -> None:
+    for plan in ("P1", "P2", "P3"):
+        put(school, PLANS, {"plan": plan}, {"text": "x" * 2000})
+    app = Forge(url, settings=Settings(max_result_bytes=3000))
+    async with serving(app) as served:
+        answer = await served.client.get("/versions/ed-fi/graduationPlans")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+
+        def keep() -> Synced:
+            with (
+                closing(HttpSource(served.url, PLANS)) as source,
+                closing(SqliteMirror(tmp_path / "copy.db", PLANS)) as mirror,
+            ):
+                return sync(source, mirror)
+
+        await asyncio.to_thread(keep)
+        assert copy_in_sqlite(tmp_path / "copy.db", PLANS) == source_of(school, PLANS)
+
+
+@pytest.mark.contract("V7")
+async def test_answers_are_as_the_document_says(url: str, school: Connection) -> None:
+    school.execute("UPDATE forge_versions.setting SET oldest = 3")
+    async with serving(Forge(url)) as served:
+
+        def ask() -> list[int]:
+            schema = schemathesis.openapi.from_url(f"{served.url}/forge/openapi.json")
+            codes = [schema["/versions/available"]["GET"].Case().call_and_validate().status_code]
+            for end in ("", "/deletes", "/keyChanges", "/stream"):
+                operation = schema["/versions/{project}/{resource}" + end]["GET"]
+                for query in ({"minChangeVersion": 3, "limit": 2}, {"minChangeVersion": 1}, {"pageToken": "x"}):
+                    case = operation.Case(path_parameters={"project": "ed-fi", "resource": "students"}, query=query)
+                    codes.append(case.call_and_validate().status_code)
+            return codes
+
+        assert await asyncio.to_thread(ask) == [200, *(200, 410, 400) * 4]
 
 
 async def test_a_servers_errors_are_typed(url: str, school: Connection) -> None:

@@ -22,7 +22,7 @@ from forge.react.registry import Auth, BadArguments
 from forge.serve.asking import Answer, asked
 from forge.serve.auth import AuthFailed, Identity, bearer
 from forge.serve.history import permissions
-from forge.serve.http import Forbidden, as_json, status
+from forge.serve.http import Forbidden, TooLarge, as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
 from forge.versions.available import available
@@ -87,8 +87,11 @@ async def _answered(
         identity = await node.identify(bearer(request.headers))
         check(node, identity, resource)
         less = "ask for less: a smaller limit, a shorter window"
-        answer = await asked(node, "versions", lambda connection: ask(connection, identity.auth), less=less)
-        return as_json(encode(answer).encode())
+        body = await asked(node, "versions", lambda connection: encode(ask(connection, identity.auth)), less=less)
+        most = node.reactor.settings.max_result_bytes
+        if len(body) > most and request.query_params.get("limit") != "1":
+            raise TooLarge(f"the page has more than {most} bytes", fix="ask for a smaller limit")
+        return as_json(body.encode())
     except ForgeError as error:
         return _failure(error)
 

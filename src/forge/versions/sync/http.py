@@ -3,6 +3,7 @@
 What the server refuses comes out as the error that it stands for in `forge.versions.errors`, or as the client's own.
 """
 
+import builtins
 from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import quote
@@ -10,7 +11,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from forge.client.errors import ProtocolError, Unreachable
+from forge.client.errors import ProtocolError, Refused, Unreachable
 from forge.client.http import failure
 from forge.errors import ForgeError
 from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
@@ -40,6 +41,7 @@ class HttpSource:
         self._base = url.rstrip("/")
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._http = http or httpx.Client(timeout=TIMEOUT)
+        self._most: int | None = None
         self._version = {} if resource.version == DEFAULT_VERSION else {"resourceVersion": resource.version}
         self._path = "/".join(("/versions", quote(resource.project, safe=""), quote(resource.name, safe="")))
 
@@ -50,6 +52,17 @@ class HttpSource:
             raise _misunderstood(str(error)) from None
 
     def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
+        """A page; one that is too large for the server is asked for in smaller ones, from then on."""
+        while True:
+            size = limit if self._most is None else builtins.min(limit, self._most)
+            try:
+                return self._page(min, max, after, size)
+            except Refused as refused:
+                if refused.code != "too_large" or size == 1:
+                    raise
+                self._most = size // 2
+
+    def _page(self, min: int | None, max: int, after: str | None, limit: int) -> Page[Event]:
         window = {"maxChangeVersion": str(max), "limit": str(limit), **self._version}
         if min is not None:
             window["minChangeVersion"] = str(min)

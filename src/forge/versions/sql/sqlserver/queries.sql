@@ -126,16 +126,27 @@ WHERE x.resource = @resource AND x.version BETWEEN @min AND @max AND x.version >
     AND (x.version > @after_version OR x.document > @after_document) AND x.subject IS NULL
 ORDER BY x.version, x.document;
 
--- deletes_of_subject: what was deleted, or is not shown any more to a subject
+-- deletes_of_subject: what was deleted, or taken from a subject's sight and not shown again
 SELECT TOP (@limit) x.version, x.document, x.[identity], x.subject
 FROM forge_versions.deletion AS x
 WHERE x.resource = @resource AND x.version BETWEEN @min AND @max AND x.version >= @after_version
     AND (x.version > @after_version OR x.document > @after_document) AND x.subject = @subject
+    AND NOT EXISTS (
+        SELECT 1 FROM forge_versions.access AS a WHERE a.subject = @subject AND a.document = x.document
+    )
 ORDER BY x.version, x.document;
 
 -- key_changes: documents whose identity changed in the window, from what to what
 SELECT TOP (@limit) k.version, k.document, k.old_identity, k.new_identity
 FROM forge_versions.key_change AS k
+WHERE k.resource = @resource AND k.version BETWEEN @min AND @max AND k.version >= @after_version
+    AND (k.version > @after_version OR k.document > @after_document)
+ORDER BY k.version, k.document;
+
+-- key_changes_of_subject: the same, of documents that a subject has access to, from then on
+SELECT TOP (@limit) k.version, k.document, k.old_identity, k.new_identity
+FROM forge_versions.key_change AS k
+JOIN forge_versions.access AS a ON a.document = k.document AND a.subject = @subject AND a.version < k.version
 WHERE k.resource = @resource AND k.version BETWEEN @min AND @max AND k.version >= @after_version
     AND (k.version > @after_version OR k.document > @after_document)
 ORDER BY k.version, k.document;
