@@ -1,6 +1,6 @@
 """What was received against what the log says: a pure function, so that it can be seen to fail."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -21,10 +21,10 @@ def check(
     *,
     consumer: str,
     exactly_once: bool = False,
-    hung: bool = False,
+    late: Collection[Receipt] = (),
 ) -> list[str]:
-    """What is wrong; `truth` has for each row the ids of its changes in order. Where a worker may have `hung` between
-    proving its lease and the side effect, that comes late: under an older fence, but never before its turn.
+    """What is wrong; `truth` has for each row the ids of its changes in order. What is `late` was done by a worker that
+    was held up between proving its lease and the side effect: it may come under an older fence, but in its turn.
 
     >>> truth = {"1": ["a", "b", "c"]}
     >>> def seen(*some): return [Receipt("c", 0, fence, id, "1") for fence, id in some]
@@ -38,9 +38,9 @@ def check(
     ['c: a of row 1 came twice']
     >>> check(truth, seen((1, "a"), (2, "b"), (1, "b"), (2, "c")), consumer="c")
     ['c: b of row 1 was handled under fence 1 after 2']
-    >>> check(truth, seen((1, "a"), (2, "b"), (1, "b"), (2, "c")), consumer="c", hung=True)
+    >>> check(truth, seen((1, "a"), (2, "b"), (1, "b"), (2, "c")), consumer="c", late=seen((1, "b")))
     []
-    >>> check(truth, seen((2, "a"), (1, "c"), (2, "b")), consumer="c", hung=True)
+    >>> check(truth, seen((2, "a"), (1, "c"), (2, "b")), consumer="c", late=seen((1, "c")))
     ['c: c of row 1 came before b']
     """
     wrong: list[str] = []
@@ -52,11 +52,13 @@ def check(
     for key, ids in truth.items():
         found = rows.get(key, [])
         wrong += [f"{consumer}: {id} of row {key} is lost" for id in ids if id not in {each.change for each in found}]
-        wrong += _order(consumer, key, list(ids), found, exactly_once, hung and not exactly_once)
+        wrong += _order(consumer, key, list(ids), found, exactly_once, late)
     return wrong
 
 
-def _order(consumer: str, key: str, ids: list[str], found: list[Receipt], exactly_once: bool, hung: bool) -> list[str]:
+def _order(
+    consumer: str, key: str, ids: list[str], found: list[Receipt], exactly_once: bool, late: Collection[Receipt]
+) -> list[str]:
     wrong = []
     place = {id: number for number, id in enumerate(ids)}
     furthest, last, fence = -1, -1, -1
@@ -67,7 +69,7 @@ def _order(consumer: str, key: str, ids: list[str], found: list[Receipt], exactl
             wrong.append(f"{consumer}: {each.change} of row {key} is unknown to the log")
             continue
         number = place[each.change]
-        if each.fence < fence and hung:
+        if each.fence < fence and each in late:
             if number > furthest + 1:
                 wrong.append(f"{consumer}: {each.change} of row {key} came before {ids[furthest + 1]}")
             furthest = max(furthest, number)

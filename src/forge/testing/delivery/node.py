@@ -1,12 +1,15 @@
 """A node that is made to be killed: works on the checker's consumers, and dies at the point that it is told.
 
 It writes each side effect as one line of `receipts` (appended at once), or into the table `received` through `ctx.tx`.
+One that came when the lease, proved before the call, was over, because the node hung or the machine is busy, is written
+once more into `late`: no lease can prevent that.
 """
 
 import asyncio
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -14,6 +17,7 @@ import msgspec
 
 from forge.change import Change
 from forge.deliver.consumers import ConsumerNode, Consumers, Context, Settings
+from forge.deliver.consumers.lease import TTL, Lease
 from forge.deliver.consumers.worker import Worker
 from forge.testing.delivery.checks import Receipt
 
@@ -26,6 +30,7 @@ SHARDS: Final = 3
 QUICK: Final = Settings(tick=0.03, report=0.2, lag=1.0, idle=0.5)
 HEALED: Final = "healed"
 RECEIPTS: Final = "receipts"
+LATE: Final = "late"
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -39,6 +44,24 @@ class Task(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = KINDS
     broken: bool = False
     """Save the cursor before the side effect: wrong on purpose, so that the checker is seen to notice."""
+
+
+class Proof:
+    """When the lease was last proved that the call under way was begun by."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        check = Lease.check
+
+        def noting(lease: Lease) -> None:
+            check(lease)
+            self._at = lease._proof
+
+        Lease.check = noting  # type: ignore[method-assign, assignment]
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() - self._at >= TTL
 
 
 class Death:
@@ -64,7 +87,7 @@ def work(task: Task) -> None:
 async def _work(task: Task) -> None:
     death = Death(task)
     _mortal(death, broken=task.broken)
-    named = made(Path(task.directory), death).named
+    named = made(Path(task.directory), death, Proof()).named
     node = ConsumerNode(task.url, [named[kind] for kind in task.kinds], QUICK, task.name)
     while True:
         try:
@@ -73,15 +96,17 @@ async def _work(task: Task) -> None:
             await asyncio.sleep(0.1)
 
 
-def made(directory: Path, death: Death) -> Consumers:
+def made(directory: Path, death: Death, proof: Proof) -> Consumers:
     """The consumers of every kind."""
-    out = os.open(directory / RECEIPTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    out, late = (os.open(directory / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT) for name in (RECEIPTS, LATE))
     consumers = Consumers()
 
     async def effect(ctx: Context, changes: list[Change]) -> None:
         death.at("before")
         lines = [msgspec.json.encode(_receipt(ctx, change)) + b"\n" for change in changes]
         os.write(out, b"".join(lines))
+        if proof.over:
+            os.write(late, b"".join(lines))
         await asyncio.sleep(0)
         death.at("after")
 

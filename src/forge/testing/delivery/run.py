@@ -25,7 +25,7 @@ from forge.deliver.consumers.control import Control
 from forge.deliver.consumers.lease import TTL
 from forge.postgres import PostgresServer
 from forge.testing.delivery.checks import Receipt, check
-from forge.testing.delivery.node import EXACT, HEALED, KINDS, POINTS, RECEIPTS, Point, Task, work
+from forge.testing.delivery.node import EXACT, HEALED, KINDS, LATE, POINTS, RECEIPTS, Point, Task, work
 from forge.testing.postgres import fresh_database
 from forge.testing.proxy import FaultProxy
 
@@ -98,16 +98,16 @@ def run(plan: Plan, server: PostgresServer, *, patience: float = 60.0) -> Report
             nodes = [_Node(plan, number, url, server.port, directory) for number in range(plan.nodes)]
             try:
                 faults = _disturb(plan, server, url, nodes)
-                late = _catch_up(url, directory, nodes, patience)
+                slow = _catch_up(url, directory, nodes, patience)
             finally:
                 for node in nodes:
                     node.close()
             truth = asyncio.run(_truth(url))
-            receipts = _receipts(url, directory)
-            wrong = list(late)
+            receipts, late = _receipts(url, directory), set(_lines(directory / LATE))
+            wrong = list(slow)
             for name in plan.kinds:
                 own = [each for each in receipts if each.consumer == name]
-                wrong += check(truth, own, consumer=name, exactly_once=name in EXACT, hung=plan.hangs > 0)
+                wrong += check(truth, own, consumer=name, exactly_once=name in EXACT, late=late)
             deaths: dict[str, int] = {}
             for node in nodes:
                 for point, count in node.deaths.items():
@@ -334,8 +334,12 @@ async def _truth(url: str) -> dict[str, list[str]]:
 
 
 def _receipts(url: str, directory: Path) -> list[Receipt]:
-    lines = (directory / RECEIPTS).read_bytes().splitlines() if (directory / RECEIPTS).exists() else []
-    found = [msgspec.json.decode(line, type=Receipt) for line in lines]
+    found = _lines(directory / RECEIPTS)
     with connect(url) as connection:
         rows = connection.execute("SELECT consumer, shard, fence, change, key FROM received ORDER BY n").fetchall()
     return found + [Receipt(*row) for row in rows]
+
+
+def _lines(file: Path) -> list[Receipt]:
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    return [msgspec.json.decode(line, type=Receipt) for line in lines]
