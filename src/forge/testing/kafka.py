@@ -1,24 +1,42 @@
-"""Kafka for tests: librdkafka's mock cluster, in this process, driven by its C interface.
+"""Kafka for tests: librdkafka's mock cluster, in this process, driven by its C interface; and a real broker.
 
     with temporary_kafka() as cluster:
         Producer({"bootstrap.servers": cluster.bootstrap})
 
-It speaks Kafka's protocol on loopback and keeps messages in memory. Brokers may be taken down and brought up again with
-what they have, be slow, and answer with errors. It is no Kafka: it has no limits of size, no disk, no replication.
+The mock speaks Kafka's protocol on loopback and keeps messages in memory. Brokers may be taken down and brought up
+again with what they have, be slow, and answer with errors. It is no Kafka: it has no limits of size, no disk, no
+replication.
+
+`temporary_broker` is one: a JVM with the jars of `kafka_jars.txt`, fetched once from Maven's central repository, that
+is broker and controller (KRaft), in a temporary folder. It may be stopped, killed and started again with its topics.
 """
 
+import contextlib
 import ctypes
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from forge.errors import SourceError
+from forge.pipeline.jars import Jar, by_ivy, by_maven, resolve
+from forge.pipeline.jars import cache as cached
+from forge.pipeline.java import need_java
+from forge.postgres.machine import free_port
 
 PRODUCE: Final = 0
 """The number of Kafka's request to store messages."""
+_CLUSTER: Final = "Zm9yZ2UtdGVzdHMtY2x1c3Q"
+_MEMORY: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_PATIENCE: Final = 120.0
 
 
 def kafka_missing() -> str | None:
@@ -131,3 +149,105 @@ def temporary_kafka(brokers: int = 1) -> Iterator[MockKafka]:
         yield cluster
     finally:
         cluster.close()
+
+
+def kafka_jars() -> list[Path]:
+    """The broker and all that it stands on, fetched once and kept under `$FORGE_CACHE`; raises SparkUnavailable where
+    that cannot be done."""
+    jars = []
+    for line in files("forge.testing").joinpath("kafka_jars.txt").read_text("utf-8").splitlines():
+        name, digest = line.split()
+        group, artifact, version = name.split(":")
+        jars.append(Jar(group, artifact, version, digest))
+    return resolve(jars, cached() / "jars" / "kafka", (by_maven, by_ivy))
+
+
+class KafkaBroker:
+    """A broker in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, controller = free_port(), free_port()
+        self._folder = folder
+        self._java = [str(need_java()), *_MEMORY, "-cp", ":".join(map(str, kafka_jars()))]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._settings = folder / "server.properties"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(folder / "data"),
+            "num.partitions": "3",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "log.cleaner.dedupe.buffer.size": str(8 << 20),
+        }
+        self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(self._settings))
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers; its topics are there again."""
+        with (self._folder / "log").open("ab") as log:
+            command = [*self._java, "kafka.Kafka", str(self._settings)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + _PATIENCE
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise SourceError(f"Kafka does not start: {(self._folder / 'log').read_text()[-500:]}", fix="see above")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Shut it down in order."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _answers(self) -> bool:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        with contextlib.suppress(KafkaException):
+            client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+            return bool(client.list_topics(timeout=1).brokers)
+        return False
+
+    def _run(self, *words: str) -> None:
+        done = subprocess.run([*self._java, *words], capture_output=True, text=True, timeout=_PATIENCE, check=False)
+        if done.returncode:
+            raise SourceError(f"Kafka's {words[0]} fails: {done.stderr.strip()[-500:]}", fix="see above")
+
+
+@contextmanager
+def temporary_broker() -> Iterator[KafkaBroker]:
+    """A running broker of its own, gone with all its data after the block."""
+    folder = Path(tempfile.mkdtemp(prefix="forge-kafka-"))
+    broker = None
+    try:
+        broker = KafkaBroker(folder)
+        broker.start()
+        yield broker
+    finally:
+        if broker is not None:
+            broker.kill()
+        shutil.rmtree(folder, ignore_errors=True)
