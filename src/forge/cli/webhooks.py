@@ -93,7 +93,7 @@ def add(
         ),
     )  # fmt: skip
     if run.json:
-        run.emit({"name": name, "url": url, "secret": added.secrets[0]})
+        run.emit({"name": name, "url": added.where_to, "secret": added.secrets[0]})
         return
     run.done(f"{name} gets what is committed from now on")
     run.show(f"secret  {added.secrets[0]}")
@@ -117,7 +117,7 @@ def listed(context: typer.Context) -> None:
     for each in found:
         status = states.get(PREFIX + each.name)
         cells = [ABSENT] * 5 if status is None else _cells(status)
-        table.add_row(shown(each.name), shown(each.url), shown(", ".join(each.tables) or "*"), *cells)
+        table.add_row(shown(each.name), shown(each.where_to), shown(", ".join(each.tables) or "*"), *cells)
     run.show(table)
 
 
@@ -164,10 +164,8 @@ def enable(context: typer.Context, name: Name) -> None:
 def rotate(
     context: typer.Context,
     name: Name,
-    keep: Annotated[str, typer.Option(help="How long the secret before it goes on signing: 24h, 30m, 0s.")] = "24h",
-    secret: Annotated[
-        str | None, typer.Option(help="whsec_…; made if not given.", envvar="FORGE_WEBHOOK_SECRET")
-    ] = None,
+    keep: Annotated[str, typer.Option(help="How long those before it go on signing: 24h, 30m, 0s.")] = "24h",
+    secret: Annotated[str | None, typer.Option(help="whsec_…; made if not given.")] = None,
 ) -> None:
     """A new secret, shown once. Requests have both signatures until the time is over."""
     run = session(context)
@@ -238,8 +236,8 @@ def _headers(given: list[str]) -> dict[str, str]:
 
 
 def _told(each: Endpoint, status: Status | None) -> dict[str, Any]:
-    """All of it but the secrets, and the headers, which may be as secret."""
-    found = msgspec.to_builtins(each)
+    """All of it but the secrets, and what may be as secret: headers, and the URL beyond its host."""
+    found = {**msgspec.to_builtins(each), "url": each.where_to}
     del found["secrets"]
     found["headers"] = sorted(each.headers)
     return {**found, "consumer": None if status is None else msgspec.to_builtins(status)}

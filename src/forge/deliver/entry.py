@@ -13,7 +13,8 @@ from forge.errors import ConfigError
 
 ID: Final = "forge-id"
 _PLACES: Final = re.compile(r"\{([^{}]*)\}")
-_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The name of a header."""
 _BREAKS: Final = re.compile(r"[\r\n\0]")
 
 
@@ -49,7 +50,7 @@ def unfit_header(message: Message) -> str | None:
     if _BREAKS.search(message.id + message.topic + message.content_type):
         return "its id, topic or content type has a line break in it"
     for name, value in message.headers.items():
-        if not _NAME.fullmatch(name):
+        if not HEADER.fullmatch(name):
             return f"the header {name!r} has a name that brokers do not take"
         if _BREAKS.search(value):
             return f"the header {name!r} has a line break in it"

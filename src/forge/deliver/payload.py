@@ -69,7 +69,8 @@ def _checked(value: Any, depth: int = 0) -> Any:
 
 
 def _odd(rest: str) -> bool:
-    return rest.partition(".")[0] not in _WORDS
+    word, dot, _ = rest.partition(".")
+    return word not in _WORDS or (dot != "" and word != "more")
 
 
 def _filled(template: Any, change: Change) -> bytes:
@@ -83,7 +84,7 @@ def _filled(template: Any, change: Change) -> bytes:
     """
     try:
         return msgspec.json.encode(_fill(template, change))
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         raise EncodeError(f"{change.id} does not fit into the template: {error}", fix="choose fewer columns") from None
 
 

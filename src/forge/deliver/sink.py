@@ -15,15 +15,23 @@ from forge.errors import ForgeError
 class NotDelivered(ForgeError):
     """The receiver did not take it, and may later: it is tried again, not before `after` seconds if that is told.
 
-    `delivered` is how many of the messages, from the first on, it has nevertheless taken for sure.
+    `delivered` is how many of the messages, from the first on, it has nevertheless taken for sure. `tried` is False
+    where the first of the others was not sent at all: then that was no try of it.
     """
 
     def __init__(
-        self, message: str, *, fix: str = "see to the receiver", after: float | None = None, delivered: int = 0
+        self,
+        message: str,
+        *,
+        fix: str = "see to the receiver",
+        after: float | None = None,
+        delivered: int = 0,
+        tried: bool = True,
     ):
         super().__init__(message, fix=fix)
         self.after = after
         self.delivered = delivered
+        self.tried = tried
 
 
 class Refused(ForgeError):

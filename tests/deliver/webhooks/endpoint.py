@@ -27,7 +27,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 Answer = int | str
-"""A status; or `reset`, `hang`, `slow`, `cut`, `endless`, `moved`, `garbage`, or a status with a text or a header."""
+"""A status; or `reset`, `hang`, `slow`, `cut`, `endless`, `late`, `moved`, `garbage`; or a status with text or header."""
 
 
 class Receiver:
@@ -39,6 +39,7 @@ class Receiver:
         self.taken: list[Request] = []
         self.under_way = 0
         self.most = 0
+        self.connections = 0
         self.port = 0
 
     @property
@@ -46,6 +47,7 @@ class Receiver:
         return f"http://127.0.0.1:{self.port}/hook"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             with suppress(asyncio.IncompleteReadError, ConnectionError):
                 while await self._one(reader, writer):
@@ -65,18 +67,21 @@ class Receiver:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
-            return await self._answer(request, self.answer(request), writer)
+            return await self._answer(request, self.answer(request), reader, writer)
         finally:
             self.under_way -= 1
 
-    async def _answer(self, request: Request, answer: Answer, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(
+        self, request: Request, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         status, text, more = answer, "", ""
         if answer == "reset":
             writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
             return False
         if answer == "hang":
-            await asyncio.sleep(3600)
+            await reader.read()  # until the sender hangs up
+            return False
         if answer == "slow":
             await asyncio.sleep(0.05)
             status = 200
@@ -93,6 +98,11 @@ class Receiver:
             while True:
                 writer.write(b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n")
                 await writer.drain()
+        if answer == "late":
+            self.taken.append(request)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+            await writer.drain()
+            await asyncio.sleep(3600)
         if answer == "moved":
             status, more = 302, f"location: {self.url}/elsewhere\r\n"
         if isinstance(answer, str) and answer[0].isdigit():

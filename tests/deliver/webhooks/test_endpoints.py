@@ -1,6 +1,7 @@
 """Endpoints in the database: nodes send to them as they come, change and go; nothing is lost on the way."""
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from forge import wire
 from forge.app import Forge
@@ -17,7 +19,7 @@ from forge.changelog.connection import Connection
 from forge.deliver.consumers import Consumers
 from forge.deliver.consumers.control import Control
 from forge.deliver.consumers.node import ConsumerNode
-from forge.deliver.webhooks import Endpoints, Webhook, verify
+from forge.deliver.webhooks import Endpoint, Endpoints, Webhook, verify
 from forge.deliver.webhooks.endpoints import Configured, WebhookInvalid, WebhookUnknown
 from forge.testing.proxy import FaultProxy
 from tests.deliver.consumers.working import QUICK, table, until
@@ -101,19 +103,23 @@ async def test_a_new_secret_signs_at_once_and_the_one_before_it_too(
         await until(lambda: len(receiver.taken) == 1)
         (request,) = receiver.taken
         assert verify(request.body, request.headers, made) == verify(request.body, request.headers, SECRET)
-        again = await endpoints.rotate("crm", secret=SECRET, keep=0)
-        assert again == SECRET
+        with pytest.raises(WebhookInvalid, match="signs with this secret already"):
+            await endpoints.rotate("crm", secret=SECRET)
+        third = await endpoints.rotate("crm", keep=3600)
+        assert len((await endpoints.all())[0].secrets) == 3  # who lost the second still has the first
+        again = await endpoints.rotate("crm", keep=0)
+        assert again != third
 
         async def only_new() -> None:
             count = 1
-            while len(receiver.taken[-1].headers["webhook-signature"].split()) == 2:
+            while len(receiver.taken[-1].headers["webhook-signature"].split()) > 1:
                 count += 1
                 write(connection, count)
                 await until(lambda count=count: len(receiver.taken) == count)  # type: ignore[misc]
 
         async with asyncio.timeout(20):
             await only_new()
-    assert verify(receiver.taken[-1].body, receiver.taken[-1].headers, SECRET)
+    assert verify(receiver.taken[-1].body, receiver.taken[-1].headers, again)
 
 
 async def test_what_is_sent_can_be_chosen(database: str, connection: Connection, receiver: Receiver) -> None:
@@ -270,6 +276,10 @@ async def test_test(database: str, connection: Connection, receiver: Receiver) -
         {"url": "nowhere"},
         {"name": "a b"},
         {"name": "x" * 60},
+        {"name": "a:b"},
+        {"name": ""},
+        {"columns": ["nosuch"], "tables": ["item"]},
+        {"payload": {"a": "{context.user_id.x}"}},
         {"tables": "item"},
         {"ops": ["explode"]},
         {"where": "total >"},
@@ -286,6 +296,7 @@ async def test_test(database: str, connection: Connection, receiver: Receiver) -
     ids=str,
 )
 async def test_what_cannot_be_is_not_stored(database: str, connection: Connection, options: dict[str, Any]) -> None:
+    table(connection)
     given = {"name": "crm", "url": "https://example.com/", **options}
     with pytest.raises(WebhookInvalid) as error:
         await Endpoints(database).add(given.pop("name"), given.pop("url"), **given)
@@ -305,12 +316,34 @@ async def test_a_row_that_is_wrong_keeps_nobody_from_the_others(
 ) -> None:
     table(connection)
     await added(database, receiver)
-    connection.execute("INSERT INTO forge.webhook (name, url, secrets) VALUES ('odd', 'nowhere', '{x}')")
+    connection.execute(
+        "INSERT INTO forge.webhook (name, url, secrets) VALUES ('odd', 'nowhere', '[{\"secret\": \"x\"}]'),"
+        " ('odder', 'https://example.com/', '[{\"secret\": \"x\"}]')"
+    )
+    connection.execute("UPDATE forge.webhook SET headers = '[1]' WHERE name = 'odder'")
     async with node(database):
         write(connection, 1)
         await until(lambda: ids(receiver) == [1])
     told = [record.getMessage() for record in caplog.records if "odd" in record.getMessage()]
-    assert len(told) == 1
+    assert len(told) == 2
+
+
+async def test_one_whose_consumer_is_gone_can_be_removed(
+    database: str, connection: Connection, receiver: Receiver
+) -> None:
+    endpoints = await added(database, receiver)
+    connection.execute("DELETE FROM forge.consumer")
+    await endpoints.remove("crm")
+    assert await endpoints.all() == []
+
+
+def test_secrets_are_not_shown() -> None:
+    endpoint = Endpoint("crm", "https://example.com/T0KEN", (SECRET,), headers={"authorization": "Bearer x"})
+    console = Console(file=io.StringIO(), width=200)
+    console.print(endpoint)
+    shown = f"{endpoint!r} {console.file.getvalue()}"  # type: ignore[attr-defined]
+    assert not any(word in shown for word in (SECRET, "T0KEN", "Bearer"))
+    assert "example.com" in shown
 
 
 def test_consumers_are_for_sinks() -> None:

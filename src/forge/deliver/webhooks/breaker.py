@@ -1,7 +1,7 @@
 """A circuit breaker: an endpoint that fails again and again is left alone for a while, longer each time.
 
-Closed, all requests go. After `after` failures in a row it is open for a while, and none do. Then one is let through:
-if that succeeds it is closed, else open for twice as long, up to `longest`.
+Closed, all requests go. After `after` failures in a row it is open for a while, and none do. Then one is let through,
+the trial: if it succeeds the breaker is closed, else open for twice as long, up to `LONGEST`.
 """
 
 import time
@@ -17,15 +17,15 @@ class Breaker:
     """
     >>> now = 0.0
     >>> breaker = Breaker(after=2, clock=lambda: now)
-    >>> breaker.failed(); breaker.rest, breaker.trial
-    (0.0, False)
-    >>> breaker.failed(); breaker.rest, breaker.trial
-    (1.0, True)
-    >>> now = 1.0; breaker.rest, breaker.trial
-    (0.0, True)
-    >>> breaker.failed(); breaker.rest
+    >>> breaker.failed(); breaker.rest()
+    0.0
+    >>> breaker.failed(); breaker.failed(); breaker.rest()
+    1.0
+    >>> now = 1.0; breaker.rest(), breaker.trial(), breaker.rest()  # others wait for what comes of it
+    (0.0, True, 1.0)
+    >>> breaker.failed(); breaker.rest()
     2.0
-    >>> breaker.succeeded(); breaker.rest, breaker.trial
+    >>> breaker.succeeded(); breaker.rest(), breaker.trial()
     (0.0, False)
     """
 
@@ -35,29 +35,34 @@ class Breaker:
         self._failures = 0
         self._pause = 0.0
         self._until = 0.0
-
-    @property
-    def rest(self) -> float:
-        """Seconds for which no request may go."""
-        return max(0.0, self._until - self._clock())
-
-    @property
-    def trial(self) -> bool:
-        """Whether the next request is to go alone."""
-        return self._pause > 0
+        self._trying = False
 
     @property
     def failures(self) -> int:
         """How many there were in a row."""
         return self._failures
 
+    def rest(self) -> float:
+        """Seconds for which no request may go."""
+        return self._pause if self._trying else max(0.0, self._until - self._clock())
+
+    def trial(self) -> bool:
+        """Whether the caller is to send one request alone, the trial; it then tells what came of it."""
+        self._trying = self._pause > 0 and not self.rest()
+        return self._trying
+
     def failed(self) -> None:
-        """A request failed; those that were under way when it opened count once."""
+        """A request failed. Those that were under way when it opened change nothing."""
         self._failures += 1
-        if self._failures >= self._after and not self.rest:
+        if self._trying or (not self._pause and self._failures >= self._after):
+            self._trying = False
             self._pause = min(LONGEST, self._pause * 2 or FIRST)
             self._until = self._clock() + self._pause
 
+    def abandoned(self) -> None:
+        """The trial ended without an answer of the endpoint's."""
+        self._trying = False
+
     def succeeded(self) -> None:
         """A request was taken."""
-        self._failures, self._pause, self._until = 0, 0.0, 0.0
+        self._failures, self._pause, self._until, self._trying = 0, 0.0, 0.0, False

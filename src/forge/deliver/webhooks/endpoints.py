@@ -10,33 +10,39 @@ was added. What is wrong with an endpoint is told when it is added (WebhookInval
 """
 
 import logging
+import re
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, LiteralString
+from urllib.parse import urlsplit
 
 import msgspec
 
+from forge.capture.log import columns_query
 from forge.change import Op
 from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
 from forge.changelog.queries import queries
 from forge.changelog.reader import Reader
 from forge.config import nearest
 from forge.deliver.consumers.control import Control
-from forge.deliver.consumers.definition import USUAL, Consumer, Consumers
+from forge.deliver.consumers.definition import MOST_BATCH, USUAL, Consumer, Consumers
+from forge.deliver.consumers.errors import ConsumerUnknown
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.sql import sql as consumers_sql
 from forge.deliver.message import Message
 from forge.deliver.payload import Envelope, Payload
 from forge.deliver.webhooks.signature import new_secret
-from forge.deliver.webhooks.webhook import Answer, Webhook
-from forge.errors import ForgeError
+from forge.deliver.webhooks.webhook import BUDGET, Answer, Webhook
+from forge.errors import ConfigError, ForgeError
 
 PREFIX: Final = "webhook:"
 KEEP: Final = 24 * 3600.0
 """Seconds for which a secret that was replaced goes on signing."""
 TEST: Final = "forge.test"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,53}")
+_ANEW: Final = "remove it, and add it anew"
 _log = logging.getLogger("forge.consumers")
 
 
@@ -67,8 +73,17 @@ class Endpoint(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
     allow: tuple[str, ...] = ()
 
+    @property
+    def where_to(self) -> str:
+        """Its URL as far as it may be shown: the rest may be what lets one in."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/…"
+
     def __repr__(self) -> str:
-        return f"Endpoint({self.name!r}, {self.url!r})"
+        return f"Endpoint({self.name!r}, {self.where_to!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("name", self.name), ("where_to", self.where_to)]
 
     def webhook(self) -> Webhook:
         """The sink that sends to it."""
@@ -84,14 +99,20 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     def consumer(self) -> Consumer:
         """The consumer that works on it; raises WebhookInvalid."""
+        if not _NAME.fullmatch(self.name):
+            raise WebhookInvalid(
+                f"{self.name!r} is not a webhook's name",
+                fix="up to 54 letters, digits and . _ -, such as orders-to-crm",
+            )
         try:
             return Consumers().deliver(
                 PREFIX + self.name,
                 to=self.webhook(),
                 envelope=self.envelope,
                 payload=self.payload,
-                batch=max(100, self.batch * self.in_flight),
+                batch=min(MOST_BATCH, max(100, self.batch * self.in_flight)),
                 tries=self.tries,
+                timeout=BUDGET + self.timeout + 5.0,
                 tables=self.tables,
                 ops=self.ops or USUAL,
                 columns=self.columns,
@@ -154,6 +175,7 @@ class Endpoints:
         )
         consumer = endpoint.consumer()
         async with self._connected() as connection:
+            await _check_columns(connection, endpoint, consumer)
             cursor = str(await (await Reader.over(connection)).now())
             async with connection.transaction():
                 if not await _rows(connection, _sql("add"), _values(endpoint)):
@@ -190,14 +212,17 @@ class Endpoints:
         """A new secret, which is returned; the one before it goes on signing for `keep` seconds."""
         made = secret or new_secret()
         async with self._known(name) as (connection, endpoint):
-            msgspec.structs.replace(endpoint, secrets=(made,)).webhook()  # raises for a secret that is none
+            msgspec.structs.replace(endpoint, secrets=(made,)).consumer()  # raises for a secret that is none
+            if made in endpoint.secrets:
+                raise WebhookInvalid(f"the webhook {name} signs with this secret already", fix="leave out the secret")
             await _rows(connection, _sql("rotate"), {"name": name, "secret": made, "seconds": max(0.0, keep)})
         return made
 
     async def remove(self, name: str) -> None:
         """An endpoint that is no more; with it go its cursor and dead letters."""
         async with self._known(name) as (connection, _):
-            await Control(self._url).pause(PREFIX + name)
+            with suppress(ConsumerUnknown):
+                await Control(self._url).pause(PREFIX + name)
             async with connection.transaction():
                 await _rows(connection, _sql("remove"), {"name": name})
                 await _rows(connection, consumers_sql("forget"), {"name": PREFIX + name})
@@ -226,24 +251,32 @@ class Configured:
     """The consumers of the endpoints in a database, each the same object until its endpoint changes."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[Endpoint, Consumer | None]] = {}
+        self._made: dict[str, tuple[tuple[Any, ...], Consumer | None]] = {}
 
     async def __call__(self, lease: Lease) -> dict[str, Consumer]:
-        stored = [_endpoint(row) for row in await lease.ask(_sql("all"), {"name": None})]
         before, self._made = self._made, {}
-        for endpoint in stored:
-            made = before.get(endpoint.name)
-            self._made[endpoint.name] = made if made and made[0] == endpoint else (endpoint, _consumer(endpoint))
+        for row in await lease.ask(_sql("all"), {"name": None}):
+            made = before.get(row[0])
+            self._made[row[0]] = made if made and made[0] == row else (row, _consumer(row))
         return {consumer.name: consumer for _, consumer in self._made.values() if consumer is not None}
 
 
-def _consumer(endpoint: Endpoint) -> Consumer | None:
+def _consumer(row: tuple[Any, ...]) -> Consumer | None:
     """Told once: a row that this program cannot work on keeps nobody from the others."""
     try:
-        return endpoint.consumer()
+        return _endpoint(row).consumer()
     except WebhookInvalid as error:
         _log.error("%s; fix: %s", error, error.fix)
         return None
+
+
+async def _check_columns(connection: AsyncConnection, endpoint: Endpoint, consumer: Consumer) -> None:
+    """Raise WebhookInvalid for a column that no table of the log has or had: it would wait for ever."""
+    known = await (await connection.execute(columns_query())).fetchall()
+    try:
+        consumer.wanted.check_columns(known)
+    except ConfigError as error:
+        raise WebhookInvalid(f"the webhook {endpoint.name}: {error}", fix=error.fix) from None
 
 
 def _sql(name: str) -> LiteralString:
@@ -260,38 +293,28 @@ async def _stored(connection: AsyncConnection, name: str | None) -> list[Endpoin
 
 
 def _values(endpoint: Endpoint) -> dict[str, Any]:
-    found = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in msgspec.structs.asdict(endpoint).items()
-    }
+    stored = msgspec.structs.asdict(endpoint)
     return {
-        **found,
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in stored.items()},
+        "secret": endpoint.secrets[0],
         "condition": endpoint.where,
         "payload": None if endpoint.payload is None else msgspec.json.encode(endpoint.payload).decode(),
         "headers": msgspec.json.encode(endpoint.headers).decode(),
     }
 
 
+_FIELDS: Final = (
+    "name", "url", "secrets", "tables", "ops", "columns", "where", "envelope", "payload", "batch", "in_flight",
+    "timeout", "tries", "headers", "allow",
+)  # fmt: skip
+
+
 def _endpoint(row: tuple[Any, ...]) -> Endpoint:
-    (
-        name,
-        url,
-        secrets,
-        tables,
-        ops,
-        columns,
-        where,
-        envelope,
-        payload,
-        batch,
-        in_flight,
-        timeout,
-        tries,
-        headers,
-        allow,
-    ) = row
-    return Endpoint(
-        name, url, tuple(secrets), tuple(tables), tuple(ops), tuple(columns), where, envelope,
-        None if payload is None else msgspec.json.decode(payload), batch, in_flight, timeout, tries,
-        msgspec.json.decode(headers), tuple(allow),
-    )  # fmt: skip
+    """What a row of `all` says; raises WebhookInvalid."""
+    told = dict(zip(_FIELDS, row, strict=True))
+    try:
+        told["payload"] = told["payload"] and msgspec.json.decode(told["payload"])
+        told["headers"] = msgspec.json.decode(told["headers"])
+        return msgspec.convert(told, Endpoint)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise WebhookInvalid(f"the webhook {told['name']} is stored as none can be: {error}", fix=_ANEW) from None

@@ -8,13 +8,15 @@ nor an odd way to write an address gets past.
 import socket
 from collections.abc import Sequence
 from errno import EACCES
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from forge.errors import ConfigError
 
 _EMBEDDED: Final = IPv6Network("64:ff9b::/96")
+_INSIDE: Final = (IPv4Network("192.0.0.0/24"), IPv4Network("168.63.129.16/32"))
+"""What is inside clouds although it looks public; older Pythons do not know the first."""
 _MOST: Final = 2048
 
 
@@ -53,7 +55,7 @@ class Guard:
         except ValueError:
             host, parts = "", urlsplit("")
         if parts.scheme not in ("http", "https") or not host or len(url) > _MOST or not url.isprintable() or " " in url:
-            raise ConfigError(f"{url[:80]!r} is no URL of a webhook", fix="write it as https://example.com/hook")
+            raise ConfigError("this is no URL of a webhook", fix="write it as https://example.com/hook")
         if parts.username is not None or parts.fragment:
             raise ConfigError(
                 "the webhook's URL has a user or a fragment", fix="leave them out; headers= can authorize requests"
@@ -76,18 +78,18 @@ class Guard:
         >>> guard = Guard(["10.1.0.0/16"])
         >>> [guard.permits(ip_address(each)) for each in ("1.1.1.1", "10.1.2.3", "10.2.0.1", "169.254.169.254")]
         [True, True, False, False]
-        >>> inside = ("::ffff:127.0.0.1", "64:ff9b::a00:1", "2002:7f00:1::", "fe80::1")
-        >>> [guard.permits(ip_address(each)) for each in inside]
-        [False, False, False, False]
+        >>> inside = ("::ffff:127.0.0.1", "64:ff9b::a00:1", "2002:7f00:1::", "fe80::1", "fec0::1", "192.0.0.192")
+        >>> any(guard.permits(ip_address(each)) for each in inside)
+        False
         """
-        return self._allowed(address) or all(_public(each) for each in _meant(address))
+        return self._allowed(address) or _public(_meant(address))
 
     def sockets(self, host: str) -> "_Sockets":
         """What makes sockets to a host's addresses."""
         return _Sockets(self, host in self._hosts)
 
     def _allowed(self, address: IPv4Address | IPv6Address) -> bool:
-        return any(each in network for each in _meant(address) for network in self._networks)
+        return any(_meant(address) in network for network in self._networks)
 
 
 class _Sockets:
@@ -114,20 +116,18 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def _meant(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
-    """The address, or those that it stands for."""
+def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The address, or the one that it stands for."""
     if isinstance(address, IPv4Address):
-        return [address]
-    if address.ipv4_mapped is not None:
-        return [address.ipv4_mapped]
-    if address.sixtofour is not None:
-        return [address, address.sixtofour]
-    if address.teredo is not None:
-        return [address, *address.teredo]
+        return address
     if address in _EMBEDDED:
-        return [IPv4Address(int(address) & 0xFFFFFFFF)]
-    return [address]
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else address)
 
 
 def _public(address: IPv4Address | IPv6Address) -> bool:
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        return False
+    if isinstance(address, IPv6Address):
+        return not address.is_site_local
+    return not any(address in network for network in _INSIDE)

@@ -4,20 +4,22 @@
 
 What always holds:
 
-- A message is taken when its request was answered with 2xx. `webhook-id` and `idempotency-key` are its id, the same at
-  every try; the body is the same too. Only the timestamp and with it the signature are new.
-- Messages of one key are sent one after the other; up to `in_flight` requests of different keys are under way at once.
+- A message is taken when its request was answered with 2xx, whatever follows. `webhook-id` and `idempotency-key` are
+  its id, the same at every try; the body is the same too. Only the timestamp and with it the signature are new.
+- Messages of one key are sent one after the other; up to `in_flight` requests of different keys are under way at once,
+  however many call `send`.
 - Redirects are not followed, answers are read up to a limit, and no request goes to an address that is not allowed.
-- What the endpoint cannot use (400, 413, 415, 422) is refused and parked. All else is tried again: it may be the
-  endpoint's or the operator's to mend, and nothing is lost meanwhile.
+- What the endpoint cannot use (413, 415, 422) is refused and parked. All else is tried again: it may be the endpoint's
+  or the operator's to mend, and nothing is lost meanwhile.
 
-With `batch` a body is a JSON array of `{"id", "topic", "key", "data"}`, and its id is made of theirs.
+With `batch` a body is a JSON array of `{"id", "topic", "key", "data"}`, and its id is made of theirs: a batch that is
+sent again may have others in it, so a receiver goes by the ids inside.
 """
 
 import asyncio
 import importlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from typing import Any, Final
@@ -25,7 +27,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from forge.deliver.entry import unfit_header
+from forge.deliver.entry import HEADER, unfit_header
 from forge.deliver.message import JSON, Message
 from forge.deliver.sink import NotDelivered, Refused
 from forge.deliver.webhooks.breaker import Breaker
@@ -35,14 +37,16 @@ from forge.errors import ConfigError
 
 LARGEST: Final = 4 << 20
 """Bytes of one body."""
-BUDGET: Final = 25.0
+BUDGET: Final = 15.0
 """Seconds after which one `send` begins no other request: who called it saves what is done."""
 MOST_TIMEOUT: Final = 30.0
 MOST_WAIT: Final = 3600.0
 _ANSWER: Final = 16 << 10
-_UNFIT: Final = (400, 413, 415, 422)
+_DRAIN: Final = 1.0
+_UNFIT: Final = (413, 415, 422)
 _OWN: Final = frozenset(
     {"host", "content-length", "content-type", "transfer-encoding", "connection", "idempotency-key"}
+    | {"expect", "upgrade", "te", "trailer"}
 )
 
 
@@ -85,33 +89,42 @@ class Webhook:
                 raise ConfigError(f"{name} of the webhook is {value}", fix=f"give {name} as {least} to {most:g}")
         try:
             self._http: Any = importlib.import_module("aiohttp")
+            url_of: Any = importlib.import_module("yarl").URL
         except ModuleNotFoundError:
             raise ConfigError("webhooks need a library", fix='pip install "forge-changes[webhooks]"') from None
         guard = Guard(allow)
         self._host = guard.check(url)
         self._guard = guard
-        self._url = url
+        self._url: Any = url_of(url, encoded=url.isascii())  # as it is given: it may be signed
         self._batch = batch
         self._in_flight = in_flight
         self._timeout = timeout
         self._headers = _checked(headers or {})
         self._breaker = Breaker()
+        self._room = asyncio.Semaphore(in_flight)
         self._session: Any = None
 
     def __repr__(self) -> str:
         return f"Webhook({self._host!r})"
 
     async def send(self, messages: Sequence[Message], /) -> None:
-        if rest := self._breaker.rest:
+        if rest := self._breaker.rest():
             raise NotDelivered(
                 f"{self._host} failed {self._breaker.failures} times in a row and is left alone for {rest:.1f} s",
                 after=rest,
+                tried=False,
             )
         sending = _Sending(messages, time.monotonic() + BUDGET)
         start = 0
+        if self._breaker.trial() and messages:
+            try:
+                await self._try(sending, [0])
+            finally:
+                self._breaker.abandoned()
+            start = 1
         while start < len(messages) and not sending.stopped:
             end = start + 1
-            if not messages[start].alone and not self._breaker.trial:
+            if not messages[start].alone:
                 while end < len(messages) and not messages[end].alone:
                     end += 1
             await self._together(sending, range(start, end))
@@ -120,7 +133,7 @@ class Webhook:
 
     async def ask(self, message: Message) -> Answer:
         """One request, whatever it is answered; raises NotDelivered where there is no answer."""
-        return await self._post(message.id, message.payload, self._message_headers(message))
+        return await self._post(*self._request([message]))
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -129,7 +142,7 @@ class Webhook:
 
     async def _together(self, sending: "_Sending", places: Sequence[int]) -> None:
         """Send messages that may overtake each other, except those of one key."""
-        lanes = _lanes(sending.messages, places, self._in_flight)
+        lanes = _lanes(sending.messages, places, min(self._in_flight, -(-len(places) // self._batch)))
         if len(lanes) == 1:
             await self._lane(sending, lanes[0])
             return
@@ -138,16 +151,15 @@ class Webhook:
                 group.create_task(self._lane(sending, lane))
 
     async def _lane(self, sending: "_Sending", lane: Sequence[int]) -> None:
-        """One after the other, until one is not taken or somebody else's was not."""
-        for first in range(0, len(lane), self._batch):
-            places = lane[first : first + self._batch]
-            if not sending.goes_on():
-                return
+        """One request after the other, until one is not taken or somebody else's was not."""
+        for places in _parts(sending.messages, lane, self._batch):
             if not await self._try(sending, places):
                 return
 
     async def _try(self, sending: "_Sending", places: Sequence[int]) -> bool:
         """Whether the messages of these places were taken; if not, what became of them is noted."""
+        if not sending.goes_on(places[0]):
+            return False
         try:
             await self._deliver([sending.messages[place] for place in places])
         except NotDelivered as error:
@@ -155,10 +167,8 @@ class Webhook:
             return False
         except Refused as error:
             if len(places) > 1:  # one of them is the reason: find it
-                for place in places:
-                    if not await self._try(sending, [place]):
-                        return False
-                return True
+                half = len(places) // 2
+                return await self._try(sending, places[:half]) and await self._try(sending, places[half:])
             sending.refused(places[0], error)
             return False
         sending.done(places)
@@ -166,12 +176,9 @@ class Webhook:
 
     async def _deliver(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            if unfit := unfit_header(message):
-                raise Refused(f"message {message.id}: {unfit}")
-        if self._batch == 1:
-            id, body, headers = messages[0].id, messages[0].payload, self._message_headers(messages[0])
-        else:
-            id, body, headers = _batch_id(messages), _batch_body(messages), {"content-type": JSON}
+            if unfit := _unfit(message):
+                raise Refused(f"message {message.id!r}: {unfit}")
+        id, body, headers = self._request(messages)
         if len(body) > LARGEST:
             raise Refused(f"{len(body):,} bytes are more than a webhook is sent, which is {LARGEST:,}")
         try:
@@ -184,41 +191,63 @@ class Webhook:
             return
         said = f"{self._host} answered {answer.status}" + (f": {answer.text}" if answer.text else "")
         if answer.status in _UNFIT:
-            self._breaker.succeeded()
             raise Refused(said)
         self._breaker.failed()
         raise NotDelivered(said, fix=_fix(answer.status), after=answer.retry_after)
 
+    def _request(self, messages: Sequence[Message]) -> tuple[str, bytes, Mapping[str, str]]:
+        """The id, body and headers of one request."""
+        if self._batch == 1:
+            return messages[0].id, messages[0].payload, self._message_headers(messages[0])
+        return _batch_id(messages), _batch_body(messages), {"content-type": JSON}
+
     async def _post(self, id: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        began = time.monotonic()
-        at = int(time.time())
-        signed = {
-            **self._headers,
-            **headers,
-            "webhook-id": id,
-            "webhook-timestamp": str(at),
-            "webhook-signature": sign(self._keys, id, at, body),
-            "idempotency-key": id,
-        }
+        async with self._room:
+            began, at = time.monotonic(), int(time.time())
+            signed = {
+                **headers,
+                **self._headers,
+                "webhook-id": id,
+                "webhook-timestamp": str(at),
+                "webhook-signature": sign(self._keys, id, at, body),
+                "idempotency-key": id,
+            }
+            try:
+                async with self._opened().post(self._url, data=body, headers=signed, allow_redirects=False) as response:
+                    answered = await self._read(response)
+                    text = "" if response.status < 300 else _line(answered)
+                    wait = _retry_after(response.headers.get("retry-after"))
+                    return Answer(response.status, text, time.monotonic() - began, wait)
+            except TimeoutError:
+                raise NotDelivered(
+                    f"{self._host} did not answer within {self._timeout:g} s",
+                    fix="see whether the endpoint is overloaded",
+                ) from None
+            except (self._http.ClientError, OSError, ValueError) as error:
+                why = getattr(error, "os_error", error)
+                told = getattr(error, "message", None)  # the whole text of some has the URL, which may be secret
+                said = told if isinstance(told, str) else type(error).__name__ if told else str(why)
+                fix = "allow the host if you mean it" if isinstance(why, AddressRefused) else "see to the receiver"
+                raise NotDelivered(f"{self._host} cannot be reached: {_line(said.encode())}", fix=fix) from None
+
+    async def _read(self, response: Any) -> bytes:
+        """The beginning of an answer. One of 2xx counts however it ends: it is read to use the connection again."""
+        told = b""
+        good = response.status < 300
         try:
-            async with self._opened().post(self._url, data=body, headers=signed, allow_redirects=False) as response:
-                told = b"" if response.status == 204 else await response.content.read(_ANSWER)
-                if not response.content.at_eof():
-                    response.close()
-                text = "" if response.status < 300 else _line(told)
-                wait = _retry_after(response.headers.get("retry-after"))
-                return Answer(response.status, text, time.monotonic() - began, wait)
-        except TimeoutError:
-            raise NotDelivered(
-                f"{self._host} did not answer within {self._timeout:g} s", fix="see whether the endpoint is overloaded"
-            ) from None
-        except (self._http.ClientError, OSError, ValueError) as error:
-            why = getattr(error, "os_error", error)
-            fix = "allow the host if you mean it" if isinstance(why, AddressRefused) else "see to the receiver"
-            raise NotDelivered(f"{self._host} cannot be reached: {_line(str(error).encode())}", fix=fix) from None
+            async with asyncio.timeout(_DRAIN if good else None):
+                while len(told) < _ANSWER and (part := await response.content.read(_ANSWER)):
+                    told += part
+        except (TimeoutError, OSError, self._http.ClientError):
+            if not good:
+                raise
+        if not response.content.at_eof():
+            response.close()
+        return told
 
     def _message_headers(self, message: Message) -> dict[str, str]:
-        found = {name: _coded(value) for name, value in message.headers.items() if name.lower() not in _OWN}
+        taken = _OWN | {name.lower() for name in self._headers}
+        found = {name: _coded(value) for name, value in message.headers.items() if name.lower() not in taken}
         found["content-type"] = message.content_type
         found["forge-topic"] = _coded(message.topic)
         found["forge-at"] = message.at.isoformat()
@@ -231,9 +260,7 @@ class Webhook:
         if self._session is None:
             http = self._http
             self._session = http.ClientSession(
-                connector=http.TCPConnector(
-                    limit=self._in_flight, ttl_dns_cache=30, socket_factory=self._guard.sockets(self._host)
-                ),
+                connector=http.TCPConnector(limit=0, ttl_dns_cache=30, socket_factory=self._guard.sockets(self._host)),
                 timeout=http.ClientTimeout(total=self._timeout),
                 headers={"user-agent": "Forge-Webhooks/1"},
                 cookie_jar=http.DummyCookieJar(),
@@ -258,19 +285,19 @@ class _Sending:
     def stopped(self) -> bool:
         return self._error is not None or bool(self._refused)
 
-    def goes_on(self) -> bool:
-        """Whether another request may begin. After a refusal those of other keys go on: what comes before the refused
-        message must be taken."""
+    def goes_on(self, place: int) -> bool:
+        """Whether a request may begin for a place. After a refusal only those before it go on, which must be taken."""
         if self._error is None and time.monotonic() > self._deadline:
-            self._error = NotDelivered("the endpoint is slow: the rest goes with the next call", after=0.0)
-        return self._error is None
+            self._error = NotDelivered("the endpoint is slow: the rest goes with the next call", after=0.0, tried=False)
+        return self._error is None and not any(refused < place for refused in self._refused)
 
     def done(self, places: Sequence[int]) -> None:
         for place in places:
             self._taken[place] = True
 
     def failed(self, error: NotDelivered) -> None:
-        if self._error is None or (error.after or 0.0) > (self._error.after or 0.0):
+        before = self._error
+        if before is None or not before.tried or (error.after or 0.0) > (before.after or 0.0):
             self._error = error
 
     def refused(self, place: int, error: Refused) -> None:
@@ -284,26 +311,39 @@ class _Sending:
         if (refused := self._refused.get(first)) is not None:
             refused.place = first
             raise refused
-        error = self._error or NotDelivered("what comes before it was refused", after=0.0)
-        error.delivered = first
-        raise error
+        assert self._error is not None
+        self._error.delivered = first
+        raise self._error
 
 
 def _lanes(messages: Sequence[Message], places: Sequence[int], most: int) -> list[list[int]]:
     """Places in as many lanes as may be used, those of one key in one lane, in their order, about as many in each."""
     lanes: list[list[int]] = [[] for _ in range(min(most, len(places)))]
-    of_key: dict[tuple[str, str], list[int]] = {}
+    of_key: dict[str, list[int]] = {}
     turn = 0
     for place in places:
         message = messages[place]
-        lane = None if message.key is None else of_key.get((message.topic, message.key))
+        lane = None if message.key is None else of_key.get(message.key)
         if lane is None:
             lane = lanes[turn]
             turn = (turn + 1) % len(lanes)
             if message.key is not None:
-                of_key[message.topic, message.key] = lane
+                of_key[message.key] = lane
         lane.append(place)
     return [lane for lane in lanes if lane]
+
+
+def _parts(messages: Sequence[Message], lane: Sequence[int], most: int) -> Iterator[Sequence[int]]:
+    """A lane in parts, each for one request: not too many messages, and not too many bytes."""
+    start, size = 0, 0
+    for end, place in enumerate(lane):
+        bytes_ = len(messages[place].payload) + len(messages[place].topic) + 1024
+        if end > start and (end - start >= most or size + bytes_ > LARGEST):
+            yield lane[start:end]
+            start, size = end, 0
+        size += bytes_
+    if start < len(lane):
+        yield lane[start:]
 
 
 def _batch_id(messages: Sequence[Message]) -> str:
@@ -316,7 +356,7 @@ def _batch_body(messages: Sequence[Message]) -> bytes:
     parts = []
     for message in messages:
         about = {"id": message.id, "topic": message.topic, "key": message.key}
-        if message.content_type == JSON:
+        if message.content_type == JSON and _is_json(message.payload):
             parts.append(msgspec.json.encode({**about, "data": msgspec.Raw(message.payload)}))
         else:  # as text of base64, which is how msgspec writes bytes
             parts.append(
@@ -325,19 +365,35 @@ def _batch_body(messages: Sequence[Message]) -> bytes:
     return b"[" + b",".join(parts) + b"]"
 
 
+def _is_json(payload: bytes) -> bool:
+    try:
+        msgspec.json.decode(payload, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _unfit(message: Message) -> str | None:
+    """Why a message cannot be a request, or None."""
+    words = (message.id, message.content_type)
+    if not all(word.isascii() and word.isprintable() and word == word.strip() for word in words):
+        return "its id or content type is no text of ASCII"
+    return unfit_header(message)
+
+
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, value in headers.items():
-        text = f"{name}{value}"
-        if name.lower() in _OWN or name.lower().startswith("webhook-") or not (text.isascii() and text.isprintable()):
+        own = name.lower() in _OWN or name.lower().startswith("webhook-")
+        if own or not HEADER.fullmatch(name) or not (value.isascii() and value.isprintable()):
             raise ConfigError(f"the header {name!r} cannot be sent", fix="choose another name, with ASCII values")
-        found[name] = value
+        found[name.lower()] = value
     return found
 
 
 def _coded(value: str) -> str:
-    """A header's value: ASCII as it is, the rest percent-encoded."""
-    return value if value.isascii() and value.isprintable() else quote(value, safe=" !#$&'()*+,/:;=?@[]{}\"<>|^`")
+    """A header's value: ASCII as it is, but for `%`, and the rest percent-encoded."""
+    return quote(value, safe=" !#$&'()*+,/:;=?@[]{}\"<>|^`")
 
 
 def _line(told: bytes) -> str:

@@ -1,10 +1,9 @@
--- Endpoints that changes are sent to, by the consumer `webhook:name`. The first secret is the newest; the others sign too
--- until `rotated_until`. Whoever may read this table may sign as Forge does.
+-- Endpoints that changes are sent to, by the consumer `webhook:name`. `secrets` is a list of {"secret", "until"}, the
+-- newest first, which has no end; the others sign too until theirs. Whoever may read this table may sign as Forge does.
 CREATE TABLE forge.webhook (
     name          text PRIMARY KEY CHECK (name ~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,53}$'),
     url           text NOT NULL,
-    secrets       text[] NOT NULL CHECK (cardinality(secrets) BETWEEN 1 AND 2),
-    rotated_until timestamptz,
+    secrets       jsonb NOT NULL CHECK (jsonb_typeof(secrets) = 'array' AND jsonb_array_length(secrets) > 0),
     tables        text[] NOT NULL DEFAULT '{}',
     ops           text[] NOT NULL DEFAULT '{}',
     columns       text[] NOT NULL DEFAULT '{}',
