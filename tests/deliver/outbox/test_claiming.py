@@ -8,6 +8,7 @@ import pytest
 from forge.changelog.connection import Connection
 from forge.deliver.message import Message
 from forge.deliver.outbox import Routes, Settings
+from forge.errors import NotInstalled
 from tests.deliver.outbox.accounts import accounts, complete, parts, writing
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 
@@ -95,6 +96,14 @@ async def test_a_worker_goes_on_after_an_error_of_the_database(database: str, co
         put(connection, "t", "two")
         await until(lambda: len(got) == 2)
         assert not node.ended.done()
+
+
+async def test_a_database_without_forge_is_told_at_once(empty_database: str) -> None:
+    routes, _ = collecting()
+    with pytest.raises(NotInstalled) as caught:
+        async with draining(empty_database, routes):
+            pass
+    assert caught.value.fix == "forge init"
 
 
 @pytest.mark.contract("W14")

@@ -26,7 +26,7 @@ import msgspec
 import psycopg
 
 from forge.backoff import Backoff
-from forge.changelog.connection import AsyncConnection, answering, connect_async
+from forge.changelog.connection import AsyncConnection, answering, connect_async, typed_errors
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Route
 from forge.deliver.outbox.sending import Claimed, Outcome, deliver, line_of
@@ -156,11 +156,12 @@ class Worker:
             async with Session.open(self._url, name, lease=lease, answer=self._settings.answer) as session:
                 self._safe = _NOTHING  # a server that crashed gives numbers again
                 values = {"take": self.route.regex, "leave": self._leave, "bytes": _MOST_BYTES}
-                await session.ask(
-                    f"PREPARE forge_claim (bigint, bigint, bigint, text) AS {session.bound(sql('claim'), values)}",
-                    f"PREPARE forge_sent (bigint[]) AS {sql('sent')}",
-                    f"PREPARE forge_next_try AS {sql('next_try')}",
-                )
+                with typed_errors():
+                    await session.ask(
+                        f"PREPARE forge_claim (bigint, bigint, bigint, text) AS {session.bound(sql('claim'), values)}",
+                        f"PREPARE forge_sent (bigint[]) AS {sql('sent')}",
+                        f"PREPARE forge_next_try AS {sql('next_try')}",
+                    )
                 yield session
         finally:
             if self._other is not None:
