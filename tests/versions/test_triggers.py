@@ -12,6 +12,7 @@ from forge.versions.errors import IdentityTaken
 from forge.versions.identity import change_identity
 from forge.versions.nouns import Document, Resource, encode
 from forge.versions.resources import resource_id
+from forge.versions.strategies import use_strategy
 from forge.versions.triggers import write_by, writes
 from tests.versions.journals import COURSES, PLANS, SCHOOLS, STUDENTS, journals, last_stamp
 
@@ -63,6 +64,29 @@ def test_a_statement_that_changes_bodies_stamps_those_that_differ(raw: Connectio
     raw.execute("UPDATE forge_versions.document SET body = '{\"b\": 1}' WHERE false")
     assert last_stamp(raw) == 2
     assert journals(raw)["document"][3:] == [(2, ids[1]), (2, ids[2])]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_session_that_wrote_one_row_writes_many_as_well(raw: Connection) -> None:
+    """A plan that is kept from the one row would join the many with each other: minutes."""
+    use_strategy(raw, "monotonic")
+    many = [{"id": n} for n in range(20_000)]
+    for identities in ([{"id": -1}], many):
+        ids = insert(raw, STUDENTS, *identities)
+        raw.execute("SET statement_timeout = '60s'")
+        raw.execute(
+            "INSERT INTO forge_versions.reference (parent, name, child)"
+            " SELECT p, 'next', %s FROM unnest(%s::bigint[]) p",
+            (ids[0], ids),
+        )
+        raw.execute("UPDATE forge_versions.document SET body = '{\"a\": 1}' WHERE id = ANY (%s)", (ids,))
+        raw.execute(
+            "UPDATE forge_versions.document SET identity = jsonb_build_object('new', id) WHERE id = ANY (%s)", (ids,)
+        )
+        raw.execute("UPDATE forge_versions.reference SET name = 'then' WHERE parent = ANY (%s)", (ids,))
+        raw.execute("DELETE FROM forge_versions.reference WHERE parent = ANY (%s)", (ids,))
+        raw.execute("DELETE FROM forge_versions.document WHERE id = ANY (%s)", (ids,))
 
 
 def test_a_document_and_its_references_in_one_transaction_take_one_stamp(raw: Connection) -> None:

@@ -16,6 +16,18 @@ BEGIN
     RETURN coalesce((SELECT max(version) FROM forge_versions.settled), 0);
 END $$;
 
+-- early: A transaction takes one stamp, before it has what it changes.
+CREATE OR REPLACE FUNCTION forge_versions.own_stamp() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    mine text := current_setting('forge_versions.early', true);
+BEGIN
+    PERFORM set_config('forge_versions.stamping', 'yes', true);
+    IF coalesce(mine, '') = '' THEN
+        mine := set_config('forge_versions.early', forge_versions.stamp()::text, true);
+    END IF;
+    RETURN mine::bigint;
+END $$;
+
 -- carry: Identities do not follow those that they contain.
 CREATE OR REPLACE FUNCTION forge_versions.carry(roots bigint[], stamp bigint) RETURNS void LANGUAGE sql AS 'SELECT';
 

@@ -15,7 +15,7 @@ RESOURCES: Final = (SCHOOLS, COURSES, PLANS, STUDENTS)
 """The last is by access."""
 SUBJECTS: Final = ("ada", "eve")
 
-Mistake = Literal["last_value", "xmax", "carry", "monotonic", "journal"]
+Mistake = Literal["last_value", "xmax", "early", "carry", "monotonic", "journal"]
 
 
 class Plan(msgspec.Struct, frozen=True):

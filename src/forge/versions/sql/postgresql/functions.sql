@@ -3,14 +3,16 @@
 -- Locks come before stamps: whoever stamps a document holds its row by then, so that of two changes of a document the
 -- later has the greater stamp. The identity is a column of a unique index, so PostgreSQL counts its change as one of the
 -- key: it waits for all who hold the row FOR KEY SHARE, as those do who write an edge to it, and they for it.
+--
+-- A session keeps its plans, and one that is made for a single row would take hours for a hundred thousand. So what works
+-- on sets is planned anew each time: by force_custom_plan, and by EXECUTE where it joins the rows of a trigger's statement,
+-- whose number a plan keeps as well.
 
 -- What a document's content is known by: its body, and its edges as {name: [child, in_identity]}.
 CREATE OR REPLACE FUNCTION forge_versions.content_hash(body jsonb, edges jsonb) RETURNS bytea LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
 RETURN sha256(convert_to(body::text || edges::text, 'UTF8'));
 
 CREATE OR REPLACE FUNCTION forge_versions.edges(document bigint) RETURNS jsonb LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     SELECT coalesce(jsonb_object_agg(r.name, jsonb_build_array(r.child, r.in_identity)), '{}')
     FROM forge_versions.reference r WHERE r.parent = edges.document;
@@ -30,7 +32,7 @@ END $$;
 -- `child` is NULL where there is none.
 CREATE OR REPLACE FUNCTION forge_versions.hold(wanted jsonb)
 RETURNS TABLE (name text, child bigint, identity jsonb) LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     w record;
@@ -53,7 +55,7 @@ END $$;
 
 -- All documents whose identities are contained in those of `children`, with these, held.
 CREATE OR REPLACE FUNCTION forge_versions.hold_contained(children bigint[]) RETURNS bigint[] LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     found bigint[] := '{}';
@@ -70,7 +72,7 @@ END $$;
 
 -- Refuse references by which the identity of one of these documents would contain itself.
 CREATE OR REPLACE FUNCTION forge_versions.refuse_cycles(parents bigint[]) RETURNS void LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     one bigint;
@@ -88,7 +90,7 @@ END $$;
 -- Hold all whose identity contains that of one of `roots`, by way of others too; returns them. Nobody can become one of
 -- them afterwards: for that he would have to hold a document that is held here.
 CREATE OR REPLACE FUNCTION forge_versions.hold_dependents(roots bigint[]) RETURNS bigint[] LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     found bigint[] := '{}';
@@ -111,7 +113,7 @@ END $$;
 -- Let the identities of `roots` and of all that contain them follow those that they contain, each document after all
 -- that it contains. What changes is stamped and journaled. All of them are held.
 CREATE OR REPLACE FUNCTION forge_versions.carry(roots bigint[], stamp bigint) RETURNS void LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     level  bigint[];
@@ -182,6 +184,9 @@ BEGIN
         OR pg_current_xact_id_if_assigned() IS NOT NULL OR NOT pg_try_advisory_xact_lock(lock) THEN
         RETURN best;
     END IF;
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'local', true);
+    END IF;
     mine := pg_current_xact_id();
     oldest := pg_snapshot_xmin(pg_current_snapshot());
     IF oldest = mine THEN
@@ -197,13 +202,11 @@ BEGIN
 END $$;
 
 -- Trigger mode: for applications that write documents and references by SQL of their own. --------------------------------
--- What joins the rows of a statement is planned anew each time (EXECUTE): a session keeps its plans, and one that is made
--- for a single row would take hours for a hundred thousand.
 
 -- The stamp for a change of the content of documents that are held: that of an earlier change in this transaction, where
 -- none of them has a greater one. What is inserted after it, or has got another identity, always has a new one.
 CREATE OR REPLACE FUNCTION forge_versions.transaction_stamp(held bigint[]) RETURNS bigint LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     mine bigint := nullif(current_setting('forge_versions.stamp', true), '')::bigint;
@@ -227,20 +230,22 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION forge_versions.on_document_insert() RETURNS trigger LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     stamp bigint;
+    made  bigint[];
 BEGIN
     IF current_setting('forge_versions.stamping', true) = 'yes' OR NOT EXISTS (SELECT FROM new_rows) THEN
         RETURN NULL;
     END IF;
+    made := ARRAY(SELECT n.id FROM new_rows n);
     stamp := forge_versions.new_transaction_stamp();
     PERFORM set_config('forge_versions.stamping', 'yes', true);
     UPDATE forge_versions.document d
     SET content_version = stamp, identity_version = stamp,
         content_hash = forge_versions.content_hash(d.body, forge_versions.edges(d.id))
-    WHERE d.id = ANY (ARRAY(SELECT n.id FROM new_rows n));
+    WHERE d.id = ANY (made);
     INSERT INTO forge_versions.document_change (version, document, resource) SELECT stamp, n.id, n.resource FROM new_rows n;
     INSERT INTO forge_versions.identity_change (version, document) SELECT stamp, n.id FROM new_rows n;
     PERFORM set_config('forge_versions.stamping', '', true);
@@ -248,7 +253,7 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION forge_versions.on_document_update() RETURNS trigger LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     stamp      bigint;
@@ -300,7 +305,7 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION forge_versions.on_document_delete() RETURNS trigger LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     stamp bigint;
@@ -327,7 +332,7 @@ END $$;
 
 -- Another set of edges is another content of their parents; those of an identity are another identity too.
 CREATE OR REPLACE FUNCTION forge_versions.on_reference() RETURNS trigger LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     stamp   bigint;
@@ -386,7 +391,7 @@ END $$;
 
 -- monotonic: an edge was written; its parent knows the identity token of its child.
 CREATE OR REPLACE FUNCTION forge_versions.monotonic_reference() RETURNS trigger LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 BEGIN
     EXECUTE 'UPDATE forge_versions.document p SET max_dependency = m.version'
@@ -399,7 +404,7 @@ END $$;
 -- monotonic: an identity token rose; all who refer to it know. They are held before their edges are read, so that one
 -- who drops his reference has the later stamp.
 CREATE OR REPLACE FUNCTION forge_versions.monotonic_document() RETURNS trigger LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     risen bigint[];
@@ -427,7 +432,7 @@ END $$;
 
 -- denormalized: an edge knows the resource of its parent.
 CREATE OR REPLACE FUNCTION forge_versions.denormalized_reference() RETURNS trigger LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
     lack boolean;
