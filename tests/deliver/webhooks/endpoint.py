@@ -27,7 +27,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 Answer = int | str
-"""A status; or `reset`, `hang`, `slow`, `cut`, `endless`, `late`, `moved`, `garbage`; or a status with text or header."""
+"""A status; or `reset`, `hang`, `slow`, `cut`, `endless`, `late`, `moved`, `garbage`, or a status with more."""
 
 
 class Receiver:
@@ -35,6 +35,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.answer: Callable[[Request], Answer] = lambda request: 204
+        self.secrets = [SECRET]
         self.requests: list[Request] = []
         self.taken: list[Request] = []
         self.under_way = 0
@@ -62,7 +63,7 @@ class Receiver:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         request = Request(head[0].split()[1], headers, body)
-        verify(body, headers, SECRET)
+        verify(body, headers, self.secrets)
         self.requests.append(request)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
