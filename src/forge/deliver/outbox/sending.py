@@ -69,8 +69,9 @@ async def _send(sink: Sink, route: Route, claimed: Sequence[Claimed]) -> Outcome
             await sink.send([each.message for each in claimed])
     except NotDelivered as error:
         place = max(0, min(error.delivered, len(claimed) - 1))
-        outcome.failed[claimed[place].seq] = Failure(line_of(error), error.after)
-        outcome.down = error.after or 0.0
+        outcome.failed[claimed[place].seq] = Failure(line_of(error), error.after, counts=error.tried)
+        if error.tried or error.after:  # else it is only slow
+            outcome.down = error.after or 0.0
     except Refused as error:
         place = max(0, min(error.place, len(claimed) - 1))
         outcome.refused[claimed[place].seq] = line_of(error)
@@ -118,7 +119,7 @@ async def _call(handler: Handler, route: Route, claimed: Claimed, outcome: Outco
     except Refused as error:
         outcome.refused[claimed.seq] = line_of(error)
     except NotDelivered as error:
-        outcome.failed[claimed.seq] = Failure(line_of(error), error.after)
+        outcome.failed[claimed.seq] = Failure(line_of(error), error.after, counts=error.tried)
     except TimeoutError as error:
         text = line_of(error) if str(error) else f"the handler took longer than {route.timeout:g} s"
         outcome.failed[claimed.seq] = Failure(text)
