@@ -109,8 +109,8 @@ CREATE TABLE forge_versions.access (
 CREATE INDEX access_version ON forge_versions.access (subject, resource, version, document);
 CREATE INDEX access_document ON forge_versions.access (document);
 
--- Pairs for the safe newest: the sequence's last value, and then as `horizon` the xmax of a snapshot that was taken after
--- it. All stamps up to the value were taken by transactions below it; once the oldest that runs is not, they are settled.
+-- Pairs for the safe newest: the sequence's last value, and then as `horizon` an xid that was given after it was read. All
+-- stamps up to the value were taken by transactions below it; once the oldest that runs is not, they are settled.
 CREATE TABLE forge_versions.settled (
     version bigint PRIMARY KEY,
     horizon xid8 NOT NULL,
