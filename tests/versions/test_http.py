@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import jsonschema_rs
 import jwt
 import pytest
-import schemathesis
 
 from forge.app import Forge
 from forge.changelog.connection import Connection, connect
@@ -174,9 +174,9 @@ async def test_each_resource_has_its_permission(url: str, school: Connection) ->
             assert await code(path, scope="forge:versions:ed-fi/graduationPlans forge:versions:ed") == 403
         refused = await served.client.get(ALL[0], headers=token())
         assert "forge:versions:ed-fi/students" in refused.json()["error"]["fix"]
-    for options in (Options(versions=None), Options(auth=AUTH, versions=None)):
-        async with serving(Forge(url, options=options)) as served:
-            assert (await served.client.get(ALL[0], headers=token(scope="forge:versions"))).status_code == 403
+    async with serving(Forge(url, options=Options(versions=None))) as served:
+        for path in ("/versions/available", *ALL):
+            assert (await served.client.get(path, headers=token(scope="forge:versions"))).status_code == 403
 
 
 async def test_access_is_the_tokens_subjects(url: str, school: Connection) -> None:
@@ -284,18 +284,20 @@ async def test_pages_that_are_too_large_are_asked_for_in_smaller_ones(
 async def test_answers_are_as_the_document_says(url: str, school: Connection) -> None:
     school.execute("UPDATE forge_versions.setting SET oldest = 3")
     async with serving(Forge(url)) as served:
+        document = (await served.client.get("/forge/openapi.json")).json()
 
-        def ask() -> list[int]:
-            schema = schemathesis.openapi.from_url(f"{served.url}/forge/openapi.json")
-            codes = [schema["/versions/available"]["GET"].Case().call_and_validate().status_code]
-            for end in ("", "/deletes", "/keyChanges", "/stream"):
-                operation = schema["/versions/{project}/{resource}" + end]["GET"]
-                for query in ({"minChangeVersion": 3, "limit": 2}, {"minChangeVersion": 1}, {"pageToken": "x"}):
-                    case = operation.Case(path_parameters={"project": "ed-fi", "resource": "students"}, query=query)
-                    codes.append(case.call_and_validate().status_code)
-            return codes
+        async def code(path: str, query: str) -> int:
+            answer = await served.client.get(path.format(project="ed-fi", resource="students") + query)
+            told = document["paths"][path]["get"]["responses"][str(answer.status_code)]
+            schema = {**told["content"]["application/json"]["schema"], "components": document["components"]}
+            jsonschema_rs.validate(schema, answer.json())
+            return answer.status_code
 
-        assert await asyncio.to_thread(ask) == [200, *(200, 410, 400) * 4]
+        assert await code("/versions/available", "") == 200
+        for end in ("", "/deletes", "/keyChanges", "/stream"):
+            path = "/versions/{project}/{resource}" + end
+            queries = ("?minChangeVersion=3&limit=2", "?minChangeVersion=1", "?pageToken=x")
+            assert [await code(path, query) for query in queries] == [200, 410, 400]
 
 
 async def test_a_servers_errors_are_typed(url: str, school: Connection) -> None:

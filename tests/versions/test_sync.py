@@ -73,6 +73,12 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
 
 
 @pytest.fixture
+def in_file(tmp_path: Path) -> Kept:
+    """For what does not depend on where the copy is kept."""
+    return Kept("sqlite", tmp_path)
+
+
+@pytest.fixture
 def url(server: PostgresServer) -> Iterator[str]:
     with school_database(server) as found:
         yield found
@@ -176,64 +182,64 @@ def test_a_window_that_is_gone_begins_it_anew(kept: Kept, source: Connection, pl
     assert done.removed == 1
 
 
-def test_why_it_was_begun_anew_is_told(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
-    kept.sync(plans)
+def test_why_it_was_begun_anew_is_told(in_file: Kept, source: Connection, plans: DatabaseSource) -> None:
+    in_file.sync(plans)
     changed(source)
     source.execute("UPDATE forge_versions.setting SET oldest = %s", (plans.available().newest,))
-    done = kept.sync(plans)
+    done = in_file.sync(plans)
     assert "the oldest that is known" in (done.anew or "")
-    assert kept.state().generation == 2
+    assert in_file.state().generation == 2
 
 
-def test_a_source_that_never_can_is_told(kept: Kept, plans: DatabaseSource) -> None:
+def test_a_source_that_never_can_is_told(in_file: Kept, plans: DatabaseSource) -> None:
     with pytest.raises(WindowExpired):
-        kept.sync(Failing(plans, 0, WindowExpired("gone", fix="wait", oldest=9)))
+        in_file.sync(Failing(plans, 0, WindowExpired("gone", fix="wait", oldest=9)))
 
 
-def test_another_installation_begins_it_anew(kept: Kept, server: PostgresServer, plans: DatabaseSource) -> None:
-    kept.sync(plans)
+def test_another_installation_begins_it_anew(in_file: Kept, server: PostgresServer, plans: DatabaseSource) -> None:
+    in_file.sync(plans)
     with fresh_database(server) as there, connect(there) as other:
         school(other, 2)
         with closing(DatabaseSource(there, PLANS)) as elsewhere:
-            done = kept.sync(elsewhere)
+            done = in_file.sync(elsewhere)
             assert "another installation" in (done.anew or "")
-            assert kept.shown() == source_of(other, PLANS)
+            assert in_file.shown() == source_of(other, PLANS)
 
 
-def test_somebody_else_begins_it_anew(kept: Kept, url: str) -> None:
+def test_somebody_else_begins_it_anew(in_file: Kept, url: str) -> None:
     with by_access(url) as (connection, seen), closing(DatabaseSource(url, PLANS, subject="bob")) as other:
         for plan, who in (("P1", "ada"), ("P2", "bob")):
             found = find(connection, PLANS, {"plan": plan})
             assert found is not None
             grant(connection, found, who)
-        kept.sync(seen)
-        assert kept.sync(other).anew == "it was copied as ada sees it, and bob asks now"
-        assert kept.shown() == source_of(connection, PLANS, "bob") != source_of(connection, PLANS, "ada")
+        in_file.sync(seen)
+        assert in_file.sync(other).anew == "it was copied as ada sees it, and bob asks now"
+        assert in_file.shown() == source_of(connection, PLANS, "bob") != source_of(connection, PLANS, "ada")
 
 
-def test_a_source_that_went_back_begins_it_anew(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
-    kept.sync(plans)
-    with closing(kept.open()) as mirror:
+def test_a_source_that_went_back_begins_it_anew(in_file: Kept, source: Connection, plans: DatabaseSource) -> None:
+    in_file.sync(plans)
+    with closing(in_file.open()) as mirror:
         state = mirror.state()
         assert state is not None
         mirror.take([], msgspec.structs.replace(state, upto=state.upto + 1000))
-    assert "was at" in (kept.sync(plans).anew or "")
-    assert kept.shown() == source_of(source, PLANS)
+    assert "was at" in (in_file.sync(plans).anew or "")
+    assert in_file.shown() == source_of(source, PLANS)
 
 
 def test_a_page_token_that_is_not_the_sources_is_read_again(
-    kept: Kept, source: Connection, plans: DatabaseSource
+    in_file: Kept, source: Connection, plans: DatabaseSource
 ) -> None:
-    kept.sync(plans)
+    in_file.sync(plans)
     changed(source)
-    with closing(kept.open()) as mirror:
+    with closing(in_file.open()) as mirror:
         state = mirror.state()
         assert state is not None
         until = plans.available().newest
         mirror.take([], msgspec.structs.replace(state, until=until, token="forged"))
-    done = kept.sync(plans)
+    done = in_file.sync(plans)
     assert done.anew is None
-    assert kept.shown() == source_of(source, PLANS)
+    assert in_file.shown() == source_of(source, PLANS)
 
 
 def test_others_write_all_the_while(kept: Kept, url: str, source: Connection, plans: DatabaseSource) -> None:
