@@ -23,7 +23,7 @@ nothing yet.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -175,7 +175,7 @@ def _page(
     if place.min is not None and place.min > place.max:
         return Page([])
     rows, following = _full(connection, found, kinds, place, limit, subject)
-    items = [_item(resource, subject, row) for row in rows]
+    items = _items(connection, resource, subject, rows)
     return Page(items, None if following is None else sealed(found.key, question, following))
 
 
@@ -264,11 +264,12 @@ def statement_of(strategy: str, kinds: tuple[int, ...] | None, by_access: bool) 
     parts = queries("forge.versions", "queries.sql")
     events = [*_EVENTS[strategy], *(["access_events"] if by_access else [])]
     shared = {
-        "document": sql.SQL(parts["document"]),
+        "refers": sql.SQL(parts["refers"]),
         "all": sql.SQL(parts["all_granted" if by_access else "all"]),
         "seen": sql.SQL(parts["seen"] if by_access else ""),
         "since": sql.SQL("a.version" if by_access else "0"),
-        "others": sql.SQL("d.max_dependency" if strategy == "monotonic" else parts["others"]),
+        "kept": sql.SQL("d.max_dependency" if strategy == "monotonic" else "0"),
+        "others": sql.SQL("d.max_dependency" if strategy == "monotonic" else "o.version"),
     }
     events_ = sql.SQL(" UNION ALL ").join(sql.SQL(parts[name]) for name in events)
     found = [sql.SQL(parts[_PARTS[kind]]).format(events=events_, **shared) for kind in kinds or ()]
@@ -288,19 +289,32 @@ def _rows(connection: Connection, statement: str, values: dict[str, Any]) -> lis
         return cursor.execute(statement.encode(), values).fetchall()
 
 
-def _item(resource: Resource, subject: str | None, row: tuple[Any, ...]) -> Event:
-    version, document, kind, identity, old, body, content_version, identity_version, refers = row[2:]
+def _items(
+    connection: Connection, resource: Resource, subject: str | None, rows: Sequence[tuple[Any, ...]]
+) -> list[Event]:
+    references: list[Any] = [decode(row[10]) if row[10] else [] for row in rows]
+    numbers = {number for found in references for _, _, number, _, _ in found}
+    named: list[tuple[Any, ...]] = []
+    if numbers:
+        with typed():
+            named = _rows(connection, queries("forge.versions", "queries.sql")["kinds"], {"numbers": sorted(numbers)})
+    kinds = {number: Resource(*names) for number, *names in named}
+    return [_item(resource, subject, row, found, kinds) for row, found in zip(rows, references, strict=True)]
+
+
+def _item(
+    resource: Resource,
+    subject: str | None,
+    row: tuple[Any, ...],
+    references: list[Any],
+    kinds: Mapping[int, Resource],
+) -> Event:
+    version, document, kind, identity, old, body, *stamps = row[2:10]
     if kind == KEYS:
         return KeyChange(version, document, resource, decode(old), decode(identity))
     if kind == DELETIONS:
         return Deletion(version, document, resource, decode(identity), subject)
-    stamps = content_version, identity_version
-    return Upsert(version, Document(document, resource, decode(identity), decode(body), _references(refers), *stamps))
-
-
-def _references(text: str | None) -> dict[str, Reference]:
-    found: Any = decode(text or "[]")
-    return {
-        name: Reference(child, Resource(*kind), identity, in_identity)
-        for name, child, *kind, identity, in_identity in found
+    refers = {
+        name: Reference(child, kinds[number], key, in_identity) for name, child, number, key, in_identity in references
     }
+    return Upsert(version, Document(document, resource, decode(identity), decode(body), refers, *stamps))
