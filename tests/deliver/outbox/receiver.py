@@ -16,7 +16,7 @@ from forge.changelog.connection import Connection, connect_async
 from forge.deliver.message import Message
 from forge.deliver.outbox import OutboxNode, Routes, Settings
 
-HASTY = Settings(budget=0.3, answer=1.5)
+HASTY = Settings(budget=0.3, answer=1.0)
 
 
 def tables(connection: Connection) -> None:

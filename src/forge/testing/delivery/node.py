@@ -8,6 +8,7 @@ once more into `late`: no lease can prevent that.
 import asyncio
 import logging
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -31,6 +32,8 @@ QUICK: Final = Settings(tick=0.03, report=0.2, lag=1.0, idle=0.5)
 HEALED: Final = "healed"
 RECEIPTS: Final = "receipts"
 LATE: Final = "late"
+SLOW: Final = 0.2
+"""The part of the calls that take a while."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -103,6 +106,8 @@ def made(directory: Path, death: Death, proof: Proof) -> Consumers:
 
     async def effect(ctx: Context, changes: list[Change]) -> None:
         death.at("before")
+        if random.random() < SLOW:
+            await asyncio.sleep(0.003)  # time for a node to hang between its proof and the effect
         lines = [msgspec.json.encode(_receipt(ctx, change)) + b"\n" for change in changes]
         os.write(out, b"".join(lines))
         if proof.over:

@@ -80,8 +80,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def run(plan: Plan, server: PostgresServer, *, patience: float = 60.0) -> Report:
-    """Carry out the plan in a new database; at the end consumers may go on while they get anywhere in `patience`
-    seconds."""
+    """Carry out the plan in a new database; a first node has `patience` seconds to begin, and at the end consumers may
+    go on while they get anywhere in as many."""
     began = time.monotonic()
     server.start()
     directory = Path(tempfile.mkdtemp(prefix="forge-delivery-"))
@@ -97,7 +97,7 @@ def run(plan: Plan, server: PostgresServer, *, patience: float = 60.0) -> Report
                 )
             nodes = [_Node(plan, number, url, server.port, directory) for number in range(plan.nodes)]
             try:
-                faults = _disturb(plan, server, url, nodes)
+                faults = _disturb(plan, server, url, nodes, patience)
                 slow = _catch_up(url, directory, nodes, patience)
             finally:
                 for node in nodes:
@@ -182,11 +182,11 @@ class _Node:
         self.proxy.stop()
 
 
-def _disturb(plan: Plan, server: PostgresServer, url: str, nodes: list[_Node]) -> dict[str, int]:
+def _disturb(plan: Plan, server: PostgresServer, url: str, nodes: list[_Node], patience: float) -> dict[str, int]:
     """Write, and let nodes, server and network fail, for as long as the plan says; it begins when the first node
     works. What failed, apart from nodes that died."""
     nodes[0].look(mortal=False)
-    _await_first(url)
+    _await_first(url, patience)
     nodes[0].again(mortal=True)
     ended = threading.Event()
     writers = [threading.Thread(target=_write, args=(plan, n, url, ended), daemon=True) for n in range(plan.writers)]
@@ -264,7 +264,7 @@ class _Faults:
         self._due.sort(key=lambda each: each[0])
 
 
-def _await_first(url: str, patience: float = 30.0) -> None:
+def _await_first(url: str, patience: float) -> None:
     deadline = time.monotonic() + patience
     with connect(url) as connection:
         while connection.execute("SELECT count(*) FROM forge.consumer WHERE owner IS NOT NULL").fetchone() == (0,):
