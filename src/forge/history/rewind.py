@@ -306,6 +306,8 @@ class Past:
 
     def _unknown(self, why: str, oldest: datetime | None) -> HistoryUnavailable:
         fix = oldest_fix(oldest)
+        if oldest is not None and oldest <= self._asked:
+            fix = f"ask for a later instant, or an earlier one; the oldest that can be answered is {oldest.isoformat()}"
         if not self._table.settled:
             fix = "ask again when it is known, in a minute at the most"
         return HistoryUnavailable(
