@@ -10,7 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from forge.change import Change
 from forge.changelog.connection import AsyncConnection
@@ -18,6 +18,7 @@ from forge.cursor import Cursor
 from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
 
+SAVE: Final = 0.1
 Place = Cursor | str
 """Where a consumer stands; its text is what is saved."""
 
@@ -41,6 +42,11 @@ class Feed(ABC):
 
     at: Place
     """All before it is handled, be it found to be nothing."""
+
+    @property
+    def save_after(self) -> float:
+        """Seconds after which a cursor inside of a page is worth to be saved."""
+        return SAVE
 
     @asynccontextmanager
     async def opened(self, connection: AsyncConnection) -> AsyncIterator[None]:

@@ -70,8 +70,8 @@ WHERE id = %(id)s AND fence = %(fence)s RETURNING id;
 UPDATE forge.consumer_cursor SET saved_at = saved_at
 WHERE id = %(id)s AND fence = %(fence)s AND set_config('synchronous_commit', 'on', true) = 'on' RETURNING id;
 
--- keep_page: The batch of a source that is under way.
-INSERT INTO forge.consumer_page (id, cursor, changes) VALUES (%(id)s, %(cursor)s, %(changes)s)
+-- keep_page: The batch of a source that is under way; in binary form, as the quotes of many texts take long to escape.
+INSERT INTO forge.consumer_page (id, cursor, changes) VALUES (%(id)s, %(cursor)s, %(changes)b)
 ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, changes = excluded.changes;
 
 -- drop_page: It is handled.

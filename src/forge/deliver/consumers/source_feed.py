@@ -30,13 +30,15 @@ from forge.capture.source import Batch, Status, changes, in_snapshot
 from forge.change import Change
 from forge.changelog.connection import AsyncConnection
 from forge.deliver.consumers.errors import ConsumerLost
-from forge.deliver.consumers.feed import Feed, Place
+from forge.deliver.consumers.feed import SAVE, Feed, Place
 from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.origin import INSIDE, NOW, START, Origin
 from forge.deliver.consumers.sql import sql
 from forge.errors import ForgeError
 
+KEEP: Final = 1.0
+"""Seconds after which a batch under way is worth to be kept; one that is handled sooner never is."""
 ACK: Final = 1.0
 """Seconds between two acknowledgements at the least."""
 MEASURE: Final = 10.0
@@ -97,10 +99,14 @@ class SourceFeed(Feed):
         self._handled = time.monotonic()
         self._status: Status | None = None
 
+    @property
+    def save_after(self) -> float:
+        return SAVE if self._held else KEEP
+
     @asynccontextmanager
     async def opened(self, connection: AsyncConnection) -> AsyncIterator[None]:
         if self._held:
-            row = await (await connection.execute(sql("kept_page"), {"id": self._id})).fetchone()
+            row = await (await connection.execute(sql("kept_page"), {"id": self._id}, binary=True)).fetchone()
             if row is None:
                 raise ConsumerLost("the cursor was moved just now", fix="nothing: it is taken up from there")
             end, stored = row

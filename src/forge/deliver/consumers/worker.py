@@ -7,13 +7,13 @@ What always holds:
 - No call begins once the lease is not ours for sure.
 - Changes of one row are handled in their order. One that cannot be handled is parked, and those of its row that follow
   are parked behind it; others go on.
-- At most one page is in memory, however long a handler takes.
+- At most one page is in memory, and what a source reads ahead of it, however long a handler takes.
 
 What is read, and what a saved cursor says of it, is the feed's (`forge.deliver.consumers.feed`): the log's, or a
 source's.
 
-Between two calls of a handler that does not use `ctx.tx` the cursor is saved when `SAVE` seconds have passed, and at
-the end of each page: that is how much may come again after a crash.
+Between two calls of a handler that does not use `ctx.tx` the cursor is saved when so many seconds have passed as the
+feed says, and at the end of each page: that is how much may come again after a crash.
 """
 
 import asyncio
@@ -44,7 +44,6 @@ from forge.deliver.consumers.limit import Limit
 from forge.deliver.consumers.sql import sql
 from forge.deliver.sink import NotDelivered, Refused
 
-SAVE: Final = 0.1
 BREATH: Final = 0.01
 """Seconds after which a worker lets others have a turn, if its handler never waits for anything."""
 _FIX: Final = "nothing: whoever holds it now goes on from the last cursor that was saved"
@@ -343,7 +342,7 @@ class Worker:
     async def _breathe(self, page: Page, place: int) -> None:
         """Between two calls: save now and then, stop if asked, let others work."""
         now = time.monotonic()
-        if now - self._saved_at >= SAVE:
+        if now - self._saved_at >= self._feed.save_after:
             await self._save(page.cursor(place))
         await self._stop_if_asked(page, place)
         if now - self._breathed >= BREATH:
@@ -352,7 +351,7 @@ class Worker:
 
     async def _pause(self, page: Page, place: int, seconds: float) -> None:
         """Wait before the next try, or until stopped."""
-        if time.monotonic() - self._saved_at >= SAVE:
+        if time.monotonic() - self._saved_at >= self._feed.save_after:
             await self._save(page.cursor(place))
         try:
             async with asyncio.timeout(seconds):
