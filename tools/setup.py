@@ -73,8 +73,7 @@ class Screen:
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
         began = time.monotonic()
-        if self._live:
-            self._write("  " + name + " …")
+        self._write(f"  {name} …" + ("" if self._live else "\n"))
         try:
             yield
         except BaseException:
