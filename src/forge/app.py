@@ -35,6 +35,8 @@ from forge.config import Config, load
 from forge.database import database
 from forge.deliver.consumers import ConsumerNode, Consumers
 from forge.deliver.consumers import Settings as ConsumerSettings
+from forge.deliver.consumers.definition import WEBHOOK
+from forge.deliver.consumers.errors import ConsumerInvalid
 from forge.deliver.outbox import OutboxNode, Routes
 from forge.deliver.payload import Envelope, Payload
 from forge.deliver.sink import Sink
@@ -147,7 +149,9 @@ class Forge:
         database in place of this one's. Options: `batch` (a list of up to so many changes a call), `shards`, `tries`,
         `timeout`, `backoff`, `start`; see `forge.deliver.consumers.Consumer`.
         """
+        _free(name)
         wanted: dict[str, Any] = {"tables": tables, "ops": ops, "columns": columns, "where": where}
+        _free(name)
         return self.consumers.consumer(name, source=source, **wanted, **options)
 
     def deliver(
@@ -170,6 +174,7 @@ class Forge:
         `columns` chooses what of a row is sent; a `payload` is a body of your own, with places to fill: see
         `forge.deliver.payload`.
         """
+        _free(name)
         wanted: dict[str, Any] = {"tables": tables, "ops": ops, "columns": columns, "where": where, "source": source}
         self.consumers.deliver(name, to=to, envelope=envelope, payload=payload, topic=topic, **wanted, **options)
 
@@ -334,6 +339,12 @@ class AsOf:
         call = self._app.registry.call(name, arguments, auth)
         with database(self._app._config()) as found:
             return await past.ask(found.url, call, self._at)
+
+
+def _free(name: str) -> None:
+    """Raise for a name that an endpoint's consumer could have."""
+    if name.startswith(WEBHOOK):
+        raise ConsumerInvalid(f"{name} is the name of a webhook's consumer", fix=f"leave out {WEBHOOK}")
 
 
 def _ended(keeping: "asyncio.Task[None]") -> None:

@@ -13,7 +13,8 @@ from forge.cli.deliveries import columns, until_told
 from forge.cli.session import Session, session
 from forge.config import seconds
 from forge.deliver.consumers.control import Control, Status
-from forge.deliver.webhooks.endpoints import PREFIX, Endpoint, Endpoints
+from forge.deliver.consumers.definition import WEBHOOK
+from forge.deliver.webhooks.endpoints import Endpoint, Endpoints
 from forge.errors import ConfigError
 from forge.feed import ABSENT, shown
 
@@ -107,7 +108,7 @@ def listed(context: typer.Context) -> None:
         found = asyncio.run(Endpoints(database.url).all())
         states = {each.name: each for each in asyncio.run(Control(database.url).statuses())}
     if run.json:
-        run.emit([_told(each, states.get(PREFIX + each.name)) for each in found])
+        run.emit([_told(each, states.get(WEBHOOK + each.name)) for each in found])
         return
     if not found:
         run.done("no webhook is kept in this database")
@@ -115,7 +116,7 @@ def listed(context: typer.Context) -> None:
         return
     table = columns("webhook", "url", "tables", "state", "behind", "handled", "dead", "last error")
     for each in found:
-        status = states.get(PREFIX + each.name)
+        status = states.get(WEBHOOK + each.name)
         cells = [ABSENT] * 5 if status is None else _cells(status)
         table.add_row(shown(each.name), shown(each.where_to), shown(", ".join(each.tables) or "*"), *cells)
     run.show(table)

@@ -17,7 +17,8 @@ from forge import wire
 from forge.app import Forge
 from forge.changelog.connection import Connection
 from forge.deliver.consumers import Consumers
-from forge.deliver.consumers.control import Control
+from forge.deliver.consumers.control import Control, Letter
+from forge.deliver.consumers.errors import ConsumerInvalid
 from forge.deliver.consumers.node import ConsumerNode
 from forge.deliver.webhooks import Endpoint, Endpoints, Webhook, verify
 from forge.deliver.webhooks.endpoints import Configured, WebhookInvalid, WebhookUnknown
@@ -81,6 +82,16 @@ async def test_they_come_and_go_while_a_node_runs(database: str, connection: Con
         assert await endpoints.all() == []
     assert ids(receiver) == [2, 3]
     assert connection.execute("SELECT count(*) FROM forge.consumer").fetchone() == (0,)
+
+
+async def _letters(url: str, count: int) -> list[Letter]:
+    """What is parked, when it is so many."""
+    async with asyncio.timeout(20):
+        while True:
+            letters = await Control(url).letters("webhook:crm")
+            if len(letters) >= count:
+                return letters
+            await asyncio.sleep(0.02)
 
 
 async def _until_state(url: str, state: str) -> None:
@@ -167,7 +178,7 @@ async def test_what_the_endpoint_refuses_is_parked_and_others_go_on(
         write(connection, 4)
         await until(lambda: set(ids(receiver)) == {1, 3, 4})
         control = Control(database)
-        letters = await control.letters("webhook:crm")
+        letters = await _letters(database, 2)
         assert [(letter.key, letter.behind) for letter in letters] == [("2", False), ("2", True)]
         assert "answered 422" in letters[0].error
         receiver.answer = lambda request: 204
@@ -336,6 +347,31 @@ async def test_one_whose_consumer_is_gone_can_be_removed(
     connection.execute("DELETE FROM forge.consumer")
     await endpoints.remove("crm")
     assert await endpoints.all() == []
+
+
+async def test_a_try_is_what_was_sent(
+    database: str, connection: Connection, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the endpoint is left alone nothing is parked that was not sent as often as it says."""
+    monkeypatch.setattr("forge.deliver.webhooks.breaker.FIRST", 0.05)
+    monkeypatch.setattr("forge.deliver.webhooks.breaker.LONGEST", 0.1)
+    table(connection)
+    receiver.answer = lambda request: 500
+    await added(database, receiver, tries=2)
+    async with node(database):
+        write(connection, *range(8))
+        letters = await _letters(database, 5)
+    asked = [wire.decode(request.body).id for request in receiver.requests]
+    assert all(asked.count(letter.change_id) >= 2 for letter in letters)
+
+
+async def test_its_name_is_its_own(database: str, connection: Connection, receiver: Receiver) -> None:
+    await added(database, receiver)
+    with pytest.raises(ConsumerInvalid, match="works on a webhook") as error:
+        await Control(database).forget("webhook:crm")
+    assert error.value.fix == "forge webhooks remove crm"
+    with pytest.raises(ConsumerInvalid, match="webhook's consumer"):
+        Forge(database).deliver("webhook:crm", to=Webhook("https://example.com/", secret=SECRET))
 
 
 def test_secrets_are_not_shown() -> None:

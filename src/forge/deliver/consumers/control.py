@@ -21,7 +21,8 @@ from forge.changelog.connection import AsyncConnection, connect_async, typed_err
 from forge.changelog.reader import START, Reader
 from forge.config import nearest
 from forge.cursor import Cursor, LogIdentity, Snapshot
-from forge.deliver.consumers.errors import ConsumerUnknown
+from forge.deliver.consumers.definition import WEBHOOK
+from forge.deliver.consumers.errors import ConsumerInvalid, ConsumerUnknown
 from forge.deliver.consumers.lag import Lag, lag_of, lag_values
 from forge.deliver.consumers.lease import SHARDS
 from forge.deliver.consumers.origin import ELSE, place_of
@@ -156,6 +157,9 @@ class Control:
 
     async def forget(self, name: str) -> None:
         """A consumer that is no more: its cursor, its letters and what it has done are gone."""
+        if name.startswith(WEBHOOK):
+            webhook = name.removeprefix(WEBHOOK)
+            raise ConsumerInvalid(f"{name} works on a webhook", fix=f"forge webhooks remove {webhook}")
         async with self._known(name) as connection:
             await _rows(connection, "forget", name=name)
 

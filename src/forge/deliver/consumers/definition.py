@@ -27,6 +27,8 @@ Start = Literal["now", "start"]
 USUAL: Final = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE)
 """What a handler is given that does not say; schema, invalidate and redact are for those that ask for them."""
 MOST_BATCH: Final = 10_000
+WEBHOOK: Final = "webhook:"
+"""How the names of consumers begin that work on endpoints of the database."""
 MOST_SHARDS: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}")
 

@@ -267,19 +267,22 @@ class Worker:
                     self.counts.delivered += taken
                     await self._park(page, place + taken, line_of(error), self.tries + 1, blocked)
                     return place + taken + 1
-                self.tries += 1
-                self.counts.retried += 1
+                tried = not isinstance(error, NotDelivered) or error.tried
+                self.tries += tried
+                self.counts.retried += tried
                 wait = backoff.next()
                 if isinstance(error, NotDelivered):
                     wait = max(wait, error.after or 0.0)
                     if taken := min(max(error.delivered, 0), end - place) if kept else 0:
                         self.counts.delivered += taken
-                        self.tries = 1
+                        self.tries = int(tried)
+                        backoff = Backoff(*consumer.backoff)
+                        wait = max(backoff.next(), error.after or 0.0) if tried else error.after or 0.0
                         place += taken
                         await self._save(page.cursor(place))
                         if place == end:
                             return end
-                if consumer.tries is not None and self.tries >= consumer.tries:
+                if tried and consumer.tries is not None and self.tries >= consumer.tries:
                     if end - place > 1:  # one of them is the reason: find it
                         self._alone = end - place
                         return place

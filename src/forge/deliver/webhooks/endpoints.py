@@ -27,7 +27,7 @@ from forge.changelog.queries import queries
 from forge.changelog.reader import Reader
 from forge.config import nearest
 from forge.deliver.consumers.control import Control
-from forge.deliver.consumers.definition import MOST_BATCH, USUAL, Consumer, Consumers
+from forge.deliver.consumers.definition import MOST_BATCH, USUAL, WEBHOOK, Consumer, Consumers
 from forge.deliver.consumers.errors import ConsumerUnknown
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.sql import sql as consumers_sql
@@ -37,7 +37,6 @@ from forge.deliver.webhooks.signature import new_secret
 from forge.deliver.webhooks.webhook import BUDGET, Answer, Webhook
 from forge.errors import ConfigError, ForgeError
 
-PREFIX: Final = "webhook:"
 KEEP: Final = 24 * 3600.0
 """Seconds for which a secret that was replaced goes on signing."""
 TEST: Final = "forge.test"
@@ -106,7 +105,7 @@ class Endpoint(msgspec.Struct, frozen=True):
             )
         try:
             return Consumers().deliver(
-                PREFIX + self.name,
+                WEBHOOK + self.name,
                 to=self.webhook(),
                 envelope=self.envelope,
                 payload=self.payload,
@@ -201,12 +200,12 @@ class Endpoints:
     async def disable(self, name: str) -> None:
         """Send nothing more once the requests that are under way have ended; what is committed meanwhile waits."""
         async with self._known(name):
-            await Control(self._url).pause(PREFIX + name)
+            await Control(self._url).pause(WEBHOOK + name)
 
     async def enable(self, name: str) -> None:
         """Go on where it was disabled."""
         async with self._known(name):
-            await Control(self._url).resume(PREFIX + name)
+            await Control(self._url).resume(WEBHOOK + name)
 
     async def rotate(self, name: str, *, secret: str | None = None, keep: float = KEEP) -> str:
         """A new secret, which is returned; the one before it goes on signing for `keep` seconds."""
@@ -222,10 +221,10 @@ class Endpoints:
         """An endpoint that is no more; with it go its cursor and dead letters."""
         async with self._known(name) as (connection, _):
             with suppress(ConsumerUnknown):
-                await Control(self._url).pause(PREFIX + name)
+                await Control(self._url).pause(WEBHOOK + name)
             async with connection.transaction():
                 await _rows(connection, _sql("remove"), {"name": name})
-                await _rows(connection, consumers_sql("forget"), {"name": PREFIX + name})
+                await _rows(connection, consumers_sql("forget"), {"name": WEBHOOK + name})
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncConnection]:
