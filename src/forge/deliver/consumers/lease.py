@@ -34,6 +34,7 @@ class Lease:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
         self._busy = asyncio.Lock()
+        self._durably = asyncio.Lock()
         self._proof = time.monotonic()
         self.pid = connection.info.backend_pid
 
@@ -76,12 +77,13 @@ class Lease:
 
     async def durably(self, query: LiteralString, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """As `ask`, and what it writes is on disk when it returns."""
-        await self.ask("SET synchronous_commit = on")
-        try:
-            return await self.ask(query, values)
-        finally:
-            if not self._connection.closed:
-                await self.ask("SET synchronous_commit = off")
+        async with self._durably:  # another's end would end it for this one too
+            await self.ask("SET synchronous_commit = on")
+            try:
+                return await self.ask(query, values)
+            finally:
+                if not self._connection.closed:
+                    await self.ask("SET synchronous_commit = off")
 
     async def lock(self, id: int) -> bool:
         """Try to become the one worker of a shard."""
