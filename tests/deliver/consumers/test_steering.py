@@ -43,6 +43,7 @@ async def test_a_paused_consumer_handles_nothing_and_goes_on_where_it_was(
         connection.execute("INSERT INTO item VALUES (2)")
         (status,) = await control.statuses()
         assert (status.state, status.working, status.lag_events) == ("paused", False, 1)
+        assert status.lag_seconds is not None
         assert status.lag_seconds > 0
         assert seen == ["1"]
         await control.resume("all")
