@@ -6,11 +6,11 @@ import pytest
 from forge.changelog.connection import Connection, connect
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, put
-from forge.versions.errors import UnknownDocument
+from forge.versions.errors import UnknownDocument, UnknownResource
 from forge.versions.identity import change_identity
-from forge.versions.nouns import Deletion, Document, KeyChange, Upsert
+from forge.versions.nouns import Deletion, Document, KeyChange, Resource, Upsert
 from forge.versions.reading import stream
-from forge.versions.resources import declare
+from forge.versions.resources import declare, resources
 from forge.versions.stamps import newest
 from forge.versions.strategies import STRATEGIES, Strategy, use_strategy
 from tests.versions.journals import SCHOOLS, STUDENTS, journals, last_stamp
@@ -98,3 +98,20 @@ def test_of_a_revoke_and_a_grant_the_later_has_the_greater_version(
         given = grant(other, student, "ada")
     assert lost is not None
     assert given.version > lost.version
+
+
+def test_who_sees_a_resource_changes_only_where_it_is_said(versions: Connection) -> None:
+    rooms = Resource("ed-fi", "rooms")
+    declare(versions, rooms)
+    assert resources(versions)[rooms] is False
+    declare(versions, rooms, by_access=True)
+    declare(versions, rooms)
+    assert resources(versions)[rooms] is True
+    declare(versions, rooms, by_access=False)
+    assert resources(versions)[rooms] is False
+
+
+@pytest.mark.parametrize("name", ["a/b", ""])
+def test_a_name_that_would_be_another_resources(versions: Connection, name: str) -> None:
+    with pytest.raises(UnknownResource, match="cannot be a part"):
+        declare(versions, Resource("ed-fi", name))

@@ -30,6 +30,7 @@ from forge.versions.nouns import Deletion, Event, KeyChange, Page, Resource, enc
 from forge.versions.reading import LIMIT, MOST, deletes, key_changes, stream
 from forge.versions.reading import changes as changed
 from forge.versions.resources import declare as declare_resource
+from forge.versions.resources import resources
 from forge.versions.retention import Policy
 from forge.versions.retention import maintain as maintain_journals
 from forge.versions.strategies import Strategy, use_strategy
@@ -160,17 +161,19 @@ def declare(
     context: typer.Context,
     resource: Name,
     by_access: Annotated[
-        bool, typer.Option("--by-access", help="Show each document only to those who were granted access to it.")
-    ] = False,
+        bool | None,
+        typer.Option("--by-access/--open", help="Show each document only to those who were granted access, or to all."),
+    ] = None,
 ) -> None:
     """Make a resource known, so that its documents can be put; declaring it again changes only who sees them."""
     run = session(context)
     with _connection(run) as connection:
         declare_resource(connection, found := Resource.parse(resource), by_access=by_access)
+        closed = resources(connection)[found]
     if run.json:
-        run.emit({"resource": str(found), "by_access": by_access})
+        run.emit({"resource": str(found), "by_access": closed})
     else:
-        run.done(f"{found} is declared, " + ("each document shown by access" if by_access else "open to all"))
+        run.done(f"{found} is declared, " + ("each document shown by access" if closed else "open to all"))
 
 
 def available(context: typer.Context) -> None:

@@ -6,11 +6,15 @@ from forge.versions.nouns import Resource
 from forge.versions.operation import operation, sql, typed
 
 
-def declare(connection: Connection, resource: Resource, *, by_access: bool = False) -> int:
+def declare(connection: Connection, resource: Resource, *, by_access: bool | None = None) -> int:
     """Make a resource known, and say who sees its documents: all, or only those who were granted access to each.
 
-    Declaring it again changes only that; returns its number.
+    Declaring it again changes only that, and nothing unless it is said; a new one is open to all unless it is said.
+    Returns its number.
     """
+    for part in (resource.project, resource.name, resource.version):
+        if not part or "/" in part:
+            raise UnknownResource(f"{part!r} cannot be a part of a resource's name", fix="write project/name[/version]")
     with operation(connection):
         connection.execute(sql("declare"), {**_key(resource), "by_access": by_access})
         return resource_id(connection, resource)

@@ -4,9 +4,9 @@ WHERE (r.project, r.name, r.version) = (%(project)s, %(name)s, %(version)s);
 
 -- declare: A resource, if it is not known yet; by access or not, as said last.
 INSERT INTO forge_versions.resource AS r (project, name, version, by_access)
-VALUES (%(project)s, %(name)s, %(version)s, %(by_access)s)
+VALUES (%(project)s, %(name)s, %(version)s, coalesce(%(by_access)s, false))
 ON CONFLICT (project, name, version) DO UPDATE SET by_access = excluded.by_access
-WHERE r.by_access <> excluded.by_access;
+WHERE r.by_access <> excluded.by_access AND %(by_access)s::boolean IS NOT NULL;
 
 -- resources: All that were declared.
 SELECT r.project, r.name, r.version, r.by_access FROM forge_versions.resource r ORDER BY 1, 2, 3;

@@ -206,7 +206,7 @@ async def test_nothing_is_lost_when_workers_die_and_the_network_is_cut(
         await Endpoints(database).add("crm", through, secret=SECRET, allow=ALLOW, tables=["item"], timeout=1)
         processes = [await _process(database) for _ in range(2)]
         try:
-            for round in range(8):
+            for round in range(5):
                 for id in range(20):
                     connection.execute(
                         "INSERT INTO item VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET v = excluded.v",
@@ -220,7 +220,7 @@ async def test_nothing_is_lost_when_workers_die_and_the_network_is_cut(
                 victim.send_signal(signal.SIGKILL)
                 await victim.wait()
                 processes.append(await _process(database))
-            wanted = {(id, str(round)) for id in range(20) for round in range(8)}
+            wanted = {(id, str(round)) for id in range(20) for round in range(5)}
             await until(lambda: {_row(request) for request in receiver.taken} == wanted)
         finally:
             for process in processes:
@@ -230,7 +230,7 @@ async def test_nothing_is_lost_when_workers_die_and_the_network_is_cut(
         id, value = _row(request)
         if value not in order.setdefault(id, []):
             order[id].append(value)
-    assert order == {id: [str(round) for round in range(8)] for id in range(20)}
+    assert order == {id: [str(round) for round in range(5)] for id in range(20)}
     copies: dict[str, set[bytes]] = {}
     for request in receiver.taken:
         copies.setdefault(request.id, set()).add(request.body)
@@ -359,7 +359,7 @@ async def test_a_try_is_what_was_sent(
     receiver.answer = lambda request: 500
     await added(database, receiver, tries=2)
     async with node(database):
-        write(connection, *range(8))
+        write(connection, *range(5))
         letters = await _letters(database, 5)
     asked = [wire.decode(request.body).id for request in receiver.requests]
     assert all(asked.count(letter.change_id) >= 2 for letter in letters)

@@ -60,6 +60,7 @@ class OutboxNode:
         self._lags: dict[str, Lag] | None = None
         self._news = True
         self._done = 0
+        self._ending = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self, patience: float = 10.0) -> AsyncIterator[None]:
@@ -80,6 +81,7 @@ class OutboxNode:
                 task.add_done_callback(self._over)
             yield
         finally:
+            self._ending.set()
             for helper in (started, clock):
                 helper.cancel()
             for worker in self.workers:
@@ -128,7 +130,7 @@ class OutboxNode:
     async def _tick(self) -> None:
         """Have what is scheduled join the outbox when it is due."""
         backoff = Backoff()
-        while True:
+        while not self._ending.is_set():  # a statement that fails while it is cancelled hides the cancellation
             try:
                 async with await connect_async(self._url, application_name="forge outbox (clock)") as connection:
                     with self._answering(connection):
@@ -136,6 +138,8 @@ class OutboxNode:
                     backoff.reset()
                     await self._look(connection)
             except Exception as error:
+                if self._ending.is_set():
+                    return
                 delay = backoff.next()
                 _log.log(
                     logging.WARNING if isinstance(error, LOST) else logging.ERROR,
