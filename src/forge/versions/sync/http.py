@@ -52,15 +52,18 @@ class HttpSource:
             raise _misunderstood(str(error)) from None
 
     def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
-        """A page; one that is too large for the server is asked for in smaller ones, from then on."""
+        """A page; one that is too large for the server is asked for in smaller ones, and the next ones grow again."""
         while True:
             size = limit if self._most is None else builtins.min(limit, self._most)
             try:
-                return self._page(min, max, after, size)
+                found = self._page(min, max, after, size)
             except Refused as refused:
                 if refused.code != "too_large" or size == 1:
                     raise
                 self._most = size // 2
+            else:
+                self._most = None if size == limit else size * 2
+                return found
 
     def _page(self, min: int | None, max: int, after: str | None, limit: int) -> Page[Event]:
         window = {"maxChangeVersion": str(max), "limit": str(limit), **self._version}
