@@ -100,6 +100,7 @@ class Webhook:
         self._in_flight = in_flight
         self._timeout = timeout
         self._headers = _checked(headers or {})
+        self._taken = _OWN | self._headers.keys()
         self._breaker = Breaker()
         self._room = asyncio.Semaphore(in_flight)
         self._session: Any = None
@@ -234,6 +235,8 @@ class Webhook:
         """The beginning of an answer. One of 2xx counts however it ends: it is read to use the connection again."""
         told = b""
         good = response.status < 300
+        if response.content.at_eof():
+            return told
         try:
             async with asyncio.timeout(_DRAIN if good else None):
                 while len(told) < _ANSWER and (part := await response.content.read(_ANSWER)):
@@ -246,8 +249,7 @@ class Webhook:
         return told
 
     def _message_headers(self, message: Message) -> dict[str, str]:
-        taken = _OWN | {name.lower() for name in self._headers}
-        found = {name: _coded(value) for name, value in message.headers.items() if name.lower() not in taken}
+        found = {name: _coded(value) for name, value in message.headers.items() if name.lower() not in self._taken}
         found["content-type"] = message.content_type
         found["forge-topic"] = _coded(message.topic)
         found["forge-at"] = message.at.isoformat()
@@ -393,6 +395,8 @@ def _checked(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _coded(value: str) -> str:
     """A header's value: ASCII as it is, but for `%`, and the rest percent-encoded."""
+    if value.isascii() and value.isprintable() and "%" not in value:
+        return value
     return quote(value, safe=" !#$&'()*+,/:;=?@[]{}\"<>|^`")
 
 
