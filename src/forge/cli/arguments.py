@@ -1,9 +1,10 @@
 """Flags that mean the same everywhere may stand anywhere on the command line, and every command's help lists them."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import typer
 from typer.core import TyperCommand, TyperOption
 
 PANEL: Final = "Options of every command"
@@ -50,3 +51,10 @@ def _listed(param: TyperOption) -> TyperOption:
     shown.expose_value = False
     shown.rich_help_panel = PANEL
     return shown
+
+
+def add_group(app: typer.Typer, group: typer.Typer, commands: Iterable[tuple[str, Callable[..., None], str]]) -> None:
+    """Add a group of commands, each with its name and examples."""
+    for name, command, examples in commands:
+        group.command(name, cls=Command, epilog=f"Examples:\n\n{examples}")(command)
+    app.add_typer(group)

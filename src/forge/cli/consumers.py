@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from forge.cli.arguments import Command
+from forge.cli.arguments import add_group
 from forge.cli.deliveries import columns, duration, until_told
 from forge.cli.serve import check
 from forge.cli.session import Session, session
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     group.callback()(overview)
-    for name, command, examples in (
+    commands = (
         ("list", listed, "forge consumers list\n\nforge consumers list --json"),
         ("lag", lag, "forge consumers lag\n\nforge consumers lag search --json"),
         ("run", run, "forge consumers run shop:app"),
@@ -61,11 +61,8 @@ def register(app: typer.Typer) -> None:
             "forge consumers replay-dead search\n\nforge consumers replay-dead search --table orders --key 4711",
         ),
         ("forget", forget, "forge consumers forget search --yes"),
-    ):
-        group.command(name, epilog=f"Examples:\n\n{examples}")(command)
-    for registered in group.registered_commands:
-        registered.cls = Command
-    app.add_typer(group)
+    )
+    add_group(app, group, commands)
 
 
 def overview(

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from forge.cli.arguments import Command
+from forge.cli.arguments import add_group
 from forge.cli.deliveries import duration, until_told
 from forge.cli.serve import check
 from forge.cli.session import Session, session
@@ -35,18 +35,15 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for name, command, examples in (
+    commands = (
         ("list", listed, "forge outbox list\n\nforge outbox list --topic order.paid --json"),
         ("lag", lag, "forge outbox lag\n\nforge outbox lag --json"),
         ("run", run, "forge outbox run shop:app"),
         ("dead", dead, "forge outbox dead\n\nforge outbox dead --topic order.paid --json"),
         ("replay-dead", replay_dead, "forge outbox replay-dead\n\nforge outbox replay-dead --key 4711"),
         ("drop-dead", drop_dead, "forge outbox drop-dead --topic order.paid --yes"),
-    ):
-        group.command(name, epilog=f"Examples:\n\n{examples}")(command)
-    for registered in group.registered_commands:
-        registered.cls = Command
-    app.add_typer(group)
+    )
+    add_group(app, group, commands)
 
 
 def listed(context: typer.Context, topic: Topic = None, limit: Limit = 50) -> None:

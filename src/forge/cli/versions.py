@@ -17,7 +17,7 @@ from rich.text import Text
 
 from forge.backoff import Backoff
 from forge.changelog.connection import Connection, connect
-from forge.cli.arguments import Command
+from forge.cli.arguments import add_group
 from forge.cli.session import Session, session
 from forge.config import days, hide
 from forge.doctor.finding import count
@@ -91,7 +91,7 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for name, command, examples in (
+    commands = (
         ("init", init, "forge versions init\n\nforge versions init --dialect sqlserver --print | sqlcmd -I -d shop"),
         (
             "declare",
@@ -119,11 +119,8 @@ def register(app: typer.Typer) -> None:
         ),
         ("grant", grant, "forge versions grant 4711 ada"),
         ("revoke", revoke, "forge versions revoke 4711 ada"),
-    ):
-        group.command(name, epilog=f"Examples:\n\n{examples}")(command)
-    for registered in group.registered_commands:
-        registered.cls = Command
-    app.add_typer(group)
+    )
+    add_group(app, group, commands)
 
 
 def init(

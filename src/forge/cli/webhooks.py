@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from forge.cli.arguments import Command
+from forge.cli.arguments import add_group
 from forge.cli.deliveries import columns, until_told
 from forge.cli.session import Session, session
 from forge.config import seconds
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for name, command, examples in (
+    commands = (
         (
             "add",
             add,
@@ -48,11 +48,8 @@ def register(app: typer.Typer) -> None:
         ("enable", enable, "forge webhooks enable crm"),
         ("rotate", rotate, "forge webhooks rotate crm\n\nforge webhooks rotate crm --keep 1h"),
         ("remove", remove, "forge webhooks remove crm --yes"),
-    ):
-        group.command(name, epilog=f"Examples:\n\n{examples}")(command)
-    for registered in group.registered_commands:
-        registered.cls = Command
-    app.add_typer(group)
+    )
+    add_group(app, group, commands)
 
 
 def add(
