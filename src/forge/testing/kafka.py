@@ -31,6 +31,7 @@ from forge.pipeline.jars import Jar, by_ivy, by_maven, resolve
 from forge.pipeline.jars import cache as cached
 from forge.pipeline.java import need_java
 from forge.postgres.machine import free_port
+from forge.testing.ending import end
 
 PRODUCE: Final = 0
 """The number of Kafka's request to store messages."""
@@ -215,12 +216,7 @@ class KafkaBroker:
     def _end(self, how: signal.Signals) -> None:
         if self._process is None:
             return
-        self._process.send_signal(how)
-        try:
-            self._process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, how, _PATIENCE)
         self._process = None
 
     def _answers(self) -> bool:

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 from forge.errors import SourceError
 from forge.postgres.machine import free_port
+from forge.testing.ending import end
 
 MARIADB_SETTINGS: dict[str, str] = {
     "log_bin": "mysql-bin",
@@ -111,12 +112,7 @@ class MariadbServer:
     def _end(self, how: signal.Signals) -> None:
         if self._process is None:
             return
-        self._process.send_signal(how)
-        try:
-            self._process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, how, _PATIENCE)
 
     def said(self) -> str:
         """The end of its log."""
