@@ -117,7 +117,7 @@ class Webhook:
             )
         sending = _Sending(messages, time.monotonic() + BUDGET)
         start = 0
-        if self._breaker.trial() and messages:
+        if messages and self._breaker.trial():
             try:
                 await self._try(sending, [0])
             finally:
