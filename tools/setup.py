@@ -7,7 +7,9 @@ What always holds:
 - A stamp in `.venv` names the lock and the pyproject that it was made from. While both are unchanged
   nothing is done, and no network is needed.
 - System packages are only ever installed on Debian, by root. Elsewhere the missing one is named.
-- Without Java or Delta's jars all but the pipeline works, so their absence is a note and no failure.
+- Without Java or Delta's jars all but the pipeline works, and without Node.js all but the console and the browser's
+  client, so their absence is a note and no failure.
+- What is built from `clients/` is built anew when anything in there changed, and only then.
 """
 
 from __future__ import annotations
@@ -39,14 +41,20 @@ SERVERS = {
     "mariadb-server": "/usr/sbin/mariadbd",
     "redis-server": "/usr/bin/redis-server",
     "nats-server": "/usr/sbin/nats-server",
+    "chromium": "/usr/bin/chromium",
 }
-"""Debian's packages of servers that tests start themselves, and the program by which each is known to be there."""
+"""Debian's packages that tests start programs of, servers and a browser, and the program by which each is known."""
 MONGOD = VENV / "forge-mongod.stamp"
 POLICY = Path("/usr/sbin/policy-rc.d")
 """Debian asks this program whether a package may start its service."""
 JAVAS = ("openjdk-17-jre-headless", "openjdk-21-jre-headless")
 JAVA_TRIED = VENV / "forge-java.tried"
 JARS = VENV / "forge-jars.stamp"
+CLIENTS = ROOT / "clients"
+CLIENTS_BUILT = VENV / "forge-clients.stamp"
+PACKAGES_BUILT = CLIENTS / "node_modules" / "forge-packages.stamp"
+STATIC = ROOT / "src" / "forge" / "serve" / "static"
+OLDEST_NODE = 20
 OLDEST = (3, 11)
 NEWER_NAMES = ("python3.14", "python3.13", "python3.12", "python3.11")
 
@@ -335,6 +343,45 @@ def offer_jars(screen: Screen) -> None:
             screen.note(line)
 
 
+def node_version() -> int:
+    """The major version of Node.js; 0 without it or without npm."""
+    node = shutil.which("node")
+    if node is None or shutil.which("npm") is None:
+        return 0
+    return int(run([node, "--version"], "reinstall Node.js").strip().lstrip("v").partition(".")[0])
+
+
+def digest_of(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def same(stamp: Path, digest: str) -> bool:
+    return stamp.exists() and stamp.read_text() == digest
+
+
+def offer_clients(screen: Screen) -> None:
+    """The console and the browser's client are built from `clients/`, by Node.js."""
+    tests = {"dist", "node_modules", "test"}
+    files = (path for path in sorted(CLIENTS.rglob("*")) if not tests & set(path.relative_to(CLIENTS).parts))
+    sources = digest_of([path for path in files if path.is_file()])
+    if same(CLIENTS_BUILT, sources) and (STATIC / "console" / "index.html").exists():
+        return
+    if node_version() < OLDEST_NODE:
+        screen.note(f"Node.js {OLDEST_NODE} or newer is not installed: there is no console, and no /forge/client.js")
+        return
+    packages = digest_of([CLIENTS / "package-lock.json"])
+    if not same(PACKAGES_BUILT, packages):
+        with screen.step("packages of the console and the browser's client, hashes checked"):
+            run(["npm", "ci", "--prefix", str(CLIENTS)], "check the network (npm's packages), then try again")
+            PACKAGES_BUILT.write_text(packages)
+    with screen.step("console and browser's client"):
+        run(["npm", "run", "build", "--prefix", str(CLIENTS)], "look at clients/: the build failed")
+    CLIENTS_BUILT.write_text(sources)
+
+
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Two set-ups at once in one tree wait for each other."""
@@ -347,7 +394,7 @@ def alone() -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up Forge's development environment in .venv.")
     parser.add_argument(
-        "--test", action="store_true", help="also the servers of tests: PostgreSQL 15, MariaDB, Redis, NATS, mongod"
+        "--test", action="store_true", help="also what tests start: PostgreSQL 15, MariaDB, Redis, NATS, mongod, Chromium"
     )
     parser.add_argument("--quiet", action="store_true", help="say nothing when there is nothing to do")
     options = parser.parse_args()
@@ -360,6 +407,7 @@ def main() -> int:
                 install(screen)
             offer_java(screen)
             offer_jars(screen)
+            offer_clients(screen)
             if options.test:
                 offer_postgresql_15(screen)
                 offer_servers(screen)
