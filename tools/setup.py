@@ -364,9 +364,9 @@ def same(stamp: Path, digest: str) -> bool:
 
 def offer_clients(screen: Screen) -> None:
     """The console and the browser's client are built from `clients/`, by Node.js."""
-    tests = {"dist", "node_modules", "test"}
-    files = (path for path in sorted(CLIENTS.rglob("*")) if not tests & set(path.relative_to(CLIENTS).parts))
-    sources = digest_of([path for path in files if path.is_file()])
+    kinds = ("*.json", "*.ts", "typescript/*.*", "typescript/src/**/*", "console/*.*", "console/src/**/*")
+    found = {path for kind in kinds for path in CLIENTS.glob(kind) if path.is_file()}
+    sources = digest_of(sorted(found))
     if same(CLIENTS_BUILT, sources) and (STATIC / "console" / "index.html").exists():
         return
     if node_version() < OLDEST_NODE:
@@ -394,7 +394,9 @@ def alone() -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up Forge's development environment in .venv.")
     parser.add_argument(
-        "--test", action="store_true", help="also what tests start: PostgreSQL 15, MariaDB, Redis, NATS, mongod, Chromium"
+        "--test",
+        action="store_true",
+        help="also what tests start: PostgreSQL 15, MariaDB, Redis, NATS, mongod, a browser",
     )
     parser.add_argument("--quiet", action="store_true", help="say nothing when there is nothing to do")
     options = parser.parse_args()
