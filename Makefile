@@ -27,8 +27,7 @@ demo: ready ## run a small shop on an embedded PostgreSQL and watch its changes 
 	@$(BIN)/forge demo $(if $(SECONDS),--seconds $(SECONDS))
 
 test: ready-to-test ## run all tests, on real servers that they start themselves (ARGS="-k name" to choose)
-	$(PYTEST) -m "not long" --ignore tests/pipeline $(ARGS)
-	$(BIN)/pytest -m "not long" tests/pipeline $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python tools/tests.py $(PYTEST) -- $(ARGS)
 
 long: ready-to-test ## run the tests that take minutes each, one after the other: the pipeline's, slow consumers
 	$(BIN)/pytest -m long --timeout 1200 $(ARGS)
@@ -39,6 +38,7 @@ check: ready ## lint, format, types, the import arrows of the architecture and t
 	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/links.py
+	@if [ -d clients/node_modules ]; then npm run check --prefix clients; else echo "the types of clients/ need Node.js"; fi
 
 bench: ready ## measure speed, each figure beside its target
 	$(BIN)/python -m benchmarks $(ARGS)
