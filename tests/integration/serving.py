@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp
 
 from forge.app import Forge
 from forge.serve.node import Node
@@ -91,11 +92,11 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(app: Forge) -> AsyncIterator[Served]:
-    """The application, served while the block lasts."""
+async def serving(app: Forge, asgi: ASGIApp | None = None) -> AsyncIterator[Served]:
+    """The application, served while the block lasts; by `asgi`, where that leads to it."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", ws="websockets-sansio", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(asgi or app, log_level="warning", ws="websockets-sansio", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server._serve([listening]))
