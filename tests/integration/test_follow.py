@@ -786,3 +786,43 @@ async def test_forge_taken_from_the_database_is_said(database: str, connection: 
 
 
 _LISTENERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+
+
+@pytest.mark.parametrize("ending", ["closed", "cancelled"])
+async def test_a_follower_ends_though_its_connections_fail_meanwhile(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    orders(connection)
+    begun = asyncio.Event()
+    failures: list[str] = []
+
+    leave = Pace.__aexit__
+
+    async def fail(self: Pace, *details: object) -> None:
+        await leave(self, *details)
+        failures.append(ending)
+        raise OSError("the network went while it was ended")
+
+    monkeypatch.setattr(Pace, "__aexit__", fail)
+
+    async def consume() -> None:
+        async with aclosing(follow(database, after=await now(database), wakeup="auto")) as batches:
+            async for _ in batches:
+                begun.set()
+                if ending == "closed":
+                    return
+
+    consuming = asyncio.create_task(consume())
+    for id in range(200):
+        add(connection, id)
+        await asyncio.sleep(0.05)
+        if begun.is_set():
+            break
+    if ending == "cancelled":
+        consuming.cancel()
+    async with asyncio.timeout(SOON):
+        await asyncio.wait([consuming])
+    assert consuming.cancelled() is (ending == "cancelled")
+    assert failures == [ending]
+    if ending == "closed":
+        consuming.result()

@@ -99,6 +99,8 @@ async def follow(
             OSError,
             TimeoutError,
         ) as error:
+            if _closed(error):
+                return
             if started is None:  # the very first connection: a person wants to know rather than wait
                 raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
             delay = backoff.next()
@@ -106,6 +108,16 @@ async def follow(
             await asyncio.sleep(delay)
         except psycopg.ProgrammingError as error:  # Forge itself is gone from the database
             raise translate(error) or error from error
+
+
+def _closed(error: BaseException | None) -> bool:
+    """Whether it failed in ending what its consumer had closed; a task that is being cancelled goes on being so."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
+    while error is not None and not isinstance(error, GeneratorExit):
+        error = error.__context__
+    return error is not None
 
 
 def _line(error: Exception) -> str:
