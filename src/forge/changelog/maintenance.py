@@ -42,6 +42,7 @@ from forge.errors import ConfigError, ServerError
 
 GRACE: Final = timedelta(hours=1)
 PAYLOADS_KEPT: Final = timedelta(days=1)
+KEYS_KEPT: Final = timedelta(days=7)
 
 _LOCK_TIMEOUT: Final = "100ms"
 _BATCH: Final = 1000
@@ -260,6 +261,8 @@ class Keeper:
             self._batches(_TRIM_BARRIERS, before=_midnight(spared))
         with self._step(report, "inbox"):
             self._batches(_TRIM_INBOX, before=_midnight(spared))
+        with self._step(report, "mutation keys"):
+            self._batches(_TRIM_KEYS, before=now - KEYS_KEPT)
         with self._step(report, "payloads"):
             report.trimmed_payloads = self._batches(_TRIM_PAYLOADS, before=now - PAYLOADS_KEPT)
         with self._step(report, "instants"):
@@ -522,6 +525,13 @@ _TRIM_INBOX: Final = """
     WITH gone AS (
         DELETE FROM forge.inbox WHERE (consumer, id) IN (
             SELECT consumer, id FROM forge.inbox WHERE at < %(before)s ORDER BY at LIMIT %(batch)s) RETURNING 1
+    )
+    SELECT count(*) FROM gone"""
+
+_TRIM_KEYS: Final = """
+    WITH gone AS (
+        DELETE FROM forge.mutation_key WHERE (caller, key) IN (
+            SELECT caller, key FROM forge.mutation_key WHERE at < %(before)s ORDER BY at LIMIT %(batch)s) RETURNING 1
     )
     SELECT count(*) FROM gone"""
 

@@ -7,7 +7,8 @@ that it cannot show less than this one did.
 
 A mutation runs in one transaction with its context set (who, which function, which trace), and is tried again when the
 server says that it lost a race (serialization failure, deadlock). Its answer has the number of its transaction: the
-push whose snapshot shows that number is the one that contains it.
+push whose snapshot shows that number is the one that contains it. A call that may come twice has a `Once`, which knows
+what it was answered the first time.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import psycopg
@@ -44,8 +45,9 @@ _REPLICA: Final = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_
 MOST_WRITTEN: Final = 1000
 """Rows of a mutation that are looked at to know its tables."""
 _NUMBER: Final = "SELECT pg_current_xact_id_if_assigned()::text"
-# Whatever is deferred runs now, as whoever it is; then the log is read as Forge, never by scanning it.
-_SETTLED: Final = "SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE; SET LOCAL enable_seqscan = off"
+# Whatever is deferred runs now, as whoever it is; what follows is done as Forge.
+_SETTLED: Final = "SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE"
+_UNSCANNED: Final = "SET LOCAL enable_seqscan = off"
 _WRITTEN: Final = f"""
     SELECT pg_current_xact_id_if_assigned()::text,
            coalesce(array_agg(DISTINCT v.schema_name || '.' || v.table_name), '{{}}'), count(*)
@@ -84,6 +86,18 @@ class Answer(msgspec.Struct, frozen=True):
     xid: str | None
     tables: frozenset[str] | None = None
     """The tracked tables that it wrote, where that was asked for and they are not too many rows."""
+    repeated: bool = False
+    """Whether it is the answer of an earlier call, and nothing was run."""
+
+
+class Once(Protocol):
+    """What makes a mutation run once however often it is called. Both are asked in the mutation's transaction."""
+
+    async def known(self, connection: AsyncConnection, /) -> Answer | None:
+        """The answer of an earlier call; None if there was none, and then there is no other until this one ends."""
+
+    async def keep(self, connection: AsyncConnection, answer: Answer, /) -> None:
+        """Keep the answer; a unique violation if another call was quicker."""
 
 
 class Runner:
@@ -241,12 +255,13 @@ class Runner:
         auth: Auth,
         trace: str | None = None,
         finish: Callable[[Any], Any] = lambda value: value,
+        once: Once | None = None,
     ) -> Answer:
         """Run a mutation in one transaction. `finish` makes the answer of what it returned; if it fails, all does."""
         for tried in range(1, TRIES + 1):
             try:
                 async with self._errors(), self._primary.connection() as connection:
-                    return await self._mutate(connection, mutation, arguments, auth, trace, finish)
+                    return await self._mutate(connection, mutation, arguments, auth, trace, finish, once)
             except _Again as again:
                 if tried == TRIES:
                     raise QueryFailed(f"{mutation.name} lost every race: {again}", fix="try again") from again
@@ -261,23 +276,35 @@ class Runner:
         auth: Auth,
         trace: str | None,
         finish: Callable[[Any], Any],
+        once: Once | None,
     ) -> Answer:
         async with transaction(connection, user_id=auth.user, function_name=mutation.name, trace_id=trace):
+            if once is not None:
+                async with self._in_time(mutation.name):
+                    known = await once.known(connection)
+                if known is not None:
+                    return known
             for statement in _identity(auth):
                 await connection.execute(statement)
             async with self._in_time(mutation.name):
                 value = finish(await mutation.function(Context(Db(connection, arguments), auth), **arguments))
-            xid, tables = await self._written(connection)
-        if xid is not None and self.on_commit is not None:
-            self.on_commit(int(xid), tables)
-        return Answer(value, xid, tables)
+            answer = Answer(value, *await self._written(connection))
+            if once is not None:
+                await connection.execute(_SETTLED)
+                try:
+                    await once.keep(connection, answer)
+                except psycopg.errors.UniqueViolation as error:  # in a snapshot from before the other call's end
+                    raise _Again(_line(error)) from error
+        if answer.xid is not None and self.on_commit is not None:
+            self.on_commit(int(answer.xid), answer.tables)
+        return answer
 
     async def _written(self, connection: AsyncConnection) -> tuple[str | None, frozenset[str] | None]:
         """The transaction's number, and which tables it wrote if somebody wants to know; nothing is written after."""
         if self.on_commit is None:
             row = await (await connection.execute(_NUMBER)).fetchone()
             return row[0] if row else None, None
-        await connection.execute(_SETTLED)
+        await connection.execute(f"{_SETTLED}; {_UNSCANNED}")  # the log is never read by scanning it
         row = await (await connection.execute(_WRITTEN, prepare=True)).fetchone()
         assert row is not None
         xid, tables, rows = row

@@ -117,9 +117,15 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
 
     middleware = []
     if origins:
-        headers = ["authorization", "content-type", "forge-after", "last-event-id", "traceparent"]
+        headers = ["authorization", "content-type", "forge-after", "idempotency-key", "last-event-id", "traceparent"]
         middleware.append(
-            Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=headers)
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=headers,
+                expose_headers=["forge-cache", "forge-repeated", "retry-after"],
+            )
         )
     return Starlette(
         routes=[

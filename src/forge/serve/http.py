@@ -106,8 +106,11 @@ class Routes:
         async def answer(identity: Identity, body: bytes) -> Response:
             arguments = _decoded(body) if body else {}
             trace = _trace(request.headers.get("traceparent"))
-            result, answer = await self.node.mutate(request.path_params["name"], arguments, identity, trace)
-            return as_json(b"{" + fields(xid=answer.xid)[:-1] + b',"result":' + result.json() + b"}")
+            key = request.headers.get("idempotency-key")
+            result, answer = await self.node.mutate(request.path_params["name"], arguments, identity, trace, key)
+            repeated = {"forge-repeated": "true"} if answer.repeated else {}
+            head = fields(xid=answer.xid)[:-1]
+            return as_json(b"{" + head + b',"result":' + result.json() + b"}", headers=repeated)
 
         return await self._answered(request, answer)
 

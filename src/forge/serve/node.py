@@ -31,6 +31,7 @@ from forge.serve.channels import Channels
 from forge.serve.limits import Gate, Hold, Limits
 from forge.serve.messages import Frame, fields
 from forge.serve.metrics import Instruments
+from forge.serve.once import Once
 from forge.serve.session import Mode, Session, Subscription
 from forge.serve.traces import trace_push
 from forge.track.cache.keeper import Shown
@@ -273,12 +274,19 @@ class Node:
         value = await past.ask(self.reactor.url, call, at)
         return encode(value, key=call.query.key, most=self.reactor.settings.max_result_bytes)
 
-    async def mutate(self, name: str, arguments: Any, identity: Identity, trace: str | None) -> tuple[Result, Answer]:
-        """Run a mutation."""
+    async def mutate(
+        self, name: str, arguments: Any, identity: Identity, trace: str | None, key: str | None = None
+    ) -> tuple[Result, Answer]:
+        """Run a mutation; with a key, once however often it is asked."""
         mutation, checked = self.registry.change(name, arguments)
         most = self.reactor.settings.max_result_bytes
         answer = await self.reactor.runner.mutate(
-            mutation, checked, identity.auth, trace, finish=lambda value: encode(value, most=most)
+            mutation,
+            checked,
+            identity.auth,
+            trace,
+            finish=lambda value: encode(value, most=most),
+            once=None if key is None else Once(key, name, checked, identity.auth),
         )
         return answer.value, answer
 

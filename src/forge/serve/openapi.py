@@ -241,9 +241,15 @@ class _Paths:
             f"/forge/mutation/{quote(mutation.name, safe='')}",
             f"mutation:{mutation.name}",
             _summary(mutation, f"Run {mutation.name} in one transaction."),
-            self._answers(MutationBody, 400, 401, 403, 404, 413, 422, 429, 500, 503),
+            {**self._answers(MutationBody, 400, 401, 403, 404, 413, 422, 429, 500, 503), "200": self._repeatable()},
+            parameters=[_ONCE],
             requestBody=_request(arguments, required=_needs_arguments(mutation)),
         )
+
+    def _repeatable(self) -> Object:
+        told = {"description": "The answer of an earlier call with the same key.", "schema": {"const": "true"}}
+        answer = _answer(_first_line(MutationBody.__doc__ or ""), self._bodies[MutationBody])
+        return {**answer, "headers": {"Forge-Repeated": told}}
 
     def fixed(self) -> None:
         """What every application has."""
@@ -407,6 +413,13 @@ _AFTER: Final = {
     "required": False,
     "description": "Transactions that the result must show: the `xid` of a mutation's answer, or several with commas.",
     "schema": {"type": "string", "pattern": "^~?[0-9]{1,20}(,~?[0-9]{1,20}){0,63}$"},
+}
+_ONCE: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "A name for this call: sent again within 7 days, it is answered again and does not run again.",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
 }
 _MODE: Final = {
     "name": "mode",

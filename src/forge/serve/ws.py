@@ -46,6 +46,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     channel: str | None = None
     data: Any = None
     after: str | None = None
+    key: str | None = None
 
 
 class Socket:
@@ -171,10 +172,12 @@ class Socket:
                 head, body = fields(id=message.id, hash=shown.hash, snapshot=shown.snapshot), shown.value
             else:
                 known = self._after
-                result, answer = await self._node.mutate(_given(message.mutation), message.args, identity, None)
-                if answer.xid is not None:
-                    self._after = self._after.superseded(known, int(answer.xid))
-                head, body = fields(id=message.id, xid=answer.xid), result.json()
+                mutation = _given(message.mutation)
+                result, answer = await self._node.mutate(mutation, message.args, identity, None, message.key)
+                if answer.xid is not None:  # one from before may not show what was acknowledged since
+                    self._after = self._after.superseded(NOW if answer.repeated else known, int(answer.xid))
+                repeated = {"repeated": True} if answer.repeated else {}
+                head, body = fields(id=message.id, xid=answer.xid, **repeated), result.json()
             await session.room()  # a client that does not read has its calls wait
             session.send(Frame("answer", head[:-1] + b',"result":' + body + b"}"))
         except ForgeError as error:
