@@ -38,6 +38,7 @@ from forge.changelog.decode import SOURCE_KIND
 from forge.changelog.follow import Ears, Wakeup, follow
 from forge.changelog.queries import queries, query
 from forge.changelog.reader import PAGE, Reader
+from forge.closing import Closing
 from forge.config import hide
 from forge.cursor import Cursor, Snapshot
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ServerError
@@ -119,7 +120,7 @@ class LogSource:
         """The rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
         place = None if after is None else _Place.parse(after)
         await self._check()
-        connected, backoff = False, Backoff()
+        connected, backoff, closing = False, Backoff(), Closing()
         while True:
             try:
                 async with _Tables.open(self._url, self._filter) as tables:
@@ -127,12 +128,15 @@ class LogSource:
                     place = place or await tables.begin()
                     async with aclosing(tables.batches(place)) as batches:
                         async for batch in batches:
-                            yield self._left.batch(batch)
+                            with closing:
+                                yield self._left.batch(batch)
                             place = _Place.parse(batch.cursor)
                             backoff.reset()
                 yield Batch((), str(place.cursor))
                 return
             except _LOST as error:
+                if closing.ends(error):
+                    return
                 if not connected:
                     raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
                 delay = backoff.next()

@@ -22,6 +22,7 @@ from forge.changelog.connection import AsyncConnection, answering, connect_async
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.wakeup import CHANNEL, Load, Protocol, Step, listener, pacemaker
+from forge.closing import Closing
 from forge.cursor import Cursor
 from forge.errors import ServerError
 
@@ -65,7 +66,7 @@ async def follow(
     """
     cursor, kept = after, after
     started: object = None
-    backoff = Backoff()
+    backoff, closing = Backoff(), Closing()
     while True:
         try:
             async with AsyncExitStack() as stack:
@@ -87,7 +88,8 @@ async def follow(
                         if batch.changes:
                             node.handing_over()
                             try:
-                                yield batch
+                                with closing:
+                                    yield batch
                             finally:
                                 node.handed_over()
                         if on_read is not None:
@@ -99,7 +101,7 @@ async def follow(
             OSError,
             TimeoutError,
         ) as error:
-            if _closed(error):
+            if closing.ends(error):
                 return
             if started is None:  # the very first connection: a person wants to know rather than wait
                 raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
@@ -108,16 +110,6 @@ async def follow(
             await asyncio.sleep(delay)
         except psycopg.ProgrammingError as error:  # Forge itself is gone from the database
             raise translate(error) or error from error
-
-
-def _closed(error: BaseException | None) -> bool:
-    """Whether it failed in ending what its consumer had closed; a task that is being cancelled goes on being so."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError from error
-    while error is not None and not isinstance(error, GeneratorExit):
-        error = error.__context__
-    return error is not None
 
 
 def _line(error: Exception) -> str:

@@ -25,6 +25,7 @@ from forge.capture.mysql.tail import PAUSES, Reading, Tail, place_order, resumed
 from forge.capture.mysql.view import View
 from forge.capture.source import Batch, Status
 from forge.change import Change
+from forge.closing import Closing
 from forge.errors import CursorInvalid
 from forge.values import Column
 
@@ -137,7 +138,7 @@ class MysqlSource:
         cursor = Cursor.parse(after) if after is not None else None
         if cursor is not None and cursor.progress is None:
             raise CursorInvalid("the cursor stands behind a snapshot", fix="go on with stream(after)")
-        backoff = Backoff(*PAUSES)
+        backoff, closing = Backoff(*PAUSES), Closing()
         begun = after is not None
         while True:
             try:
@@ -146,9 +147,12 @@ class MysqlSource:
                         cursor = Cursor.parse(batch.cursor)
                         begun = True
                         backoff.reset()
-                        yield batch
+                        with closing:
+                            yield batch
                 return
             except (Unreachable, OSError, _Again) as error:
+                if closing.ends(error):
+                    return
                 if not begun or backoff.spent:
                     raise error.error if isinstance(error, _Again) else error from None
             await asyncio.sleep(backoff.next())

@@ -30,6 +30,7 @@ from forge.capture.wal.slot import Limits, explain, sql
 from forge.capture.wal.snapshot import Page, Rows, flushed, take
 from forge.capture.wal.upstream import Upstream, end_of_wal
 from forge.changelog.connection import translate
+from forge.closing import Closing
 from forge.cursor import Snapshot, wal_position
 from forge.errors import (
     CursorInvalid,
@@ -127,7 +128,7 @@ class WalSource:
         """What is committed after the cursor, or from now on, for ever."""
         self._filter.check()
         place = None if after is None else _outside(after)
-        connected, backoff = False, Backoff()
+        connected, backoff, closing = False, Backoff(), Closing()
         while True:
             try:
                 async with self._upstream.session(place, self._again, self._read_again) as session:
@@ -136,7 +137,8 @@ class WalSource:
                         async with aclosing(session.batches()) as batches:
                             async for batch in batches:
                                 backoff.reset()
-                                yield batch
+                                with closing:
+                                    yield batch
                     finally:
                         place = session.resume
             except SlotInUse:
@@ -144,6 +146,8 @@ class WalSource:
                     raise
                 await _pause(backoff, "another process holds the slot")
             except _LOST as error:
+                if closing.ends(error):
+                    return
                 found = explain(error, self._upstream.slot or "") if isinstance(error, psycopg.Error) else None
                 if found is not None and not isinstance(found, SlotInUse):
                     raise found from error
@@ -161,7 +165,7 @@ class WalSource:
         """
         self._filter.check()
         place = None if after is None else _inside(after)
-        connected, backoff = False, Backoff()
+        connected, backoff, closing = False, Backoff(), Closing()
         while True:
             try:
                 async with aclosing(self._snapshot(place)) as batches:
@@ -169,9 +173,12 @@ class WalSource:
                         connected = True
                         backoff.reset()
                         place = Place.parse(batch.cursor)
-                        yield batch
+                        with closing:
+                            yield batch
                 return
             except _LOST as error:
+                if closing.ends(error):
+                    return
                 if not connected:
                     found = explain(error, self._upstream.slot or "") if isinstance(error, psycopg.Error) else None
                     raise found or (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
