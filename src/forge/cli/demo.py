@@ -1,4 +1,4 @@
-"""`forge demo`: a small shop, its traffic, and the live feed of its changes."""
+"""`forge demo`: a small shop, its traffic, its page, the console, and the live feed of its changes."""
 
 import asyncio
 from typing import Annotated
@@ -11,7 +11,8 @@ from forge.cli.session import session
 from forge.config import hide
 from forge.database import database
 from forge.demo import Demo, Options
-from forge.demo.lake import unavailable
+from forge.demo import lake as lakes
+from forge.demo import page as pages
 from forge.demo.shop import SCHEMA, STEPS, TABLES
 from forge.feed import Feed
 
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         "demo",
         epilog="Examples:\n\nforge demo\n\nforge demo --seconds 20 --rate 50\n\n"
+        "forge demo --port 9000 --no-open\n\n"
         "forge demo --database-url postgresql://localhost/scratch",
     )(demo)
 
@@ -34,8 +36,13 @@ def demo(
     lake: Annotated[
         bool, typer.Option("--lake/--no-lake", help="Keep a lake beside the shop, where Spark can.")
     ] = True,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Serve the shop's page and the console.")] = True,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Where they are served: 8710, or a free one, unless given.")
+    ] = None,
+    open: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser, where one is.")] = True,
 ) -> None:
-    """Run a small shop on the embedded PostgreSQL and watch its changes live.
+    """Run a small shop on the embedded PostgreSQL and watch its changes live: on its page, in the console, and here.
 
     The shop goes into a schema `shop`. Another server is used only when --database-url names it.
     """
@@ -43,12 +50,21 @@ def demo(
     config = run.config
     if config.origins.get("database_url") != "--database-url":
         config = msgspec.structs.replace(config, database_url=None)
-    missing = unavailable() if lake else None
-    path = config.data.resolve() / "lake" if lake and missing is None else None
+    no_lake = lakes.unavailable() if lake else None
+    no_page = pages.unavailable() if page else None
+    path = config.data.resolve() / "lake" if lake and no_lake is None else None
     with database(config, create=True) as found:
         width = run.out.width if run.out.is_terminal else None
         feed = Feed(colour=run.colour, width=width, schema=SCHEMA, key=KEY_WIDTH)
-        show = Demo(found.url, config, feed, Options(seconds, rate, run.json, path))
+        options = Options(seconds, rate, run.json, path, page and no_page is None, port)
+
+        def opened(url: str) -> None:
+            if not run.json:
+                run.show(Text.assemble("live page  ", (url, "bold"), "        console  ", (f"{url}/console", "bold")))
+                if open:
+                    pages.show(url)
+
+        show = Demo(found.url, config, feed, options, opened)
         with run.progress(STEPS) as bar:
             version = show.prepare(bar.step)
         if not run.json:
@@ -56,8 +72,8 @@ def demo(
             run.done(
                 f"PostgreSQL {version} {where}", f"{len(TABLES)} tables tracked", *([f"lake at {path}"] if path else [])
             )
-            if missing is not None:
-                run.note(missing)
+            for problem in filter(None, (no_lake, no_page)):
+                run.note(problem)
         summary = asyncio.run(show.run())
     if run.json:
         run.emit({**msgspec.to_builtins(summary), "whole": summary.whole})

@@ -1,4 +1,4 @@
-"""The demo as a whole: traffic, maintenance and the feed in one process, until told to stop.
+"""The demo as a whole: traffic, the shop's page, maintenance and the feed in one process, until told to stop.
 
 The end is in order: writers finish their transactions, the feed catches up, and only then are the numbers compared.
 """
@@ -10,8 +10,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ from forge.changelog.maintenance import Policy, maintain
 from forge.changelog.reader import Reader
 from forge.config import Config
 from forge.cursor import Cursor
-from forge.demo import shop, traffic
+from forge.demo import page, shop, traffic
 from forge.demo.lake import LakeBeside
 from forge.demo.summary import LakeState, Summary, percentiles
 from forge.feed import Feed
@@ -43,23 +43,29 @@ _COUNT: Final = (
 class Options(msgspec.Struct, frozen=True):
     """How long the demo runs (None: until it is stopped), how many transactions a second, and whether it prints.
 
-    `lake` is where a lake is kept beside the shop; None for none.
+    `lake` is where a lake is kept beside the shop, None for none; `page` whether the shop's page and the console are
+    served, at `port`, or at any that is free.
     """
 
     seconds: float | None = None
     rate: float = 6.0
     quiet: bool = False
     lake: Path | None = None
+    page: bool = False
+    port: int | None = None
 
 
 class Demo:
-    """One run. `prepare` comes first, then `run`."""
+    """One run. `prepare` comes first, then `run`; `opened` is told where the page is, once it is served."""
 
-    def __init__(self, url: str, config: Config, feed: Feed, options: Options) -> None:
+    def __init__(
+        self, url: str, config: Config, feed: Feed, options: Options, opened: Callable[[str], object] = lambda url: None
+    ) -> None:
         self._url = url
         self._config = config
         self._feed = feed
         self._options = options
+        self._opened = opened
         self._name = f"forge demo {secrets.token_hex(4)}"
         self._stop = asyncio.Event()
         self._progress = asyncio.Event()
@@ -83,11 +89,10 @@ class Demo:
         try:
             async with Reader.open(self._url) as reader:
                 start = await reader.now()
-            async with asyncio.TaskGroup() as group:
-                background = [
-                    group.create_task(self._watch(start)),
-                    group.create_task(maintain(self._url, self._policy())),
-                ]
+            async with self._served(), asyncio.TaskGroup() as group:
+                background = [group.create_task(self._watch(start))]
+                if not self._options.page:  # else the application looks after the log
+                    background.append(group.create_task(maintain(self._url, self._policy())))
                 if self._lake is not None:
                     background.append(group.create_task(self._lake.follow()))
                 writers = [group.create_task(self._write(number)) for number in range(WORKERS)]
@@ -115,6 +120,19 @@ class Demo:
             p95_ms=p95,
             lake=lake,
         )
+
+    @asynccontextmanager
+    async def _served(self) -> AsyncIterator[None]:
+        """The page and the console, while the block lasts."""
+        if not self._options.page:
+            yield
+            return
+        from forge.demo.app import application
+
+        shown = page.Page(application(self._url))
+        async with page.serving(shown, page.listen(self._options.port)) as url:
+            self._opened(url)
+            yield
 
     async def _lake_at_the_end(self) -> LakeState | None:
         """What the lake has come to, once it has all that was written."""

@@ -1,0 +1,74 @@
+// What the shop's windows share: the client, a keyed list that shows rows where they are, and how late a push was.
+import { createClient } from "/forge/client.js";
+
+export const client = createClient({ url: location.origin });
+
+/** Milliseconds from the write that caused this state to now; both clocks are this machine's. */
+export function late(state) {
+  const cause = state.cause?.[0];
+  return cause ? Math.max(0, Date.now() - Date.parse(cause.at)) : undefined;
+}
+
+/** Say in the window's corner how the connection is, and how long the last change took to get here. */
+export function tell(state) {
+  const when = document.getElementById("when");
+  when.dataset.status = state.status;
+  const ms = state.status === "live" ? late(state) : undefined;
+  if (state.status !== "live") when.textContent = state.status;
+  else if (ms !== undefined && ms < 5_000) when.textContent = `${ms.toFixed(0)} ms after the write`;
+  else if (when.textContent === "connecting") when.textContent = "live";
+}
+
+/** Ask for something, show what the window expects of it at once, and say why when it was refused. */
+export async function act(name, args, live, expected) {
+  const refused = document.getElementById("refused");
+  try {
+    await client.mutate(name, args, { optimistic: (tx) => tx.update(live, expected) });
+    refused.hidden = true;
+  } catch (error) {
+    refused.textContent = `Taken back: ${error.message}`;
+    refused.hidden = false;
+  }
+}
+
+/**
+ * A list with one element a row, by `id`: `make` builds it, `fill` puts a row's values in and says what changed.
+ * Elements of rows that stay are kept, so nothing flickers and the focus stays where it is.
+ */
+export function keyed(list, make, fill) {
+  const shown = new Map();
+  return (rows = []) => {
+    const wanted = new Set(rows.map((row) => row.id));
+    for (const [id, item] of shown) {
+      if (!wanted.has(id)) {
+        item.element.remove();
+        shown.delete(id);
+      }
+    }
+    rows.forEach((row, place) => {
+      const item = shown.get(row.id) ?? { element: make(row), row: undefined };
+      if (item.row !== row) {
+        fill(item.element, row, item.row);
+        if (item.row !== undefined || shown.size > 0) flash(item.element);
+        item.row = row;
+      }
+      shown.set(row.id, item);
+      if (list.children[place] !== item.element) list.insertBefore(item.element, list.children[place] ?? null);
+    });
+  };
+}
+
+/** Mark for a moment what has just changed. */
+export function flash(element) {
+  element.classList.remove("changed");
+  void element.offsetWidth; // else the animation would not begin anew
+  element.classList.add("changed");
+}
+
+/** An element with a class and a text. */
+export function el(tag, name = "", text = "") {
+  const made = document.createElement(tag);
+  made.className = name;
+  made.textContent = text;
+  return made;
+}
