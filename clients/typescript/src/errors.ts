@@ -1,0 +1,107 @@
+/**
+ * What can go wrong for a client of a Forge server: one class, whose `kind` says what to make of it.
+ *
+ * An error that the server told has the server's `code` (one word, stable) and `fix`, and the HTTP `status` where there
+ * was one. An error goes to another tab as `toJSON` gives it, and comes out of `ForgeError.of` as it was.
+ */
+
+export type Kind =
+  /** No connection, or no answer in time. */
+  | "unreachable"
+  /** The server does not do it, and would not do it later either. */
+  | "refused"
+  /** The token is missing, expired, revoked or not valid here. */
+  | "unauthorized"
+  /** A limit is reached; `retryAfter` says when to try again. */
+  | "too_many"
+  /** The server could not do it this time. */
+  | "failed"
+  /** What answers is no Forge server, or stands before it. */
+  | "not_forge"
+  /** A result does not have the hash that the server says it has. */
+  | "mismatch"
+  /** What came cannot be read. */
+  | "protocol"
+  /** The client was closed. */
+  | "closed";
+
+export interface ErrorFields {
+  readonly kind: Kind;
+  readonly message: string;
+  readonly fix: string;
+  readonly code: string;
+  readonly status?: number | undefined;
+  /** Seconds. */
+  readonly retryAfter?: number | undefined;
+}
+
+export class ForgeError extends Error implements ErrorFields {
+  override readonly name = "ForgeError";
+  readonly kind: Kind;
+  readonly fix: string;
+  readonly code: string;
+  readonly status: number | undefined;
+  readonly retryAfter: number | undefined;
+
+  constructor(kind: Kind, message: string, fix: string, more: Partial<ErrorFields> = {}) {
+    super(message);
+    this.kind = kind;
+    this.fix = fix;
+    this.code = more.code ?? kind;
+    this.status = more.status;
+    this.retryAfter = more.retryAfter;
+  }
+
+  static of(fields: ErrorFields): ForgeError {
+    return new ForgeError(fields.kind, fields.message, fields.fix, fields);
+  }
+
+  toJSON(): ErrorFields {
+    const { kind, message, fix, code, status, retryAfter } = this;
+    return { kind, message, fix, code, status, retryAfter };
+  }
+}
+
+/** What the server tells of an error, in an event or as the body of an answer. */
+export interface Told {
+  readonly code?: string;
+  readonly message?: string;
+  readonly fix?: string;
+  readonly retry_after_secs?: number;
+}
+
+/** The error that the server told, by its status, or by its code where it has none. */
+export function told(error: Told, status?: number): ForgeError {
+  const { code = "failed", message = "the server failed", fix = "see the server's log" } = error;
+  return new ForgeError(kindOf(code, status), message, fix, { code, status, retryAfter: error.retry_after_secs });
+}
+
+function kindOf(code: string, status: number | undefined): Kind {
+  if (status === 401 || code === "auth_failed") return "unauthorized";
+  if (status === 429 || code === "too_many") return "too_many";
+  if (code === "server_error" || code === "failed" || code === "unexpected" || (status ?? 0) >= 500) return "failed";
+  return code === "not_forge" ? "not_forge" : "refused";
+}
+
+/** Any thrown value as a ForgeError; what fetch throws means that nobody answered. */
+export function asError(thrown: unknown): ForgeError {
+  if (thrown instanceof ForgeError) return thrown;
+  return unreachable(thrown instanceof Error ? thrown.message : String(thrown));
+}
+
+export function unreachable(reason: string): ForgeError {
+  return new ForgeError("unreachable", `the server cannot be reached: ${reason}`, "see that it runs and the URL is right");
+}
+
+export function mismatch(message: string): ForgeError {
+  return new ForgeError("mismatch", message, "see that nothing on the way changes what the server sends");
+}
+
+export function malformed(reason: string): ForgeError {
+  const message = `the server sent what cannot be read: ${reason.slice(0, 200)}`;
+  return new ForgeError("protocol", message, "use client and server of one version");
+}
+
+export function closed(): ForgeError {
+  return new ForgeError("closed", "the client was closed", "make a new client");
+}

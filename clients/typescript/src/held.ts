@@ -1,0 +1,122 @@
+/**
+ * A result as a client holds it: the line of each row as it was sent, and the hash over them.
+ *
+ * In come the messages of a subscription, out comes the next result; one whose hash is not the one that the server told
+ * is never returned, but thrown as a mismatch. A row whose line did not change is the same object as before.
+ */
+
+import { mismatch } from "./errors";
+import { sha256 } from "./sha256";
+import type { Cause, Delta, Whole } from "./upstream";
+import { decodeRow, parse } from "./values";
+
+const DIGITS = 32;
+
+/** A line, and what it says, read when it is first needed. */
+class Row {
+  readonly line: string;
+  #key: string | undefined;
+  #value: unknown;
+  #read = false;
+
+  constructor(line: string) {
+    this.line = line;
+  }
+
+  get value(): unknown {
+    if (!this.#read) this.#open([]);
+    return this.#value;
+  }
+
+  /** The values of these columns as JSON; the columns are the same each time. */
+  key(names: readonly string[]): string {
+    if (this.#key === undefined) this.#open(names);
+    return this.#key as string;
+  }
+
+  #open(names: readonly string[]): void {
+    const parsed = parse(this.line);
+    if (names.length > 0) {
+      const columns = (typeof parsed === "object" && parsed !== null ? parsed : {}) as Record<string, unknown>;
+      this.#key = JSON.stringify(names.map((name) => columns[name]));
+    }
+    if (this.#read) return;
+    this.#value = this.line.includes('"$') ? decodeRow(parsed) : parsed;
+    this.#read = true;
+  }
+}
+
+export class Held {
+  readonly hash: string;
+  readonly key: readonly string[];
+  readonly #rows: readonly Row[];
+  readonly #single: boolean;
+  #byKey: Map<string, Row> | undefined;
+  #value: unknown;
+
+  private constructor(rows: readonly Row[], hash: string, key: readonly string[], single: boolean) {
+    if (sha256(rows.map((row) => row.line).join("\n"), DIGITS) !== hash) throw mismatch("the result does not have its hash");
+    this.#rows = rows;
+    this.hash = hash;
+    this.key = key;
+    this.#single = single;
+  }
+
+  /** The result that a message has whole; rows that are in `before` are taken from there. */
+  static of(message: Whole, before?: Held): Held {
+    if (message.value !== undefined) return new Held([new Row(message.value)], message.hash, [], true);
+    if (message.rows === undefined) throw mismatch("a result without rows");
+    const known = new Map<string, Row>();
+    if (before && !before.#single && String(before.key) === String(message.key)) {
+      for (const row of before.#rows) known.set(row.line, row);
+    }
+    const rows = message.rows.map((line) => known.get(line) ?? new Row(line));
+    return new Held(rows, message.hash, message.key, false);
+  }
+
+  /** The result that a delta leads to. */
+  after(delta: Delta): Held {
+    if (delta.from !== this.hash || this.#single || this.key.length === 0) throw mismatch("the delta is of another result");
+    const rows = this.#byKey ?? new Map(this.#rows.map((row) => [row.key(this.key), row]));
+    this.#byKey = undefined; // it is changed in place, and is the next one's
+    for (const key of delta.removed) if (!rows.delete(key)) throw unfit();
+    for (const line of delta.changed) {
+      const row = new Row(line);
+      const key = row.key(this.key);
+      if (!rows.has(key)) throw unfit();
+      rows.set(key, row);
+    }
+    let order = [...rows.keys()];
+    delta.added.forEach((line, index) => {
+      const row = new Row(line);
+      const key = row.key(this.key);
+      rows.set(key, row);
+      order.splice(delta.at[index] ?? order.length, 0, key);
+    });
+    if (delta.order !== undefined) order = [...delta.order];
+    // A map has its keys in the order in which they came: another order needs another map.
+    const placed = delta.added.length > 0 || delta.order !== undefined;
+    const found = order.map((key) => rows.get(key));
+    if (found.includes(undefined) || rows.size !== order.length) throw unfit();
+    const next = new Held(found as Row[], delta.hash, this.key, false);
+    next.#byKey = placed ? new Map(order.map((key, index) => [key, found[index] as Row])) : rows;
+    return next;
+  }
+
+  /** The message that says all of it, for somebody who holds nothing. */
+  whole(cause: readonly Cause[], snapshot: string | null): Whole {
+    const lines = this.#rows.map((row) => row.line);
+    const body = this.#single ? { value: lines[0] as string } : { rows: lines };
+    return { event: "snapshot", hash: this.hash, snapshot, cause, key: this.key, ...body };
+  }
+
+  /** The result as values: the same ones each time. */
+  get value(): unknown {
+    this.#value ??= this.#single ? this.#rows[0]?.value : this.#rows.map((row) => row.value);
+    return this.#value;
+  }
+}
+
+function unfit(): Error {
+  return mismatch("the delta does not fit the result");
+}

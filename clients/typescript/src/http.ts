@@ -1,0 +1,114 @@
+/**
+ * Requests to the server: each with the token, each error typed.
+ *
+ * A 401 is tried once more with a newer token, if there can be one: nothing was done yet.
+ */
+
+import { asError, closed, ForgeError, type Told, told, unreachable } from "./errors";
+import type { Tokens } from "./tokens";
+import type { Answer, Call } from "./upstream";
+
+export type Fetch = typeof globalThis.fetch;
+
+export class Http {
+  readonly base: string;
+  readonly tokens: Tokens;
+  readonly #fetch: Fetch;
+  readonly #timeout: number;
+  readonly #closing = new AbortController();
+
+  /** `timeout`: milliseconds for an answer. */
+  constructor(base: string, tokens: Tokens, timeout: number, fetch: Fetch = globalThis.fetch.bind(globalThis)) {
+    this.base = base.replace(/\/+$/, "");
+    this.tokens = tokens;
+    this.#timeout = timeout;
+    this.#fetch = fetch;
+  }
+
+  /** The text of the answer to a POST of JSON. */
+  async post(path: string, body: string, headers: Record<string, string> = {}): Promise<string> {
+    const signal = AbortSignal.any([AbortSignal.timeout(this.#timeout), this.#closing.signal]);
+    try {
+      const sent = { method: "POST", body, headers: { "content-type": "application/json", ...headers }, signal };
+      return await (await this.#send(path, sent)).text();
+    } catch (error) {
+      throw this.#failure(error, signal);
+    }
+  }
+
+  /** The answer to a GET whose body goes on: the headers have to come in time. */
+  async stream(path: string, headers: Record<string, string>, signal: AbortSignal): Promise<Response> {
+    const late = new AbortController();
+    const timer = setTimeout(() => late.abort(), this.#timeout);
+    const either = AbortSignal.any([signal, late.signal, this.#closing.signal]);
+    try {
+      const response = await this.#send(path, { headers, signal: either, cache: "no-store" });
+      if (response.headers.get("content-type")?.startsWith("text/event-stream")) return response;
+      throw told({ code: "not_forge", message: `${path} is no stream of events`, fix: USE }, response.status);
+    } catch (error) {
+      throw this.#failure(error, either);
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  close(): void {
+    this.#closing.abort();
+  }
+
+  async #send(path: string, request: RequestInit): Promise<Response> {
+    const token = await this.tokens.current();
+    let response = await this.#once(path, request, token);
+    if (response.status === 401 && this.tokens.renewable) {
+      response = await this.#once(path, request, await this.tokens.newer(token));
+    }
+    if (!response.ok) throw await failure(path, response);
+    return response;
+  }
+
+  #once(path: string, request: RequestInit, token: string | undefined): Promise<Response> {
+    const headers = token ? { ...request.headers, authorization: `Bearer ${token}` } : request.headers;
+    return this.#fetch(this.base + path, { ...request, ...(headers && { headers }), credentials: "omit" });
+  }
+
+  #failure(error: unknown, signal: AbortSignal): ForgeError {
+    if (this.#closing.signal.aborted) return closed();
+    return signal.aborted ? unreachable("it does not answer in time") : asError(error);
+  }
+}
+
+const USE = "use the URL of a Forge server";
+
+/** The error that an answer tells. */
+async function failure(path: string, response: Response): Promise<ForgeError> {
+  const { status } = response;
+  const body = await response.text();
+  const header = Number(response.headers.get("retry-after") ?? Number.NaN);
+  const waits = Number.isFinite(header) ? { retry_after_secs: header } : {};
+  let error: Told | undefined;
+  try {
+    error = (JSON.parse(body) as { error?: Told }).error;
+  } catch {
+    // what is no JSON is no answer of Forge's
+  }
+  error ??= { code: "not_forge", message: `${path} was answered with ${status}`, fix: USE };
+  return told({ ...waits, ...error }, status);
+}
+
+/** Runs calls by POST. */
+export function caller(http: Http): (call: Call) => Promise<Answer> {
+  return async ({ kind, name, args, after, key }) => {
+    const headers = { ...(after && { "forge-after": after }), ...(key && { "idempotency-key": key }) };
+    return readAnswer(await http.post(`/forge/${kind}/${encodeURIComponent(name)}`, args, headers));
+  };
+}
+
+const RESULT = ',"result":';
+
+/** The answer to a query or a mutation: `result`, its last field, stays text. */
+function readAnswer(text: string): Answer {
+  const at = text.indexOf(RESULT);
+  if (at < 0) throw told({ code: "not_forge", message: "the answer has no result", fix: USE });
+  const { xid = null, hash = null, snapshot = null } = JSON.parse(`${text.slice(0, at)}}`) as Partial<Answer>;
+  return { result: text.slice(at + RESULT.length, -1), xid, hash, snapshot };
+}

@@ -1,0 +1,283 @@
+/**
+ * The one stream that all subscriptions share: kept open, opened again, and with it every subscription.
+ *
+ * It is open while there is a sink. When it ends, however it ends, or falls silent, the session waits (longer each time,
+ * or as long as the server asks) and opens another; then it subscribes anew to all, with the hash of what each holds, so
+ * nothing is sent again that did not change. A subscription has another name each time that it is asked for: what still
+ * comes under an old name is of no interest.
+ */
+
+import { Backoff } from "./backoff";
+import { asError, closed, ForgeError, told, unreachable } from "./errors";
+import { type Event, readFields, readPush } from "./messages";
+import type { Tokens } from "./tokens";
+import type { Sink, Upstream } from "./upstream";
+
+/** Takes an event; without one, it only says that something came. */
+export type Heard = (event?: Event) => void;
+
+/** A way to the server. */
+export interface Transport {
+  /** Opens a stream and tells what comes until it ends; rejects when it cannot be opened, or breaks. */
+  run(heard: Heard, signal: AbortSignal): Promise<void>;
+  /** Says something on an open session: the fields of a JSON object, without its braces. */
+  ask(session: string, what: "subscribe" | "unsubscribe" | "auth", fields: string): Promise<void>;
+}
+
+/** A sink, and what it is called on the stream that is open. */
+interface Entry {
+  readonly sink: Sink;
+  readonly backoff: Backoff;
+  name: string;
+  /** In a row. */
+  mismatches: number;
+}
+
+interface Stream {
+  session: string;
+  readonly cut: AbortController;
+  readonly named: Map<string, Entry>;
+  readonly queue: Entry[];
+  asking: number;
+  heardAt: number;
+  wait: number;
+  expelled: string | undefined;
+}
+
+const MOST_MISMATCHES = 3;
+const MOST_ASKING = 4;
+const SETTLED = 5_000;
+/** A server sends something every 25 s. */
+const KEEP_ALIVE = 27_000;
+const FINAL = new Set(["auth_failed", "bad_arguments", "forbidden", "query_refused", "unknown_name"]);
+
+export class Session implements Upstream {
+  readonly #transport: Transport;
+  readonly #tokens: Tokens;
+  readonly #silence: number;
+  readonly #entries = new Map<Sink, Entry>();
+  #running: AbortController | undefined;
+  #stream: Stream | undefined;
+  #names = 0;
+  #connected = false;
+  #wake: (() => void) | undefined;
+  #closed = false;
+
+  /** `silence`: milliseconds without anything after which a stream counts as dead. */
+  constructor(transport: Transport, tokens: Tokens, silence = 45_000) {
+    this.#transport = transport;
+    this.#tokens = tokens;
+    this.#silence = silence;
+  }
+
+  add(sink: Sink): void {
+    if (this.#closed) return sink.fault(closed(), true);
+    if (this.#entries.has(sink)) return;
+    const entry = { sink, backoff: new Backoff(), name: "", mismatches: 0 };
+    this.#entries.set(sink, entry);
+    if (!this.#running) void this.#run((this.#running = new AbortController()));
+    else if (this.#stream?.session) this.#ask(this.#stream, entry);
+  }
+
+  remove(sink: Sink): void {
+    const entry = this.#entries.get(sink);
+    if (!entry) return;
+    this.#entries.delete(sink);
+    if (this.#entries.size > 0) this.#forget(entry);
+    else this.#stop();
+  }
+
+  wake(): void {
+    this.#wake?.();
+    const stream = this.#stream;
+    if (stream && Date.now() - stream.heardAt > KEEP_ALIVE) stream.cut.abort();
+  }
+
+  close(): void {
+    this.#closed = true;
+    this.#end(closed());
+  }
+
+  // The stream
+
+  async #run(running: AbortController): Promise<void> {
+    const backoff = new Backoff();
+    while (this.#running === running) {
+      const opened = Date.now();
+      let wait = 0;
+      let error: ForgeError;
+      try {
+        const stream = await this.#listen(running);
+        error = unreachable("it ended the stream");
+        wait = stream.wait;
+        if (stream.expelled !== undefined) await this.#tokens.replace(stream.expelled);
+      } catch (thrown) {
+        error = asError(thrown);
+      }
+      if (this.#running !== running) return;
+      if (!this.#passes(error)) return this.#end(error);
+      for (const { sink } of [...this.#entries.values()]) sink.fault(error, false);
+      if (Date.now() - opened > SETTLED) backoff.reset();
+      await this.#pause(backoff.next(Math.max(wait, (error.retryAfter ?? 0) * 1000)), running.signal);
+    }
+  }
+
+  /** Open a stream and handle what comes until it ends. */
+  async #listen(running: AbortController): Promise<Stream> {
+    const cut = new AbortController();
+    const stop = (): void => cut.abort();
+    running.signal.addEventListener("abort", stop);
+    const rest = { named: new Map<string, Entry>(), queue: [], asking: 0, heardAt: Date.now(), wait: 0 };
+    const stream: Stream = { session: "", cut, expelled: undefined, ...rest };
+    this.#stream = stream;
+    const watch = setInterval(() => {
+      if (Date.now() - stream.heardAt > this.#silence) cut.abort();
+    }, this.#silence / 9);
+    try {
+      await this.#transport.run((event) => {
+        stream.heardAt = Date.now();
+        if (event && this.#stream === stream) this.#handle(stream, event);
+      }, cut.signal);
+      return stream;
+    } catch (error) {
+      throw cut.signal.aborted ? unreachable("the stream fell silent, or the server lost it") : error;
+    } finally {
+      cut.abort();
+      clearInterval(watch);
+      running.signal.removeEventListener("abort", stop);
+      if (this.#stream === stream) this.#stream = undefined;
+    }
+  }
+
+  #handle(stream: Stream, event: Event): void {
+    if (event.name === "snapshot" || event.name === "update" || event.name === "delta") return this.#push(stream, event);
+    const fields = readFields(event);
+    if (event.name === "session") {
+      stream.session = fields.session ?? "";
+      this.#connected = true;
+      for (const entry of this.#entries.values()) this.#ask(stream, entry);
+    } else if (event.name === "error") {
+      const entry = stream.named.get(fields.subscription ?? "");
+      if (!entry) return;
+      const error = told(fields);
+      if (FINAL.has(error.code)) this.#fail(entry, error);
+      else entry.sink.fault(error, false);
+    } else if (event.name === "auth") {
+      stream.expelled = fields.reason;
+      if (fields.renew && this.#tokens.renewable) void this.#renew(stream);
+    } else if (event.name === "bye") {
+      stream.wait = fields.retry_after_ms ?? 0;
+    }
+  }
+
+  #push(stream: Stream, event: Event): void {
+    const { subscription, push } = readPush(event);
+    const entry = stream.named.get(subscription);
+    if (!entry) return;
+    try {
+      entry.sink.push(push);
+      entry.mismatches = 0;
+      entry.backoff.reset();
+    } catch (thrown) {
+      if (!(thrown instanceof ForgeError) || thrown.kind !== "mismatch") throw thrown;
+      if (++entry.mismatches > MOST_MISMATCHES) return this.#fail(entry, thrown);
+      this.#forget(entry);
+      entry.sink.fault(thrown, false);
+      this.#ask(stream, entry, entry.mismatches > 1 ? entry.backoff.next() : 0);
+    }
+  }
+
+  /** Whether it is worth opening a stream again. What something else than the server refuses may be on the way only. */
+  #passes({ kind }: ForgeError): boolean {
+    return kind === "failed" || kind === "too_many" || kind === "unreachable" || (this.#connected && kind === "not_forge");
+  }
+
+  /** Nothing more comes, for anybody. */
+  #end(error: ForgeError): void {
+    const entries = [...this.#entries.values()];
+    this.#entries.clear();
+    this.#stop();
+    for (const { sink } of entries) sink.fault(error, true);
+  }
+
+  #fail(entry: Entry, error: ForgeError): void {
+    this.remove(entry.sink);
+    entry.sink.fault(error, true);
+  }
+
+  #stop(): void {
+    const running = this.#running;
+    this.#running = this.#stream = undefined;
+    running?.abort();
+  }
+
+  #pause(ms: number, signal: AbortSignal): Promise<void> {
+    return new Promise((resolve) => {
+      const go = (): void => {
+        clearTimeout(timer);
+        signal.removeEventListener("abort", go);
+        this.#wake = undefined;
+        resolve();
+      };
+      const timer = setTimeout(go, ms);
+      signal.addEventListener("abort", go);
+      this.#wake = go;
+    });
+  }
+
+  // What is said on a session
+
+  #ask(stream: Stream, entry: Entry, delay = 0): void {
+    if (delay > 0) {
+      setTimeout(() => this.#ask(stream, entry), delay);
+      return;
+    }
+    stream.queue.push(entry);
+    if (stream.asking < MOST_ASKING) void this.#work(stream);
+  }
+
+  async #work(stream: Stream): Promise<void> {
+    stream.asking++;
+    for (let entry = stream.queue.shift(); entry; entry = stream.queue.shift()) await this.#subscribe(stream, entry);
+    stream.asking--;
+  }
+
+  async #subscribe(stream: Stream, entry: Entry): Promise<void> {
+    const { sink } = entry;
+    if (this.#stream !== stream || this.#entries.get(sink) !== entry) return;
+    const name = (entry.name = String(++this.#names));
+    stream.named.set(name, entry);
+    const { query, args, mode } = sink.asked;
+    const held = sink.hash === undefined ? "" : `,"hash":${JSON.stringify(sink.hash)}`;
+    const asked = `"subscription":"${name}","query":${JSON.stringify(query)},"args":${args},"mode":"${mode}"${held}`;
+    try {
+      await this.#transport.ask(stream.session, "subscribe", asked);
+    } catch (thrown) {
+      if (this.#stream !== stream || this.#entries.get(sink) !== entry) return;
+      const error = asError(thrown);
+      if (error.code === "unknown_session") return stream.cut.abort();
+      if (!this.#passes(error)) return this.#fail(entry, error);
+      this.#forget(entry);
+      sink.fault(error, false);
+      this.#ask(stream, entry, entry.backoff.next((error.retryAfter ?? 0) * 1000));
+    }
+  }
+
+  /** What comes under its name is of no interest any more. */
+  #forget(entry: Entry): void {
+    const stream = this.#stream;
+    if (!stream?.named.delete(entry.name)) return;
+    // A session that cannot be told is one that ends, and its subscriptions with it.
+    this.#transport.ask(stream.session, "unsubscribe", `"subscription":"${entry.name}"`).catch(() => {});
+  }
+
+  /** A token that the server takes keeps the session; without one it ends, and is opened anew with another. */
+  async #renew(stream: Stream): Promise<void> {
+    try {
+      const token = await this.#tokens.newer(await this.#tokens.current());
+      await this.#transport.ask(stream.session, "auth", `"token":${JSON.stringify(token)}`);
+    } catch (error) {
+      console.warn("forge: the token could not be renewed:", error);
+    }
+  }
+}

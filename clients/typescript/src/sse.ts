@@ -1,0 +1,81 @@
+/**
+ * Server-sent events by `fetch`, which can send a token, as EventSource cannot: bytes in, cut anywhere, events out.
+ *
+ * Lines end with CR, LF or both. An event without data is none, but its id counts. An event that the end of the stream
+ * cuts off is none either.
+ */
+
+import type { Http } from "./http";
+import type { Event } from "./messages";
+import type { Heard, Transport } from "./session";
+
+export class Parser {
+  #cut: string[] = [];
+  #afterCr = false;
+  #name = "";
+  #lines: string[] = [];
+  #id = "";
+
+  /** The id of the last event, also of one that had no data. */
+  lastId = "";
+
+  /** The events that end in this piece. */
+  feed(piece: string): Event[] {
+    const found: Event[] = [];
+    if (piece === "") return found;
+    const lines = (this.#afterCr && piece.startsWith("\n") ? piece.slice(1) : piece).split(/\r\n|\n|\r/);
+    this.#afterCr = piece.endsWith("\r");
+    const rest = lines.pop() as string;
+    for (const line of lines) {
+      this.#cut.push(line);
+      const whole = this.#cut.length === 1 ? line : this.#cut.join("");
+      this.#cut = [];
+      if (whole !== "") this.#field(whole);
+      else this.#end(found);
+    }
+    if (rest !== "") this.#cut.push(rest);
+    return found;
+  }
+
+  #field(line: string): void {
+    const colon = line.indexOf(":");
+    const field = colon < 0 ? line : line.slice(0, colon);
+    const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
+    if (field === "data") this.#lines.push(value);
+    else if (field === "event") this.#name = value;
+    else if (field === "id" && !value.includes("\0")) this.#id = value;
+  }
+
+  #end(found: Event[]): void {
+    this.lastId = this.#id;
+    if (this.#lines.some((line) => line !== "")) {
+      found.push({ name: this.#name || "message", lines: this.#lines, id: this.#id });
+    }
+    this.#name = "";
+    this.#lines = [];
+  }
+}
+
+/** Tells what comes on a stream until it ends; rejects when it breaks. */
+export async function read(response: Response, heard: Heard, parser = new Parser()): Promise<void> {
+  const decoder = new TextDecoder();
+  const reader = (response.body as ReadableStream<Uint8Array>).getReader();
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    heard();
+    for (const event of parser.feed(decoder.decode(value, { stream: true }))) heard(event);
+  }
+}
+
+/** A session over HTTP: its stream, and a POST for each thing to say. */
+export function sse(http: Http): Transport {
+  return {
+    async run(heard, signal) {
+      await read(await http.stream("/forge/session", { accept: "text/event-stream" }, signal), heard);
+    },
+    async ask(session, what, body) {
+      await http.post(`/forge/session/${encodeURIComponent(session)}/${what}`, `{${body}}`);
+    },
+  };
+}

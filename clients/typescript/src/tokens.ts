@@ -1,0 +1,55 @@
+/**
+ * Where a client's token comes from: nowhere, a text, or a function that is asked whenever a newer one is needed.
+ *
+ * Many who ask at once get the same. What the function throws is passed on as an error of the connection: it is tried
+ * again.
+ */
+
+import { ForgeError } from "./errors";
+
+export type Token = string | (() => string | Promise<string>);
+
+export class Tokens {
+  readonly #source: Token | undefined;
+  #token: string | undefined;
+  #asking: Promise<string> | undefined;
+
+  constructor(source: Token | undefined) {
+    this.#source = source;
+    if (typeof source === "string") this.#token = source;
+  }
+
+  /** Whether there can be a newer one. */
+  get renewable(): boolean {
+    return typeof this.#source === "function";
+  }
+
+  /** The token to use; undefined where none is needed. */
+  async current(): Promise<string | undefined> {
+    return this.#token ?? this.newer(undefined);
+  }
+
+  /** The server does not take it any more: have another, or throw. */
+  async replace(reason: string): Promise<void> {
+    if (!this.renewable) {
+      throw new ForgeError("unauthorized", `the token is ${reason}`, "make a client with a newer token", { code: reason });
+    }
+    await this.newer(this.#token);
+  }
+
+  /** A token that is not this one, as far as there can be one. */
+  async newer(than: string | undefined): Promise<string | undefined> {
+    const source = this.#source;
+    if (typeof source !== "function" || (this.#token !== undefined && this.#token !== than)) return this.#token;
+    this.#asking ??= (async () => {
+      try {
+        return (this.#token = await source());
+      } catch (error) {
+        throw new ForgeError("unreachable", `no token can be had: ${String(error)}`, "see the token function");
+      } finally {
+        this.#asking = undefined;
+      }
+    })();
+    return this.#asking;
+  }
+}

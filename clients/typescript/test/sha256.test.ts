@@ -1,0 +1,24 @@
+import { createHash } from "node:crypto";
+import fc from "fast-check";
+import { expect, test } from "vitest";
+import { sha256 } from "../src/sha256";
+
+const expected = (text: string): string => createHash("sha256").update(text).digest("hex");
+
+test("texts of every length around the blocks, and whatever they are made of", () => {
+  for (let length = 0; length < 200; length++) expect(sha256("x".repeat(length))).toBe(expected("x".repeat(length)));
+  fc.assert(fc.property(fc.string({ unit: "grapheme", maxLength: 400 }), (text) => sha256(text) === expected(text)));
+});
+
+test("a text that is larger than any before", () => {
+  const large = "é🦊".repeat(100_000);
+  expect(sha256(large)).toBe(expected(large));
+});
+
+test("the first digits, as a result's hash has them", () => {
+  const rows = [
+    '{"id":1,"status":"placed","total":{"$numeric":"12.30"}}',
+    '{"id":2,"status":"placed","total":{"$numeric":"99.00"}}',
+  ];
+  expect(sha256(rows.join("\n"), 32)).toBe("6c94a479c2b01184b2fb821ad4511f25");
+});
