@@ -108,6 +108,7 @@ class Forge:
         reads: Sequence[str] = (),
         refresh_every: float | None = None,
         cache: float | bool = False,
+        permission: str | None = None,
     ) -> Callable[[F], F]: ...
     def query(self, function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
         """Mark an async function as a query: clients may call it and subscribe to it."""
@@ -121,7 +122,7 @@ class Forge:
     @overload
     def mutation(self, function: F, /) -> F: ...
     @overload
-    def mutation(self, /, *, name: str | None = None) -> Callable[[F], F]: ...
+    def mutation(self, /, *, name: str | None = None, permission: str | None = None) -> Callable[[F], F]: ...
     def mutation(self, function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
         """Mark an async function as a mutation: it runs in one transaction, with who called it in the log."""
 

@@ -73,6 +73,11 @@ class Group:
         self.refreshed = 0.0
         self.failures = 0
         self.retry: asyncio.TimerHandle | None = None
+        self.runs = self.pushed = self.wasted = self.failed = 0
+        self.took: float | None = None
+        """Seconds that the last run took."""
+        self.ran_at: float | None = None
+        """When it ended, in seconds since the epoch."""
 
     def touch(self, change: Change, transaction: int, *, actor: bool = True) -> None:
         """Remember why it will run; who did it only where the group's subscribers may know."""

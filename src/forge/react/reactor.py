@@ -89,6 +89,8 @@ class Reactor:
         self._noted: set[str] = set()
         self._watched = False
         """Whether a query has read a table of Forge's own."""
+        self._counted = 0
+        """How many groups are not of Forge's own queries."""
 
     async def start(self) -> None:
         """Begin to follow the log; returns when it is being followed."""
@@ -119,6 +121,7 @@ class Reactor:
         if group is None:
             group = self.groups[call.group] = Group(call)
             group.stale = True
+            self._counted += not call.query.own
         group.subscribers.add(subscriber)
         if group.result is not None and not group.stale and group.error is None:
             subscriber.push(Push(group.result, None, group.coverage, (), 0))
@@ -163,6 +166,15 @@ class Reactor:
             change = Change("", Op.INVALIDATE, OWN_SCHEMA, table, Source("own", "", "0"), datetime.now(UTC))
             for key in self._index.touched(change):
                 self.groups[key].forced = True
+                self._debounce.touch(key, now)
+        self._due.set()
+
+    def refresh_own(self) -> None:
+        """Run the groups of Forge's own queries again."""
+        now = self._clock()
+        for key, group in self.groups.items():
+            if group.call.query.own:
+                group.forced = True
                 self._debounce.touch(key, now)
         self._due.set()
 
@@ -226,7 +238,7 @@ class Reactor:
                 continue
             transaction = int(change.source.transaction or 0)
             touched = self._index.touched(change)
-            metrics.pruned += len(groups) - len(touched)
+            metrics.pruned += self._counted - len(touched)
             for key in touched:
                 group = groups.get(key)
                 if group is None or (not group.running and group.coverage.sees(transaction)):
@@ -362,8 +374,12 @@ class Reactor:
             told = _Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
             self._failed(run, told, reads)
             return
-        self.metrics.runs += 1
-        self.on_latency("run", self._clock() - started)
+        own = group.call.query.own
+        took = self._clock() - started
+        group.runs, group.took, group.ran_at = group.runs + 1, took, time.time()
+        if not own:
+            self.metrics.runs += 1
+            self.on_latency("run", took)
         if self.groups.get(group.key) is not group:
             return
         group.failures = 0
@@ -382,11 +398,13 @@ class Reactor:
         previous, group.result = group.result, result
         newcomers, group.newcomers = group.newcomers, set()
         if previous is not None and previous.hash == result.hash:
-            self.metrics.wasted += 1
+            group.wasted += 1
+            self.metrics.wasted += not own
             for subscriber in list(group.subscribers) if recovered else newcomers:
                 self._hand(subscriber, Push(result, None, outcome.coverage, (), 0))
             return
-        self.metrics.pushed += 1
+        group.pushed += 1
+        self.metrics.pushed += not own
         push = Push(result, previous, outcome.coverage, causes, more)
         if causes:
             self.on_latency("commit_to_push", time.time() - causes[0].at.timestamp())
@@ -436,7 +454,8 @@ class Reactor:
     def _failed(self, run: "_Run", error: ForgeError, reads: Sequence[BoundRead]) -> None:
         """Tell the subscribers. A change of what was read, now or before, may mend it."""
         group = run.group
-        self.metrics.failed += 1
+        group.failed += 1
+        self.metrics.failed += not group.call.query.own
         group.refreshed = self._clock()
         group.failures += 1
         group.error = error
@@ -488,7 +507,7 @@ class Reactor:
             self._checking = False
 
     async def _check(self, group: Group | None) -> None:
-        if group is None or group.result is None or group.busy() or not group.subscribers:
+        if group is None or group.result is None or group.busy() or not group.subscribers or group.call.query.own:
             return
         known = group.result
         try:
@@ -513,6 +532,7 @@ class Reactor:
     def _drop(self, group: Group) -> None:
         if self.groups.get(group.key) is group:
             del self.groups[group.key]
+            self._counted -= not group.call.query.own
             self._index.remove(group.key)
             self._debounce.drop(group.key)
 

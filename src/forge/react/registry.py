@@ -7,7 +7,7 @@ that the function states, or an error that says which argument is wrong.
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -15,6 +15,8 @@ from forge.errors import ForgeError
 
 Scope = Literal["public", "tenant", "user"]
 Function = Callable[..., Awaitable[Any]]
+OWN: Final = "forge."
+"""What the names of Forge's own queries and mutations begin with."""
 
 
 class UnknownName(ForgeError):
@@ -54,6 +56,10 @@ class Query(msgspec.Struct, frozen=True):
     refresh_every: float | None = None
     cache: float | bool = False
     """How long a result may be shown again to who asks once: seconds, or True for as long as the cache says."""
+    permission: str | None = None
+    """What a token must permit to ask it; None for nothing."""
+    own: bool = False
+    """Whether it is one of Forge's own, which tells of what is not in tables: it is neither counted nor checked."""
 
 
 class Mutation(msgspec.Struct, frozen=True):
@@ -62,6 +68,8 @@ class Mutation(msgspec.Struct, frozen=True):
     name: str
     function: Function
     arguments: type[msgspec.Struct]
+    permission: str | None = None
+    """What a token must permit to run it; None for nothing."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -91,25 +99,31 @@ class Registry:
         reads: Sequence[str] = (),
         refresh_every: float | None = None,
         cache: float | bool = False,
+        permission: str | None = None,
+        own: bool = False,
     ) -> None:
         """Mark a function as a query."""
-        name = self._free(name or function.__name__)
+        name = self._free(name or function.__name__, own)
         if scope not in typing.get_args(Scope):
             raise Registration(f"the scope of {name} cannot be {scope!r}", fix="use public, tenant or user")
         if refresh_every is not None and not refresh_every > 0:
             raise Registration(f"refresh_every of {name} cannot be {refresh_every}", fix="use seconds above 0")
         if cache is not False and cache is not True and not cache > 0:
             raise Registration(f"cache of {name} cannot be {cache}", fix="use seconds above 0, or True")
+        _check_permission(name, permission)
         columns = (key,) if isinstance(key, str) else tuple(key)
         arguments = _arguments(name, function)
         self.queries[name] = Query(
-            name, function, arguments, scope, consistent, columns, tuple(reads), refresh_every, cache
+            name, function, arguments, scope, consistent, columns, tuple(reads), refresh_every, cache, permission, own
         )
 
-    def mutation(self, function: Function, *, name: str | None = None) -> None:
+    def mutation(
+        self, function: Function, *, name: str | None = None, permission: str | None = None, own: bool = False
+    ) -> None:
         """Mark a function as a mutation."""
-        name = self._free(name or function.__name__)
-        self.mutations[name] = Mutation(name, function, _arguments(name, function))
+        name = self._free(name or function.__name__, own)
+        _check_permission(name, permission)
+        self.mutations[name] = Mutation(name, function, _arguments(name, function), permission)
 
     def call(self, name: str, arguments: Any, auth: Auth) -> Call:
         """A call of a query, checked."""
@@ -123,10 +137,17 @@ class Registry:
         mutation = _found(self.mutations, name, "mutation")
         return mutation, _checked(mutation, arguments)[0]
 
-    def _free(self, name: str) -> str:
+    def _free(self, name: str, own: bool) -> str:
+        if name.startswith(OWN) is not own:
+            raise Registration(f"{name} would be a function of Forge's own", fix=f"leave out {OWN}")
         if name in self.queries or name in self.mutations:
             raise Registration(f"there are two functions called {name}", fix="give one another name=")
         return name
+
+
+def _check_permission(name: str, permission: str | None) -> None:
+    if permission is not None and len(permission.split()) != 1:
+        raise Registration(f"the permission of {name} cannot be {permission!r}", fix='use one word: "orders:read"')
 
 
 def scoped(auth: Auth, scope: Scope) -> tuple[Auth, bytes]:

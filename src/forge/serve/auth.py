@@ -115,6 +115,8 @@ class Identity(msgspec.Struct, frozen=True):
     expires_at: float | None = None
     issued_at: float | None = None
     token_id: str | None = None
+    local: bool = False
+    """Whether somebody on this machine asks; see `forge.serve.permissions.local`."""
 
 
 class Authenticator:

@@ -14,10 +14,10 @@ A client that does not read costs at most 256 events or a megabyte, or one page 
 Then, as it wishes, the oldest are dropped and a `gap` says how many and from which cursor they can be had (`drop`), or
 it is given no more until it has read those and goes on from the log (`pause`).
 
-With tokens a client sees the rows of its tenant only: a row that leaves the tenant is a delete with the old image, one
-that comes an insert with the new. What concerns a whole table is shown without rows. Who did it, and why, is shown only
-where all rows of the table that the transaction changed are known to be the tenant's; they are not when a batch was too
-large for one page, or is resumed in its middle.
+With tokens a client sees the rows of its tenant only, or all where its token opens the console: a row that leaves the
+tenant is a delete with the old image, one that comes an insert with the new. What concerns a whole table is shown
+without rows. Who did it, and why, is shown only where all rows of the table that the transaction changed are known to
+be the tenant's; they are not when a batch was too large for one page, or is resumed in its middle.
 """
 
 import asyncio
@@ -42,11 +42,12 @@ from forge.cursor import Cursor
 from forge.errors import CursorError, ForgeError, ServerError
 from forge.react.registry import BadArguments
 from forge.serve.auth import Identity, bearer
-from forge.serve.http import Forbidden, address_of, failure, session_events
+from forge.serve.http import address_of, failure, session_events
 from forge.serve.limits import TooMany
 from forge.serve.messages import error_fields, fields, sse
 from forge.serve.node import Node
 from forge.serve.pages import Event, Page, View
+from forge.serve.permissions import Forbidden
 from forge.serve.session import Session
 from forge.serve.stream import HEADERS, left
 
@@ -556,7 +557,7 @@ async def changes(node: Node, scope: Scope, receive: Receive, send: Send) -> Non
 
 def view(node: Node, asked: Asked, identity: Identity) -> View:
     """What somebody may see of what is asked for; raises Forbidden when that is nothing."""
-    if node.options.auth is None:
+    if node.options.auth is None or node.oversees(identity):
         return View(asked.tables, asked.ops)
     column = node.options.tenant_column
     if column is None:

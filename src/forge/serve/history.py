@@ -8,9 +8,8 @@ Both are closed unless a token has the permission that `Options.history` names, 
 column that says whose a row is, it sees nothing. Values of columns that are excluded or masked are never in an answer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -27,9 +26,10 @@ from forge.history.tracked import key_of
 from forge.react.registry import BadArguments
 from forge.serve.asking import Answer, asked
 from forge.serve.auth import AuthFailed, Identity, bearer
-from forge.serve.http import Forbidden, as_json, status
+from forge.serve.http import as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
+from forge.serve.permissions import Forbidden, permissions
 from forge.wire import encode_row, timestamp
 
 
@@ -110,20 +110,6 @@ def allowed(node: Node, identity: Identity) -> tuple[str, str] | None:
     if column is None:
         raise Forbidden("no column says whose a row is", fix="set tenant_column to the column that holds the tenant")
     return column, identity.auth.tenant
-
-
-def permissions(claims: Mapping[str, Any]) -> frozenset[str]:
-    """What a token permits: words of `scope`, `scp` and `permissions`, each a text or a list.
-
-    >>> sorted(permissions({"scope": "openid forge:history", "permissions": ["a"], "scp": 7}))
-    ['a', 'forge:history', 'openid']
-    """
-    found: set[str] = set()
-    for name in ("scope", "scp", "permissions"):
-        value = claims.get(name)
-        words = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
-        found.update(word for word in words if isinstance(word, str))
-    return frozenset(found)
 
 
 def _shown(entry: Entry, tenant: tuple[str, str]) -> bool:

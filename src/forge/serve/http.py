@@ -24,15 +24,12 @@ from forge.serve.auth import AuthFailed, Identity, KeysUnavailable, bearer
 from forge.serve.limits import TooMany
 from forge.serve.messages import error_fields, fields, shared_sse, sse
 from forge.serve.node import Node, UnknownSession
+from forge.serve.permissions import Forbidden, local
 from forge.serve.session import Mode, Session
 from forge.serve.stream import Stream
 
 BODY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
-
-
-class Forbidden(ForgeError):
-    """Who asks may not see any of it."""
 
 
 class TooLarge(ForgeError):
@@ -234,7 +231,7 @@ class Routes:
             )
 
     async def _identity(self, request: Request) -> Identity:
-        return await self.node.identify(bearer(request.headers))
+        return await self.node.identify(bearer(request.headers), local=local(request))
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -302,7 +299,7 @@ def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
     >>> check_origin({"host": "shop.example", "origin": "https://shop.example"}, ())
     >>> check_origin({"host": "shop.example", "origin": "https://evil.example"}, ())
     Traceback (most recent call last):
-    forge.serve.http.Forbidden: the origin https://evil.example is not allowed
+    forge.serve.permissions.Forbidden: the origin https://evil.example is not allowed
     fix: add it to origins in Options
     """
     origin = headers.get("origin")

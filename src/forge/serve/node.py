@@ -22,7 +22,7 @@ from forge.react import past
 from forge.react.cached import Cached
 from forge.react.catalog import OWN_TABLES
 from forge.react.reactor import Reactor
-from forge.react.registry import Auth, BadArguments, Registry
+from forge.react.registry import OWN, Auth, BadArguments, Call, Mutation, Query, Registry
 from forge.react.result import Result, encode
 from forge.react.runner import Answer
 from forge.serve.auth import Authenticator, AuthFailed, AuthSettings, Identity, Revocations
@@ -32,6 +32,7 @@ from forge.serve.limits import Gate, Hold, Limits
 from forge.serve.messages import Frame, fields
 from forge.serve.metrics import Instruments
 from forge.serve.once import Once
+from forge.serve.permissions import Forbidden, oversee, permit
 from forge.serve.session import Mode, Session, Subscription
 from forge.serve.traces import trace_push
 from forge.track.cache.keeper import Shown
@@ -55,6 +56,13 @@ class Options(msgspec.Struct, frozen=True):
     versions: str | None = "forge:versions"
     """The permission that a token needs for change versions, as it is or with `:project` or `:project/resource`
     behind it; None to close them to all."""
+    console: str | None = None
+    """The permission that a token needs for the console and the raw feed of all tenants; None to close it to tokens.
+    Where there are no tokens, the console is open to this machine alone."""
+    operate: str | None = None
+    """The permission that a token needs to enable tables and see to dead letters by the console; None for nobody."""
+    lake: str | None = None
+    """The folder of the lake that the console tells of."""
 
 
 class UnknownSession(ForgeError):
@@ -73,6 +81,8 @@ class Node:
         cached: Cached | None = None,
     ) -> None:
         self.registry = registry
+        self.own = Registry()
+        """Forge's own queries and mutations, which the console asks."""
         self.reactor = reactor
         self.options = options
         self.authenticator = Authenticator(options.auth, clock)
@@ -145,12 +155,41 @@ class Node:
         if self.cached is not None:
             await self.cached.stop()
 
-    async def identify(self, token: str | None) -> Identity:
-        """Who this token is of; raises AuthFailed."""
+    async def identify(self, token: str | None, *, local: bool = False) -> Identity:
+        """Who this token is of; raises AuthFailed. `local` when somebody on this machine asks."""
         identity = await self.authenticator.verify(token)
         if self.revocations.revoked(identity):
             raise AuthFailed("the token was revoked", fix="sign in again")
-        return identity
+        return msgspec.structs.replace(identity, local=True) if local else identity
+
+    def oversees(self, identity: Identity) -> bool:
+        """Whether somebody may see the rows of all tenants."""
+        try:
+            oversee("the console", self.options.console, identity, secured=self.options.auth is not None)
+        except Forbidden:
+            return False
+        return True
+
+    def operates(self, identity: Identity) -> bool:
+        """Whether somebody may use what of the console writes."""
+        try:
+            oversee("the console", self.options.operate, identity, secured=self.options.auth is not None)
+        except Forbidden:
+            return False
+        return True
+
+    def call(self, name: str, arguments: Any, identity: Identity) -> Call:
+        """A call of a query that somebody may make, checked."""
+        call = self._registry(name).call(name, arguments, identity.auth)
+        self._permit(call.query, identity)
+        return call
+
+    def _registry(self, name: str) -> Registry:
+        return self.own if name.startswith(OWN) else self.registry
+
+    def _permit(self, function: Query | Mutation, identity: Identity) -> None:
+        check = oversee if function.name.startswith(OWN) else permit
+        check(function.name, function.permission, identity, secured=self.options.auth is not None)
 
     # Sessions
 
@@ -190,7 +229,7 @@ class Node:
             raise BadArguments(
                 "a subscription needs a name of its own, of 64 characters at the most", fix="name another"
             )
-        call = self.registry.call(query, arguments, session.identity.auth)
+        call = self.call(query, arguments, session.identity)
         hold = self.gate.subscription(_person(session.identity), session.address)
         subscription = Subscription(session, name, mode, known)
         session.subscriptions[name] = subscription
@@ -212,7 +251,7 @@ class Node:
 
     async def renew(self, session: Session, token: str | None) -> None:
         """Go on as the same user with a newer token; subscriptions are asked anew if it says otherwise."""
-        identity = await self.identify(token)
+        identity = await self.identify(token, local=session.identity.local)
         if not _same_person(session.identity, identity):
             raise AuthFailed("the token is another user's", fix="open a session of its own")
         before, session.identity, session.warned = session.identity, identity, False
@@ -220,14 +259,24 @@ class Node:
         if before.auth == identity.auth:
             return
         for subscription in list(session.subscriptions.values()):
-            query, arguments = subscription.asked
-            call = self.registry.call(query, arguments, identity.auth)
-            if subscription.group is None or call.group == subscription.group.key:
+            try:
+                call = self.call(*subscription.asked, identity)
+            except Forbidden as error:
+                self._ask_no_more(session, subscription)
+                subscription.fail(error)
                 continue
-            self.reactor.unsubscribe(subscription.group, subscription)
-            session.forget(subscription)
-            subscription.reset()
+            if subscription.group is not None and call.group == subscription.group.key:
+                continue
+            self._ask_no_more(session, subscription)
             subscription.group = self.reactor.subscribe(call, subscription)
+
+    def _ask_no_more(self, session: Session, subscription: Subscription) -> None:
+        """What a subscription asks has another answer now, or none: nothing of the old one is sent any more."""
+        if subscription.group is not None:
+            self.reactor.unsubscribe(subscription.group, subscription)
+            subscription.group = None
+        session.forget(subscription)
+        subscription.reset()
 
     def revoke(
         self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None, at: float
@@ -262,7 +311,7 @@ class Node:
 
     async def query(self, name: str, arguments: Any, identity: Identity, after: After = NOW) -> Shown:
         """The result of a query now, or that of a moment ago if nothing changed; with what must be in it."""
-        call = self.registry.call(name, arguments, identity.auth)
+        call = self.call(name, arguments, identity)
         if self.cached is not None and call.query.cache is not False:
             return await self.cached.ask(call, after)
         result, outcome = await self.reactor.once(call, after)
@@ -270,7 +319,9 @@ class Node:
 
     async def query_as_of(self, name: str, arguments: Any, identity: Identity, at: datetime) -> Result:
         """The result that a query had at an instant."""
-        call = self.registry.call(name, arguments, identity.auth)
+        call = self.call(name, arguments, identity)
+        if call.query.own:
+            raise BadArguments(f"{name} tells of now", fix="leave out as_of")
         value = await past.ask(self.reactor.url, call, at)
         return encode(value, key=call.query.key, most=self.reactor.settings.max_result_bytes)
 
@@ -278,16 +329,21 @@ class Node:
         self, name: str, arguments: Any, identity: Identity, trace: str | None, key: str | None = None
     ) -> tuple[Result, Answer]:
         """Run a mutation; with a key, once however often it is asked."""
-        mutation, checked = self.registry.change(name, arguments)
+        mutation, checked = self._registry(name).change(name, arguments)
+        self._permit(mutation, identity)
+        own = name.startswith(OWN)
+        auth = msgspec.structs.replace(identity.auth, role=None) if own else identity.auth
         most = self.reactor.settings.max_result_bytes
         answer = await self.reactor.runner.mutate(
             mutation,
             checked,
-            identity.auth,
+            auth,
             trace,
             finish=lambda value: encode(value, most=most),
             once=None if key is None else Once(key, name, checked, identity.auth),
         )
+        if own:
+            self.reactor.refresh_own()
         return answer.value, answer
 
     # Time

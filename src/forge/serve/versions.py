@@ -21,10 +21,10 @@ from forge.errors import ForgeError
 from forge.react.registry import Auth, BadArguments
 from forge.serve.asking import Answer, asked
 from forge.serve.auth import AuthFailed, Identity, bearer
-from forge.serve.history import permissions
-from forge.serve.http import Forbidden, TooLarge, as_json, status
+from forge.serve.http import TooLarge, as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
+from forge.serve.permissions import Forbidden, permissions
 from forge.versions.available import available
 from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
 from forge.versions.nouns import DEFAULT_VERSION, Page, Resource, encode

@@ -19,10 +19,11 @@ from forge.cursor import NOW, After
 from forge.errors import ForgeError
 from forge.react.registry import BadArguments
 from forge.serve.auth import AuthFailed, Identity, bearer
-from forge.serve.http import Forbidden, check_origin
+from forge.serve.http import check_origin
 from forge.serve.limits import TooMany
 from forge.serve.messages import Frame, error_fields, fields, socket
 from forge.serve.node import Node
+from forge.serve.permissions import Forbidden, local
 from forge.serve.session import Mode, Session
 
 FIRST_MESSAGE: Final = 10.0
@@ -100,7 +101,7 @@ class Socket:
             if first.type != "auth":
                 raise AuthFailed("no token", fix='send {"type": "auth", "token": …} first')
             token = first.token
-        identity: Identity = await self._node.identify(token)
+        identity: Identity = await self._node.identify(token, local=local(self._websocket))
         client = self._websocket.client
         session = self._node.open(identity, client.host if client else "")
         session.send(Frame("session", fields(session=session.id, expires_at=identity.expires_at)))

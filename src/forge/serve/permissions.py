@@ -1,0 +1,104 @@
+"""What somebody may do: in come who asks and what it needs, out comes nothing, or Forbidden.
+
+A token permits the words of its claims `scope`, `scp` and `permissions`. Where there are no tokens nobody has a
+permission, and what needs one is closed; only Forge's own queries are open then, to this machine alone.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import HTTPConnection
+
+from forge.errors import ForgeError
+from forge.serve.auth import Identity
+
+_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+
+
+class Forbidden(ForgeError):
+    """Who asks may not do it, or may not see any of it."""
+
+
+def permissions(claims: Mapping[str, Any]) -> frozenset[str]:
+    """What a token permits: words of `scope`, `scp` and `permissions`, each a text or a list.
+
+    >>> sorted(permissions({"scope": "openid forge:history", "permissions": ["a"], "scp": 7}))
+    ['a', 'forge:history', 'openid']
+    """
+    found: set[str] = set()
+    for name in ("scope", "scp", "permissions"):
+        value = claims.get(name)
+        words = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
+        found.update(word for word in words if isinstance(word, str))
+    return frozenset(found)
+
+
+def permit(name: str, permission: str | None, identity: Identity, *, secured: bool) -> None:
+    """Raise Forbidden unless somebody may use a function of the application; `secured` where there are tokens."""
+    if permission is None:
+        return
+    if not secured:
+        raise Forbidden(f"{name} needs a permission, and nobody has one here", fix="set auth in Options")
+    if permission not in permissions(identity.auth.claims):
+        raise Forbidden(f"the token does not permit {name}", fix=f"have the issuer grant {permission}")
+
+
+def oversee(name: str, permission: str | None, identity: Identity, *, secured: bool) -> None:
+    """Raise Forbidden unless somebody may use a function of Forge's own, which knows no tenants."""
+    if not secured:
+        if identity.local:
+            return
+        raise Forbidden(
+            "without tokens the console is open to this machine alone",
+            fix="use http://127.0.0.1 on the machine itself, or set auth and console in Options",
+        )
+    if permission is None:
+        raise Forbidden(f"{name} is closed here", fix="set console, and operate for what writes, in Options")
+    permit(name, permission, identity, secured=secured)
+    if identity.auth.tenant is not None:
+        raise Forbidden(f"{name} knows no tenants, and the token is of one", fix="use a token without a tenant")
+
+
+def local(request: HTTPConnection) -> bool:
+    """Whether somebody on this machine asks, by a name of this machine, and no page of another site.
+
+    A page that has its own name lead to this machine sends that name as `host`; what a proxy hands on may be anybody's.
+    """
+    headers = request.headers
+    host, origin = headers.get("host", ""), headers.get("origin")
+    return (
+        request.client is not None
+        and loopback(request.client.host)
+        and loopback(_name(host))
+        and (origin is None or origin.partition("://")[2] == host)
+        and not any(name in headers for name in _FORWARDED)
+    )
+
+
+def loopback(host: str) -> bool:
+    """Whether a name or address is that of this machine for itself.
+
+    >>> [loopback(host) for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "LocalHost", "10.0.0.1", "a.test", "")]
+    [True, True, True, True, False, False, False]
+    """
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _name(host: str) -> str:
+    """A host header without its port.
+
+    >>> _name("127.0.0.1:8710"), _name("[::1]:8710"), _name("localhost"), _name("::1")
+    ('127.0.0.1', '::1', 'localhost', '')
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, _, port = host.partition(":")
+    return name if not port or port.isdecimal() else ""
