@@ -1,18 +1,22 @@
 """Who is given access sees old documents as changed; who loses it is told that they are no more."""
 
+import random
+
 import psycopg
 import pytest
 
 from forge.changelog.connection import Connection, connect
+from forge.versions import access, operation
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, put
-from forge.versions.errors import UnknownDocument, UnknownResource
+from forge.versions.errors import DocumentInvalid, UnknownDocument, UnknownResource
 from forge.versions.identity import change_identity
 from forge.versions.nouns import Deletion, Document, KeyChange, Resource, Upsert
 from forge.versions.reading import stream
 from forge.versions.resources import declare, resources
 from forge.versions.stamps import newest
 from forge.versions.strategies import STRATEGIES, Strategy, use_strategy
+from tests.versions.aside import behind
 from tests.versions.journals import SCHOOLS, STUDENTS, journals, last_stamp
 
 
@@ -98,6 +102,71 @@ def test_of_a_revoke_and_a_grant_the_later_has_the_greater_version(
         given = grant(other, student, "ada")
     assert lost is not None
     assert given.version > lost.version
+
+
+def test_a_document_that_is_deleted_while_access_is_given_is_no_more_for_them(
+    versions: Connection, student: Document, versions_url: str
+) -> None:
+    gone = behind(
+        versions,
+        versions_url,
+        lambda connection: grant(connection, student, "ada"),
+        lambda connection: delete(connection, student),
+    )
+    assert journals(versions)["deletion"] == [(gone.version, student.id, None), (gone.version, student.id, "ada")]
+
+
+def test_nobody_is_given_access_to_what_is_being_deleted(
+    versions: Connection, student: Document, versions_url: str
+) -> None:
+    with pytest.raises(UnknownDocument, match=f"no document {student.id}"):
+        behind(
+            versions,
+            versions_url,
+            lambda connection: delete(connection, student),
+            lambda connection: grant(connection, student, "ada"),
+        )
+
+
+def test_two_who_give_the_same_access_give_it_once(versions: Connection, student: Document, versions_url: str) -> None:
+    stamp = last_stamp(versions)
+    again = behind(
+        versions,
+        versions_url,
+        lambda connection: grant(connection, student, "ada"),
+        lambda connection: grant(connection, student, "ada"),
+    )
+    assert again.version == last_stamp(versions) == stamp + 1
+
+
+def test_access_that_goes_while_it_is_looked_at_is_given_anew(
+    versions: Connection, student: Document, versions_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there when it was to be given, and is taken away before its version is read."""
+    grant(versions, student, "ada")
+    taken: list[Deletion | str | None] = []
+
+    def asked(name: str) -> str:
+        if name == "access" and not taken:
+            taken.append("now")
+            with connect(versions_url) as other:
+                taken.append(revoke(other, student, "ada"))
+        return operation.sql(name)
+
+    monkeypatch.setattr(access, "sql", asked)
+    given = grant(versions, student, "ada")
+    assert isinstance(taken[1], Deletion)
+    assert given.version == last_stamp(versions) == taken[1].version + 1
+    assert seen(versions, "ada", 1) == [("Upsert", given.version, student.id)]
+
+
+@pytest.mark.parametrize("subject", ["", "a\0", "\ud800", random.Random(1).randbytes(5000).hex()], ids=range(4))
+def test_a_subject_that_nobody_can_have(versions: Connection, student: Document, subject: str) -> None:
+    before = journals(versions)
+    with pytest.raises(DocumentInvalid):
+        grant(versions, student, subject)
+    assert journals(versions) == before
+    assert versions.execute("SELECT FROM forge_versions.access").fetchall() == []
 
 
 def test_who_sees_a_resource_changes_only_where_it_is_said(versions: Connection) -> None:

@@ -1,12 +1,18 @@
 """Identities change, and with them those that contain them; who merely refers to them is not touched."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from decimal import Decimal
+
 import psycopg
 import pytest
 
 from forge.changelog.connection import Connection, connect
-from forge.versions.documents import delete, get, put, set_references
+from forge.versions.documents import delete, find, get, put, set_references
 from forge.versions.errors import IdentityCycle, IdentityMismatch, IdentityTaken, IsolationUnfit, MissingReference
 from forge.versions.identity import change_identity
+from forge.versions.nouns import KeyChange, Upsert
+from tests.versions.aside import aside, behind
 from tests.versions.journals import COURSES, PLANS, SCHOOLS, STUDENTS, journals, last_stamp
 
 
@@ -148,6 +154,134 @@ def test_who_refers_to_a_document_sees_its_identity_change_or_is_seen(versions: 
                 put(other, COURSES, {"code": "b"}, {}, {"school": (SCHOOLS, {"id": 2})})
         with pytest.raises(MissingReference):
             put(other, COURSES, {"code": "b"}, {}, {"school": (SCHOOLS, {"id": 2})})
+
+
+@pytest.mark.contract("V2")
+def test_who_comes_to_contain_it_while_its_identity_changes_follows_too(
+    versions: Connection, versions_url: str
+) -> None:
+    """A plan comes to contain a course while the course's school changes: it is not committed when that looks first."""
+    school = put(versions, SCHOOLS, {"id": 1}, {}).document
+    course = put(versions, COURSES, {"code": "a"}, {}, {"school": school}, in_identity={"school"}).document
+    behind(
+        versions,
+        versions_url,
+        lambda connection: put(connection, PLANS, {"year": 1}, {}, {"course": course}, in_identity={"course"}),
+        lambda connection: change_identity(connection, school, {"id": 2}),
+    )
+    plan = find(versions, PLANS, {"year": 1, "course": {"code": "a", "school": {"id": 2}}})
+    assert plan is not None
+    assert plan.identity_version == get(versions, school.id).identity_version == last_stamp(versions)
+
+
+def test_who_contains_one_that_appeared_meanwhile_follows_too(versions: Connection, versions_url: str) -> None:
+    """A plan comes to contain a course that is waited for; and while another is, a student to contain the plan."""
+    school = put(versions, SCHOOLS, {"id": 1}, {}).document
+    course, other = (
+        put(versions, COURSES, {"code": code}, {}, {"school": school}, in_identity={"school"}).document for code in "ab"
+    )
+    with ExitStack() as stack:
+        watcher, writer = (stack.enter_context(connect(versions_url)) for _ in range(2))
+        with versions.transaction():
+            versions.execute("SELECT FROM forge_versions.document WHERE id = %s FOR KEY SHARE", (other.id,))
+            with writer.transaction():
+                plan = put(writer, PLANS, {"year": 1}, {}, {"course": course}, in_identity={"course"}).document
+                renamed = stack.enter_context(aside(versions_url, lambda c: change_identity(c, school, {"id": 2})))
+                renamed.waits(watcher)
+            renamed.waits(watcher, on=versions)
+            writer.execute("BEGIN")
+            student = put(writer, STUDENTS, {"id": 7}, {}, {"plan": plan}, in_identity={"plan"}).document
+        renamed.waits(watcher, on=writer)
+        writer.execute("COMMIT")
+        stamp = renamed.result().version
+    whole = {"id": 7, "plan": {"year": 1, "course": {"code": "a", "school": {"id": 2}}}}
+    assert get(versions, student.id).identity == whole
+    assert get(versions, student.id).identity_version == stamp
+
+
+def test_a_reference_by_identity_leads_to_who_has_it_once_he_is_held(versions: Connection, versions_url: str) -> None:
+    school = put(versions, SCHOOLS, {"id": 1}, {}).document
+    with pytest.raises(MissingReference, match="schools"):
+        behind(
+            versions,
+            versions_url,
+            lambda connection: change_identity(connection, school, {"id": 2}),
+            lambda connection: put(connection, STUDENTS, {"id": 7}, {}, {"school": (SCHOOLS, {"id": 1})}),
+        )
+    assert find(versions, STUDENTS, {"id": 7}) is None
+
+
+def test_two_changes_of_identities_with_the_same_dependents_do_not_deadlock(
+    versions: Connection, versions_url: str
+) -> None:
+    """Both carry to x and y. From one root y is nearer, from the other they are equally near."""
+    one, two = (put(versions, SCHOOLS, {"id": n}, {}).document for n in (1, 2))
+    x, y = (put(versions, COURSES, {"code": code}, {}).document for code in "xy")
+    set_references(versions, y, {"one": one, "two": two}, in_identity={"one", "two"})
+    set_references(versions, x, {"y": y, "two": two}, in_identity={"y", "two"})
+    with ExitStack() as stack:
+        with versions.transaction():
+            versions.execute("SELECT FROM forge_versions.document WHERE id = %s FOR KEY SHARE", (x.id,))
+            from_two = stack.enter_context(aside(versions_url, lambda c: change_identity(c, two, {"id": 22})))
+            from_two.waits(versions)
+            from_one = stack.enter_context(aside(versions_url, lambda c: change_identity(c, one, {"id": 11})))
+            from_one.waits(versions)
+        assert from_two.result().version < from_one.result().version
+    inner = {"code": "y", "one": {"id": 11}, "two": {"id": 22}}
+    assert get(versions, x.id).identity == {"code": "x", "y": inner, "two": {"id": 22}}
+
+
+def test_a_change_of_an_identity_and_one_of_what_it_contains_do_not_deadlock(
+    versions: Connection, versions_url: str
+) -> None:
+    """The plan has a lower id than the course that it contains, and that a lower one than its school."""
+    plan = put(versions, PLANS, {"year": 1}, {}).document
+    course = put(versions, COURSES, {"code": "a"}, {}).document
+    school = put(versions, SCHOOLS, {"id": 1}, {}).document
+    set_references(versions, course, {"school": school}, in_identity={"school"})
+    set_references(versions, plan, {"course": course}, in_identity={"course"})
+    with ExitStack() as stack:
+        with versions.transaction():
+            versions.execute("SELECT FROM forge_versions.document WHERE id = %s FOR KEY SHARE", (plan.id,))
+            of_school = stack.enter_context(aside(versions_url, lambda c: change_identity(c, school, {"id": 2})))
+            of_school.waits(versions)
+            of_course = stack.enter_context(aside(versions_url, lambda c: change_identity(c, course, {"code": "b"})))
+            of_course.waits(versions)
+        assert of_school.result().version < of_course.result().version
+    assert get(versions, plan.id).identity == {"year": 1, "course": {"code": "b", "school": {"id": 2}}}
+
+
+@pytest.mark.parametrize("first", ["identity", "references"])
+def test_a_document_that_refers_to_a_later_one_is_held_before_it(
+    versions: Connection, versions_url: str, first: str
+) -> None:
+    """As a change of the later one's identity holds them; else each would wait for the other."""
+    plan = put(versions, PLANS, {"year": 1}, {}).document
+    school = put(versions, SCHOOLS, {"id": 1}, {}).document
+    plan = set_references(versions, plan, {"school": school}, in_identity={"school"}).document
+    acts: list[Callable[[Connection], KeyChange | Upsert]] = [
+        lambda connection: change_identity(connection, school, {"id": 2}),
+        lambda connection: set_references(connection, plan, {"school": school, "next": school}),
+    ]
+    with ExitStack() as stack:
+        with versions.transaction():
+            versions.execute("SELECT FROM forge_versions.document WHERE id = %s FOR KEY SHARE", (plan.id,))
+            waiting = []
+            for act in acts if first == "identity" else reversed(acts):
+                waiting.append(stack.enter_context(aside(versions_url, act)))
+                waiting[-1].waits(versions)
+        assert waiting[0].result().version < waiting[1].result().version
+    assert get(versions, plan.id).identity == {"year": 1, "school": {"id": 2}}
+
+
+def test_another_spelling_of_a_number_is_another_identity(versions: Connection) -> None:
+    """The key is the same, and what readers are shown is not."""
+    school = put(versions, SCHOOLS, {"id": 1}, {}).document
+    course = put(versions, COURSES, {"code": "a"}, {}, {"school": school}, in_identity={"school"}).document
+    stamp = change_identity(versions, school, {"id": Decimal("1.0")}).version
+    assert stamp == last_stamp(versions) > course.identity_version
+    assert str(get(versions, course.id).identity["school"]["id"]) == "1.0"
+    assert [row[:2] for row in journals(versions)["key"]] == [(stamp, school.id), (stamp, course.id)]
 
 
 def test_an_older_snapshot_may_not_change_identities(versions: Connection) -> None:

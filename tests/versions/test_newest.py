@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import psycopg
 import pytest
 
 from forge.changelog.connection import Connection, connect
 from forge.versions.documents import put
-from forge.versions.stamps import newest
+from forge.versions.errors import TransactionUnfit
+from forge.versions.reading import changes
+from forge.versions.stamps import newest, settled
 from tests.versions.journals import STUDENTS, last_stamp
 
 pytestmark = pytest.mark.contract("V5")
@@ -90,23 +93,75 @@ def test_a_rolled_back_stamp_is_no_gap(versions: Connection, others: list[Connec
     assert newest(versions) == last_stamp(versions) == 2
 
 
-def test_inside_a_transaction_it_is_what_others_found_and_holds_nobody_back(
+def test_inside_a_transaction_it_is_refused_and_what_others_found_holds_nobody_back(
     versions: Connection, others: list[Connection]
 ) -> None:
     write(versions, 1)
     with others[0].transaction():
-        assert newest(others[0]) == 0
+        with pytest.raises(TransactionUnfit, match="inside of a transaction") as refused:
+            newest(others[0])
+        assert "autocommit" in refused.value.fix
+        assert settled(others[0]) == 0
         assert newest(versions) == 1
-        assert newest(others[0]) == 1
+        assert settled(others[0]) == 1
         write(versions, 2)
         assert newest(versions) == 2
         write(others[0], 3)
-        assert newest(others[0]) == 2
+        assert settled(others[0]) == 2
     with others[0].transaction():
         others[0].execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        assert newest(others[0]) == 2
+        assert settled(others[0]) == 2
         assert newest(versions) == 3
-        assert newest(others[0]) == 2
+        assert settled(others[0]) == 2
+
+
+def test_a_connection_that_begins_transactions_by_itself_is_refused(versions: Connection, versions_url: str) -> None:
+    write(versions, 1)
+    with psycopg.connect(versions_url) as connection:
+        with pytest.raises(TransactionUnfit, match="inside of a transaction"):
+            newest(connection)
+        with pytest.raises(TransactionUnfit, match="inside of a transaction"):
+            changes(connection, STUDENTS)
+        assert newest(versions) == 1
+        assert len(changes(connection, STUDENTS, 1, 1).items) == 1
+
+
+def test_it_takes_no_transaction_id_where_none_would_tell_more(versions: Connection, others: list[Connection]) -> None:
+    def ids(count: int) -> int:
+        """How many were given while it was asked so often."""
+        found = []
+        for times in (count, 0):
+            row = others[1].execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+            assert row is not None
+            found.append(row[0])
+            for _ in range(times):
+                newest(versions)
+        return int(found[1] - found[0])
+
+    write(versions, 0)
+    assert newest(versions) == 1
+    assert ids(5) == 0
+    with others[0].transaction():
+        write(others[0], 1)
+        write(versions, 2)
+        assert newest(versions) == 1
+        versions.execute("UPDATE forge_versions.settled SET at = at + interval '1 hour'")
+        assert ids(5) == 0
+        versions.execute("UPDATE forge_versions.settled SET at = at - interval '2 hours'")
+        assert ids(1) == 1
+    assert newest(versions) == 3
+
+
+def test_what_it_tells_is_on_disk_though_commits_do_not_wait_for_that(versions: Connection) -> None:
+    """Else a crash could take the sequence back behind it. The server's own writer may be quick, but not every time."""
+    versions.execute("SET synchronous_commit = off")
+    for n in range(1, 31):
+        assert write(versions, n) == n
+        row = versions.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+        assert row is not None
+        assert newest(versions) == n
+        flushed = versions.execute("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", row).fetchone()
+        assert flushed == (True,)
 
 
 def test_a_prepared_transaction_holds_it_back(versions: Connection, others: list[Connection]) -> None:

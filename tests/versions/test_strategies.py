@@ -12,9 +12,10 @@ from forge.versions.errors import StrategyBusy, VersionsError
 from forge.versions.identity import change_identity
 from forge.versions.nouns import Resource
 from forge.versions.reading import changes
-from forge.versions.stamps import newest
+from forge.versions.stamps import newest, settled
 from forge.versions.strategies import STRATEGIES, Strategy, strategy, use_strategy
 from forge.versions.triggers import write_by
+from tests.versions.aside import behind
 from tests.versions.journals import COURSES, PLANS, SCHOOLS, STUDENTS
 
 pytestmark = pytest.mark.contract("V8")
@@ -122,8 +123,8 @@ def test_readers_and_writers_are_right_while_strategies_change(versions: Connect
         newest(versions)
         with versions.transaction():
             versions.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            page = changes(versions, SCHOOLS, 1, limit=10_000)
-            last = newest(versions)
+            last = settled(versions)
+            page = changes(versions, SCHOOLS, 1, last, limit=10_000)
             expected = [pair for pair in derived(versions)[SCHOOLS] if pair[0] <= last]
             assert [(item.version, item.id) for item in page.items] == expected != []
             seen.add(strategy(versions))
@@ -132,6 +133,22 @@ def test_readers_and_writers_are_right_while_strategies_change(versions: Connect
     assert failed == []
     assert seen == set(STRATEGIES)
     assert told(versions) == derived(versions)
+
+
+def test_who_drops_his_reference_while_an_identity_changes_has_the_version_of_that(
+    versions: Connection, versions_url: str
+) -> None:
+    """A document's own change is committed while the change of the identity waits to tell it."""
+    school = put(versions, SCHOOLS, {"id": 1}, {}).document
+    course = put(versions, COURSES, {"code": "a"}, {}, {"school": school}).document
+    use_strategy(versions, "monotonic")
+    behind(
+        versions,
+        versions_url,
+        lambda connection: set_references(connection, course, {}),
+        lambda connection: change_identity(connection, school, {"id": 2}),
+    )
+    assert told(versions)[COURSES] == derived(versions)[COURSES] == [(3, course.id)]
 
 
 def test_it_gives_up_where_a_transaction_never_ends(versions: Connection, versions_url: str) -> None:

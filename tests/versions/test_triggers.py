@@ -66,6 +66,17 @@ def test_a_statement_that_changes_bodies_stamps_those_that_differ(raw: Connectio
     assert journals(raw)["document"][3:] == [(2, ids[1]), (2, ids[2])]
 
 
+def test_another_spelling_of_a_number_is_a_change(raw: Connection) -> None:
+    """1.0 and 1 are equal to PostgreSQL, and not the same to who reads them."""
+    one, two = insert(raw, STUDENTS, {"id": 1}, {"id": 2})
+    raw.execute("UPDATE forge_versions.document SET body = '{\"a\": 1}'")
+    raw.execute("UPDATE forge_versions.document SET body = '{\"a\": 1.0}' WHERE id = %s", (one,))
+    assert tokens(raw, one, two) == [(3, 1), (2, 1)]
+    raw.execute("UPDATE forge_versions.document SET identity = '{\"id\": 2.0}' WHERE id = %s", (two,))
+    assert tokens(raw, one, two) == [(3, 1), (2, 4)]
+    assert [row[:2] for row in journals(raw)["key"]] == [(4, two)]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_session_that_wrote_one_row_writes_many_as_well(raw: Connection) -> None:

@@ -4,30 +4,40 @@ For who is given access the document changed with that, however old it is; who l
 more. Both take a stamp, and neither does when nothing changes.
 """
 
+from typing import Any
+
 from forge.changelog.connection import Connection
 from forge.versions.documents import get, id_of, unknown
 from forge.versions.nouns import Deletion, Document, Upsert
 from forge.versions.operation import operation, sql
 from forge.versions.stamps import stamped
+from forge.versions.texts import text_of
 
 
 def grant(connection: Connection, document: int | Document, subject: str) -> Upsert:
     """Let a subject see a document; the answer's version is the one at which it appears to them."""
-    asked = {"document": id_of(document), "subject": subject}
+    asked = {"document": id_of(document), "subject": text_of(subject, "subject")}
     with operation(connection):
         if connection.execute(sql("present"), asked).fetchone() is None:
             raise unknown(id_of(document))
-        if connection.execute(sql("grant"), asked).fetchone() is not None:
-            with stamped(connection) as stamp:
-                connection.execute(sql("granted"), {**asked, "stamp": stamp})
-        row = connection.execute(sql("access"), asked).fetchone()
-        assert row is not None
-        return Upsert(int(row[0]), get(connection, id_of(document)))
+        while (version := _granted(connection, asked)) is None:
+            pass
+        return Upsert(version, get(connection, id_of(document)))
+
+
+def _granted(connection: Connection, asked: dict[str, Any]) -> int | None:
+    """The version of an access, new or not; None when it was there and went before it was held."""
+    if connection.execute(sql("grant"), asked).fetchone() is not None:
+        with stamped(connection) as stamp:
+            connection.execute(sql("granted"), {**asked, "stamp": stamp})
+        return stamp
+    row = connection.execute(sql("access"), asked).fetchone()
+    return None if row is None else int(row[0])
 
 
 def revoke(connection: Connection, document: int | Document, subject: str) -> Deletion | None:
     """Let a subject see a document no more; None when they did not."""
-    asked = {"document": id_of(document), "subject": subject}
+    asked = {"document": id_of(document), "subject": text_of(subject, "subject")}
     with operation(connection):
         if connection.execute(sql("present"), asked).fetchone() is None:
             raise unknown(id_of(document))

@@ -16,9 +16,10 @@ import msgspec
 from forge.changelog.connection import Connection
 from forge.versions.errors import IdentityCycle, IdentityMismatch, MissingReference, StillReferenced, UnknownDocument
 from forge.versions.nouns import Deletion, Document, Json, Reference, Resource, Upsert, decode, encode
-from forge.versions.operation import operation, sql, typed
+from forge.versions.operation import operation, sql, typed, writable
 from forge.versions.resources import resource_id
 from forge.versions.stamps import stamped
+from forge.versions.texts import LARGEST_ID, json_of, names_of, text_of
 
 Target = tuple[Resource, Mapping[str, Any]] | int | Document
 """Where a reference leads: a resource and an identity in it, or a document, by its id or itself."""
@@ -31,70 +32,114 @@ class Held(msgspec.Struct, frozen=True):
     identity: Json
 
 
+class Known(msgspec.Struct, frozen=True):
+    """A document that is there already, and its references: children by name, and which are in its identity."""
+
+    document: int
+    children: dict[str, int]
+    inside: frozenset[str]
+
+
 def put(
     connection: Connection,
     resource: Resource,
     identity: Mapping[str, Any],
     body: Mapping[str, Any],
     references: Mapping[str, Target] | None = None,
-    in_identity: Collection[str] = (),
+    in_identity: Collection[str] | None = None,
 ) -> Upsert:
     """Make the document with that identity, or give it that body and exactly those references.
 
     `in_identity` names the references whose documents' identities are part of this one's, under the same names; the
-    caller may leave these parts out of `identity`. The answer's version is that of the content, which a put that
-    changes nothing leaves as it was.
+    caller may leave these parts out of `identity`. What is not given, of the two, stays as it is: `{}` takes the
+    references away. The answer's version is that of the content, which a put that changes nothing leaves as it was.
     """
-    wanted = references or {}
+    named = None if in_identity is None else names_of(in_identity)
+    asked = {"identity": json_of(identity, "identity"), "body": json_of(body, "body")}
     with operation(connection):
         number = resource_id(connection, resource)
-        held = hold(connection, wanted, in_identity)
-        parameters = {
-            "resource": number,
-            "identity": encode(complete(identity, held, in_identity)),
-            "body": encode(body),
-            "edges": _edges(held, in_identity),
-        }
-        document = _put(connection, parameters, whole=bool(in_identity))
-        found = _read(connection, document)
+        while (done := _put(connection, {**asked, "resource": number}, identity, references, named)) is None:
+            pass
+        found = _read(connection, done)
     return Upsert(found.content_version, found)
 
 
-def _put(connection: Connection, parameters: dict[str, Any], *, whole: bool) -> int:
-    """Write it; `whole` when references are part of the identity, which nobody may then refer to meanwhile."""
-    while True:
-        row = connection.execute(sql("find_whole" if whole else "find"), parameters).fetchone()
-        if row is not None:
-            document, same = row
-            if not same:
-                _write(connection, document, parameters, whole=whole)
-            return int(document)
+def _put(
+    connection: Connection,
+    asked: dict[str, Any],
+    identity: Mapping[str, Any],
+    references: Mapping[str, Target] | None,
+    named: frozenset[str] | None,
+) -> int | None:
+    """Put it; None when what was there, or was not, is another by the time that it is held."""
+    if references is None and named is None:
+        return _put_held(connection, {**asked, "edges": None}, _found(connection, asked), whole=False)
+    keeps = references is None or named is None
+    known = _known(connection, "known", asked) if keeps else None
+    wanted, inside = _kept(known, references, named)
+    held = hold(connection, wanted, inside, known)
+    whole = json_of(complete(identity, held, inside), "identity")
+    parameters = {**asked, "identity": whole, "edges": _edges(held, inside)}
+    document = _found(connection, parameters, whole=bool(inside))
+    now = _known(connection, "known_by_id", {"document": document}) if keeps and document is not None else None
+    return _put_held(connection, parameters, document, whole=bool(inside)) if now == known else None
+
+
+def _found(connection: Connection, parameters: dict[str, Any], *, whole: bool = False) -> int | None:
+    """The document with an identity, held; `whole` when nobody may refer to it meanwhile."""
+    row = connection.execute(sql("find_whole" if whole else "find"), parameters).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _put_held(connection: Connection, parameters: dict[str, Any], document: int | None, *, whole: bool) -> int | None:
+    """Write the one that was found and is held, or else a new one; None when somebody else made it meanwhile."""
+    if document is None:
         with stamped(connection) as stamp:
             made = connection.execute(sql("insert"), {**parameters, "stamp": stamp}).fetchone()
             if made is not None:
                 _write_edges(connection, made[0], parameters)
-                return int(made[0])
-        # somebody else made it meanwhile: now it is there to be found
+        return None if made is None else int(made[0])
+    if connection.execute(sql("content_same"), {**parameters, "document": document}).fetchone() != (True,):
+        _write(connection, document, parameters, whole=whole)
+    return document
 
 
 def set_references(
     connection: Connection,
     document: int | Document,
     references: Mapping[str, Target],
-    in_identity: Collection[str] = (),
+    in_identity: Collection[str] | None = None,
 ) -> Upsert:
-    """Give a document exactly these references. Where they are part of its identity, that follows them."""
+    """Give a document exactly these references. Where they are part of its identity, that follows them.
+
+    Without `in_identity` those that were part of it, and are among these, are so still.
+    """
     number = id_of(document)
+    named = None if in_identity is None else names_of(in_identity)
     with operation(connection):
-        held = hold(connection, references, in_identity)
-        parameters = {"document": number, "body": None, "edges": _edges(held, in_identity)}
-        row = connection.execute(sql("edges_same"), parameters).fetchone()
-        if row is None:
-            raise unknown(number)
-        if not row[0]:
-            _write(connection, number, parameters, whole=bool(in_identity))
+        while not _refer(connection, number, references, named):
+            pass
         found = _read(connection, number)
     return Upsert(max(found.content_version, found.identity_version), found)
+
+
+def _refer(
+    connection: Connection, document: int, references: Mapping[str, Target], named: frozenset[str] | None
+) -> bool:
+    """Whether it was done; False when what was to stay was changed before it was held."""
+    known = _known(connection, "known_by_id", {"document": document})
+    if known is None:
+        raise unknown(document)
+    wanted, inside = _kept(known, references, named)
+    held = hold(connection, wanted, inside, known)
+    if connection.execute(sql("held"), {"document": document}).fetchone() is None:
+        raise unknown(document)
+    if named is None and _known(connection, "known_by_id", {"document": document}) != known:
+        return False
+    parameters = {"document": document, "body": None, "edges": _edges(held, inside)}
+    if connection.execute(sql("edges_same"), parameters).fetchone() != (True,):
+        _write(connection, document, parameters, whole=bool(inside))
+    return True
 
 
 def delete(connection: Connection, document: int | Document) -> Deletion:
@@ -118,21 +163,24 @@ def delete(connection: Connection, document: int | Document) -> Deletion:
 def get(connection: Connection, document: int) -> Document:
     """A document by its id."""
     with typed():
-        return _read(connection, document)
+        return _read(connection, id_of(document))
 
 
 def find(connection: Connection, resource: Resource, identity: Mapping[str, Any]) -> Document | None:
     """The document with that identity, if there is one."""
-    with typed():
-        parameters = {"resource": resource_id(connection, resource), "identity": encode(identity)}
+    with writable(), typed():
+        parameters = {"resource": resource_id(connection, resource), "identity": json_of(identity, "identity")}
         row = connection.execute(sql("identified"), parameters).fetchone()
         return None if row is None else _read(connection, int(row[0]))
 
 
 def hold(
-    connection: Connection, references: Mapping[str, Target], in_identity: Collection[str] = ()
+    connection: Connection, references: Mapping[str, Target], in_identity: Collection[str], parent: Known | None = None
 ) -> dict[str, Held]:
-    """Hold the documents that references lead to, in one order for all; raise where one leads nowhere."""
+    """Hold the documents that references lead to, and who refers to them if known, in one order for all.
+
+    Raises where a reference leads nowhere.
+    """
     if strange := sorted(set(in_identity) - references.keys()):
         raise MissingReference(
             f"the identity is to contain {strange[0]!r}, which is no reference",
@@ -142,7 +190,12 @@ def hold(
     if not references:
         return {}
     wanted = [_wanted(connection, name, target) for name, target in references.items()]
-    rows = connection.execute(sql("hold"), {"wanted": msgspec.json.encode(wanted).decode()}).fetchall()
+    asked = {
+        "wanted": msgspec.json.encode(wanted).decode(),
+        "parent": None if parent is None else parent.document,
+        "whole": bool(in_identity),
+    }
+    rows = connection.execute(sql("hold"), asked).fetchall()
     for name, child, _ in rows:
         if child is None:
             raise MissingReference(
@@ -174,7 +227,26 @@ def unknown(document: int) -> UnknownDocument:
 
 
 def id_of(document: int | Document) -> int:
-    return document if isinstance(document, int) else document.id
+    """The id of a document, if any can have it."""
+    number = document if isinstance(document, int) else document.id
+    if not 0 < number <= LARGEST_ID:
+        raise unknown(number)
+    return number
+
+
+def _known(connection: Connection, query: str, asked: Mapping[str, Any]) -> Known | None:
+    row = connection.execute(sql(query), asked).fetchone()
+    return None if row is None else Known(int(row[0]), row[1], frozenset(row[2]))
+
+
+def _kept(
+    known: Known | None, references: Mapping[str, Target] | None, named: frozenset[str] | None
+) -> tuple[Mapping[str, Target], frozenset[str]]:
+    """The references that a document is to have and which are in its identity: given ones, or those that it has."""
+    wanted = references if references is not None else known.children if known is not None else {}
+    if named is not None:
+        return wanted, named
+    return wanted, known.inside & wanted.keys() if known is not None else frozenset()
 
 
 def _write(connection: Connection, document: int, parameters: dict[str, Any], *, whole: bool) -> None:
@@ -196,6 +268,8 @@ def _write(connection: Connection, document: int, parameters: dict[str, Any], *,
 
 
 def _write_edges(connection: Connection, document: int, parameters: dict[str, Any]) -> None:
+    if parameters["edges"] is None:
+        return
     given = {"document": document, "edges": parameters["edges"]}
     connection.execute(sql("drop_edges"), given)
     if given["edges"] != "{}":
@@ -233,15 +307,18 @@ def _edges(held: Mapping[str, Held], in_identity: Collection[str]) -> str:
 
 
 def _wanted(connection: Connection, name: str, target: Target) -> dict[str, Any]:
+    named = {"name": text_of(name, "name of a reference")}
     if isinstance(target, tuple):
         resource, identity = target
-        return {
-            "name": name,
-            "resource": resource_id(connection, resource),
-            "identity": msgspec.Raw(encode(identity).encode()),
-        }
-    return {"name": name, "document": id_of(target)}
+        text = json_of(identity, f"identity that {name!r} leads to")
+        return {**named, "resource": resource_id(connection, resource), "identity": msgspec.Raw(text.encode())}
+    number = target if isinstance(target, int) else target.id
+    return {**named, "document": number if 0 < number <= LARGEST_ID else None}
 
 
 def _shown(target: Target) -> str:
-    return f"{target[0]} {encode(target[1])}" if isinstance(target, tuple) else f"document {id_of(target)}"
+    return (
+        f"{target[0]} {encode(target[1])}"
+        if isinstance(target, tuple)
+        else f"document {target if isinstance(target, int) else target.id}"
+    )

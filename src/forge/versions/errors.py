@@ -19,6 +19,10 @@ class UnknownDocument(VersionsError):
     """There is no such document, or no longer."""
 
 
+class DocumentInvalid(VersionsError):
+    """A document, a name or a subject cannot be written as it was given: no JSON, or more than the tables take."""
+
+
 class MissingReference(VersionsError):
     """A reference leads to a document that is not there. `name` is the reference's."""
 
@@ -49,6 +53,10 @@ class IdentityCycle(VersionsError):
 
 class IsolationUnfit(VersionsError):
     """The transaction's snapshot is too old for what it is to do: it must be in READ COMMITTED."""
+
+
+class TransactionUnfit(VersionsError):
+    """What is asked for cannot be told inside of a transaction."""
 
 
 class WindowInvalid(VersionsError):

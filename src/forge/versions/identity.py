@@ -5,13 +5,14 @@ their representation changed is found on reading.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge.changelog.connection import Connection
 from forge.versions.documents import get, id_of, mismatch, unknown
-from forge.versions.nouns import Document, KeyChange, decode, encode
+from forge.versions.nouns import Document, KeyChange, decode
 from forge.versions.operation import operation, sql
 from forge.versions.stamps import stamped
+from forge.versions.texts import json_of
 
 
 def change_identity(connection: Connection, document: int | Document, identity: Mapping[str, Any]) -> KeyChange:
@@ -20,20 +21,43 @@ def change_identity(connection: Connection, document: int | Document, identity: 
     The one that it has already takes no stamp, and the answer has the version that it had.
     """
     number = id_of(document)
+    asked = {"document": number, "identity": json_of(identity, "identity")}
     with operation(connection):
+        above: list[int] | None = _hold(connection, number) if _wanted(connection, asked).differs else None
         if connection.execute(sql("held"), {"document": number}).fetchone() is None:
             raise unknown(number)
-        asked = {"document": number, "identity": encode(identity)}
-        row = connection.execute(sql("identity_of"), asked).fetchone()
-        assert row is not None
-        old, new, differs, contains = row
-        if contains is not None:
-            raise mismatch(contains)
-        if differs:
-            above = connection.execute("SELECT forge_versions.hold_dependents(%s)", ([number],)).fetchone()
+        found = _wanted(connection, asked)
+        if found.differs:
+            above = _hold(connection, number) if above is None else above
             with stamped(connection) as stamp:
-                connection.execute(sql("identity"), {"document": number, "old": old, "identity": new, "stamp": stamp})
-                if above != ([],):
+                given = {"document": number, "old": found.old, "identity": found.new, "stamp": stamp}
+                connection.execute(sql("identity"), given)
+                if above:
                     connection.execute("SELECT forge_versions.carry(%s, %s)", ([number], stamp))
-        found = get(connection, number)
-    return KeyChange(found.identity_version, number, found.resource, decode(old), found.identity)
+        now = get(connection, number)
+    return KeyChange(now.identity_version, number, now.resource, decode(found.old), now.identity)
+
+
+class _Wanted(NamedTuple):
+    """The identity that a document has, the one that it is to have, and whether these differ."""
+
+    old: str
+    new: str
+    differs: bool
+
+
+def _wanted(connection: Connection, asked: Mapping[str, Any]) -> _Wanted:
+    row = connection.execute(sql("identity_of"), asked).fetchone()
+    if row is None:
+        raise unknown(asked["document"])
+    *found, contains = row
+    if contains is not None:
+        raise mismatch(contains)
+    return _Wanted(*found)
+
+
+def _hold(connection: Connection, document: int) -> list[int]:
+    """Hold a document and all whose identities contain its own, in the order of ids; these are returned."""
+    row = connection.execute("SELECT forge_versions.hold_dependents(%s)", ([document],)).fetchone()
+    assert row is not None
+    return list(row[0])

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import LiteralString
+from typing import Final, LiteralString
 
 import psycopg
 
 from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.queries import queries
 from forge.versions.errors import (
+    DocumentInvalid,
     IdentityCycle,
     IdentityTaken,
     IsolationUnfit,
     VersionsError,
     VersionsMissing,
 )
+
+_TOO_MUCH: Final = {"22P05", "22P02", "22003", "54000", "54001"}
+"""SQLSTATEs of JSON that is none to the server, or whose numbers, nesting or index entries are beyond what it takes."""
 
 
 def sql(name: str) -> LiteralString:
@@ -25,8 +29,20 @@ def sql(name: str) -> LiteralString:
 @contextmanager
 def operation(connection: Connection) -> Iterator[None]:
     """A transaction, or a savepoint in the caller's: what fails inside has written nothing."""
-    with typed(), connection.transaction():
+    with writable(), typed(), connection.transaction():
         yield
+
+
+@contextmanager
+def writable() -> Iterator[None]:
+    """What the server does not take of a document, by name."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate not in _TOO_MUCH:
+            raise
+        why = (error.diag.message_primary or str(error)).strip()
+        raise DocumentInvalid(f"the document cannot be written: {why}", fix=_smaller(error)) from error
 
 
 @contextmanager
@@ -56,3 +72,12 @@ def _named(error: psycopg.Error) -> VersionsError | None:
     if error.sqlstate in ("3F000", "42P01", "42883") and "forge_versions" in line:
         return VersionsMissing("change versions are not installed in this database", fix="forge versions init")
     return None
+
+
+def _smaller(error: psycopg.Error) -> str:
+    if error.sqlstate == "54000":
+        return (
+            "an identity (with those that it contains), a name and a subject are entries of indexes:"
+            " about 2,600 bytes at the most"
+        )
+    return "give JSON whose numbers and nesting PostgreSQL takes"

@@ -12,6 +12,7 @@ from typing import Final
 from psycopg.pq import TransactionStatus
 
 from forge.changelog.connection import Connection
+from forge.versions.errors import TransactionUnfit
 from forge.versions.operation import typed
 
 SETTLE_LOCK: Final = int.from_bytes(b"Forge\0\0v")
@@ -30,10 +31,32 @@ def stamped(connection: Connection) -> Iterator[int]:
 def newest(connection: Connection) -> int:
     """The greatest version at or below which nothing is uncommitted; 0 before the first.
 
-    On a connection in autocommit, outside of a transaction, it is fresh. Inside of one it is what others last found,
-    for the transaction's own xid, once it has one, would hold everybody's newest back until it ends.
+    It is asked on a connection in autocommit, outside of a transaction: it takes a transaction id, and one of the
+    caller's would hold everybody's newest back until he ends. On a standby it is what the primary found.
+
+    An id is taken only where that may tell something new: not where no stamp was given since the last settled pair, nor
+    while a pair of the last 100 ms waits for somebody who runs. That a settled pair is recent is no reason: who has
+    just committed would not find his own change.
     """
-    fresh = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
+    if not outside(connection):
+        raise TransactionUnfit(
+            "the newest version cannot be found inside of a transaction",
+            fix="use a connection in autocommit, outside of a transaction; `settled` is what others found last",
+        )
+    return _newest(connection, fresh=True)
+
+
+def settled(connection: Connection) -> int:
+    """What was last found as the newest, by anybody: safe, but maybe old, and 0 where nobody asked."""
+    return _newest(connection, fresh=False)
+
+
+def outside(connection: Connection) -> bool:
+    """Whether a connection's next statement is a transaction of its own."""
+    return connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
+
+
+def _newest(connection: Connection, *, fresh: bool) -> int:
     with typed():
         row = connection.execute("SELECT forge_versions.newest(%s, %s)", (fresh, SETTLE_LOCK)).fetchone()
     assert row is not None

@@ -2,37 +2,52 @@
 SELECT r.id, r.by_access FROM forge_versions.resource r
 WHERE (r.project, r.name, r.version) = (%(project)s, %(name)s, %(version)s);
 
--- declare: A resource, if it is not known yet; by access or not, as said last.
+-- declare: A resource, if it is not known yet; by access or not, as said last, and how often that was changed.
 INSERT INTO forge_versions.resource AS r (project, name, version, by_access)
 VALUES (%(project)s, %(name)s, %(version)s, coalesce(%(by_access)s, false))
-ON CONFLICT (project, name, version) DO UPDATE SET by_access = excluded.by_access
+ON CONFLICT (project, name, version) DO UPDATE SET by_access = excluded.by_access, epoch = r.epoch + 1
 WHERE r.by_access <> excluded.by_access AND %(by_access)s::boolean IS NOT NULL;
 
 -- resources: All that were declared.
 SELECT r.project, r.name, r.version, r.by_access FROM forge_versions.resource r ORDER BY 1, 2, 3;
 
--- hold: The documents that references lead to, which keep their identities until the transaction ends.
-SELECT h.name, h.child, h.identity::text FROM forge_versions.hold(%(wanted)s::jsonb) h;
+-- hold: The documents that references lead to, which keep their identities until the transaction ends; and who refers.
+SELECT h.name, h.child, h.identity::text
+FROM forge_versions.hold(%(wanted)s::jsonb, %(parent)s::bigint, %(whole)s::boolean) h;
 
--- find: The document with an identity, held, and whether its content is already this.
-SELECT d.id, d.content_hash = forge_versions.content_hash(%(body)s::jsonb, %(edges)s::jsonb)
-FROM forge_versions.document d WHERE d.resource = %(resource)s AND d.identity = %(identity)s::jsonb
-FOR NO KEY UPDATE;
+-- known: The document with an identity, the children that it refers to, and which of these are in its identity.
+SELECT d.id, coalesce(jsonb_object_agg(r.name, r.child) FILTER (WHERE r.name IS NOT NULL), '{}'),
+       coalesce(array_agg(r.name) FILTER (WHERE r.in_identity), '{}')
+FROM forge_versions.document d LEFT JOIN forge_versions.reference r ON r.parent = d.id
+WHERE d.resource = %(resource)s AND d.identity = %(identity)s::jsonb GROUP BY d.id;
+
+-- known_by_id: The same, of a document by its id.
+SELECT d.id, coalesce(jsonb_object_agg(r.name, r.child) FILTER (WHERE r.name IS NOT NULL), '{}'),
+       coalesce(array_agg(r.name) FILTER (WHERE r.in_identity), '{}')
+FROM forge_versions.document d LEFT JOIN forge_versions.reference r ON r.parent = d.id
+WHERE d.id = %(document)s GROUP BY d.id;
+
+-- find: The document with an identity, held.
+SELECT d.id FROM forge_versions.document d
+WHERE d.resource = %(resource)s AND d.identity = %(identity)s::jsonb FOR NO KEY UPDATE;
 
 -- find_whole: As `find`, and nobody may refer to it meanwhile.
-SELECT d.id, d.content_hash = forge_versions.content_hash(%(body)s::jsonb, %(edges)s::jsonb)
-FROM forge_versions.document d WHERE d.resource = %(resource)s AND d.identity = %(identity)s::jsonb
-FOR UPDATE;
+SELECT d.id FROM forge_versions.document d
+WHERE d.resource = %(resource)s AND d.identity = %(identity)s::jsonb FOR UPDATE;
 
--- edges_same: A document, held, and whether its references are already these.
-SELECT forge_versions.edges(d.id) = %(edges)s::jsonb FROM forge_versions.document d WHERE d.id = %(document)s
-FOR UPDATE;
+-- content_same: Whether the content of a document that is held is already this; NULL as edges are those that it has.
+SELECT d.content_hash = forge_versions.content_hash(
+    %(body)s::jsonb, coalesce(%(edges)s::jsonb, forge_versions.edges(d.id)))
+FROM forge_versions.document d WHERE d.id = %(document)s;
+
+-- edges_same: Whether the references of a document that is held are already these.
+SELECT forge_versions.edges(%(document)s) = %(edges)s::jsonb;
 
 -- insert: A new document with its journal rows, unless the identity is taken.
 WITH made AS (
     INSERT INTO forge_versions.document (resource, identity, body, content_hash, content_version, identity_version)
     VALUES (%(resource)s, %(identity)s::jsonb, %(body)s::jsonb,
-            forge_versions.content_hash(%(body)s::jsonb, %(edges)s::jsonb), %(stamp)s, %(stamp)s)
+            forge_versions.content_hash(%(body)s::jsonb, coalesce(%(edges)s::jsonb, '{}')), %(stamp)s, %(stamp)s)
     ON CONFLICT (resource, identity) DO NOTHING RETURNING id, resource
 ), direct AS (
     INSERT INTO forge_versions.document_change (version, document, resource)
@@ -42,11 +57,12 @@ WITH made AS (
 )
 SELECT m.id FROM made m;
 
--- content: Another content of a document that is held, with its journal row; `body` is NULL where it stays.
+-- content: Another content of a document that is held, with its journal row; `body` or `edges` is NULL where it stays.
 WITH written AS (
     UPDATE forge_versions.document d
     SET body = coalesce(%(body)s::jsonb, d.body), content_version = %(stamp)s, content_at = clock_timestamp(),
-        content_hash = forge_versions.content_hash(coalesce(%(body)s::jsonb, d.body), %(edges)s::jsonb)
+        content_hash = forge_versions.content_hash(
+            coalesce(%(body)s::jsonb, d.body), coalesce(%(edges)s::jsonb, forge_versions.edges(d.id)))
     WHERE d.id = %(document)s RETURNING d.id, d.resource
 )
 INSERT INTO forge_versions.document_change (version, document, resource) SELECT %(stamp)s, w.id, w.resource FROM written w;
@@ -63,9 +79,9 @@ WHERE d.id = %(document)s ORDER BY e.key
 ON CONFLICT (parent, name) DO UPDATE SET child = excluded.child, in_identity = excluded.in_identity
 WHERE (r.child, r.in_identity) <> (excluded.child, excluded.in_identity);
 
--- identity_of: A document that is held: its identity, the one it is to have with what that has to contain, whether these
+-- identity_of: A document: its identity, the one it is to have with what that has to contain, whether these
 -- differ, and where the one asked for contains something else.
-SELECT d.identity::text, w.identity::text, w.identity <> d.identity,
+SELECT d.identity::text, w.identity::text, w.identity::text <> d.identity::text,
        (SELECT min(e.key) FROM jsonb_each(i.contained) e
         WHERE %(identity)s::jsonb ? e.key AND %(identity)s::jsonb -> e.key <> e.value)
 FROM forge_versions.document d
@@ -128,8 +144,8 @@ ON CONFLICT (subject, document) DO NOTHING RETURNING document;
 -- granted: The version of an access.
 UPDATE forge_versions.access SET version = %(stamp)s WHERE (subject, document) = (%(subject)s, %(document)s);
 
--- access: The version of an access that is there.
-SELECT a.version FROM forge_versions.access a WHERE (a.subject, a.document) = (%(subject)s, %(document)s);
+-- access: The version of an access that is there, kept from being taken away.
+SELECT a.version FROM forge_versions.access a WHERE (a.subject, a.document) = (%(subject)s, %(document)s) FOR KEY SHARE;
 
 -- revoke: Access to a document goes; no row when there was none.
 DELETE FROM forge_versions.access a WHERE (a.subject, a.document) = (%(subject)s, %(document)s) RETURNING a.document;

@@ -28,9 +28,11 @@ BEGIN
     RETURN forge_versions.stamp();
 END $$;
 
--- Hold the documents that references lead to, in the order of their ids: [{name, document} or {name, resource, identity}].
--- `child` is NULL where there is none.
-CREATE OR REPLACE FUNCTION forge_versions.hold(wanted jsonb)
+-- Hold the documents that references lead to: [{name, document} or {name, resource, identity}]; and with them who refers
+-- to them, if that is known, against all (`whole`) or against other writers. All in the order of their ids, as everybody
+-- does. `child` is NULL where there is none.
+DROP FUNCTION IF EXISTS forge_versions.hold(jsonb);
+CREATE OR REPLACE FUNCTION forge_versions.hold(wanted jsonb, parent bigint, whole boolean)
 RETURNS TABLE (name text, child bigint, identity jsonb) LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
@@ -38,18 +40,26 @@ DECLARE
     w record;
 BEGIN
     FOR w IN
-        SELECT e.name, d.id, e.identity AS asked
+        SELECT false AS refers, e.name, d.id, e.identity AS asked
         FROM jsonb_to_recordset(wanted) AS e (name text, document bigint, resource integer, identity jsonb)
         LEFT JOIN LATERAL (
             SELECT o.id FROM forge_versions.document o WHERE o.id = e.document
             UNION ALL
             SELECT o.id FROM forge_versions.document o WHERE o.resource = e.resource AND o.identity = e.identity) d ON true
-        ORDER BY d.id
+        UNION ALL
+        SELECT true, NULL, parent, NULL WHERE parent IS NOT NULL
+        ORDER BY 3
     LOOP
-        name := w.name;
-        SELECT d.id, d.identity INTO child, identity FROM forge_versions.document d
-        WHERE d.id = w.id AND (w.asked IS NULL OR d.identity = w.asked) FOR KEY SHARE;
-        RETURN NEXT;
+        IF w.refers AND whole THEN
+            PERFORM FROM forge_versions.document d WHERE d.id = w.id FOR UPDATE;
+        ELSIF w.refers THEN
+            PERFORM FROM forge_versions.document d WHERE d.id = w.id FOR NO KEY UPDATE;
+        ELSE
+            name := w.name;
+            SELECT d.id, d.identity INTO child, identity FROM forge_versions.document d
+            WHERE d.id = w.id AND (w.asked IS NULL OR d.identity = w.asked) FOR KEY SHARE;
+            RETURN NEXT;
+        END IF;
     END LOOP;
 END $$;
 
@@ -87,27 +97,34 @@ BEGIN
     END LOOP;
 END $$;
 
--- Hold all whose identity contains that of one of `roots`, by way of others too; returns them. Nobody can become one of
--- them afterwards: for that he would have to hold a document that is held here.
+-- Hold `roots` and all whose identity contains that of one of them, by way of others too; returns these. They are held
+-- in the order of their ids, so that two who hold what overlaps do not wait for each other; and once more what appeared
+-- meanwhile, until nothing did. Nobody can become one of them afterwards: for that he would have to hold one that is held.
 CREATE OR REPLACE FUNCTION forge_versions.hold_dependents(roots bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
 DECLARE
-    found bigint[] := '{}';
-    level bigint[] := roots;
+    found bigint[] := roots;
+    more  bigint[] := roots;
+    held  bigint[] := '{}';
+    level bigint[];
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE EXCEPTION 'identities are changed in READ COMMITTED only' USING ERRCODE = 'FG702',
             HINT = 'an older snapshot does not show all whose identity contains it: use READ COMMITTED for this transaction';
     END IF;
-    LOOP
-        level := ARRAY(SELECT r.parent FROM forge_versions.reference r WHERE r.child = ANY (level) AND r.in_identity
-                       EXCEPT SELECT f.id FROM unnest(found) f (id));
-        EXIT WHEN level = '{}';
-        found := found || level;
-        PERFORM FROM forge_versions.document d WHERE d.id = ANY (level) ORDER BY d.id FOR UPDATE;
+    WHILE more <> '{}' LOOP
+        level := found;
+        WHILE level <> '{}' LOOP
+            level := ARRAY(SELECT r.parent FROM forge_versions.reference r WHERE r.child = ANY (level) AND r.in_identity
+                           EXCEPT SELECT f.id FROM unnest(found) f (id));
+            found := found || level;
+        END LOOP;
+        more := ARRAY(SELECT f.id FROM unnest(found) f (id) EXCEPT SELECT h.id FROM unnest(held) h (id));
+        PERFORM FROM forge_versions.document d WHERE d.id = ANY (more) ORDER BY d.id FOR UPDATE;
+        held := held || more;
     END LOOP;
-    RETURN found;
+    RETURN ARRAY(SELECT h.id FROM unnest(held) h (id) EXCEPT SELECT r.id FROM unnest(roots) r (id));
 END $$;
 
 -- Let the identities of `roots` and of all that contain them follow those that they contain, each document after all
@@ -144,7 +161,7 @@ BEGIN
         ), written AS (
             UPDATE forge_versions.document d
             SET identity = f.new, identity_version = carry.stamp, identity_at = clock_timestamp()
-            FROM fresh f WHERE d.id = f.id AND f.new <> f.old
+            FROM fresh f WHERE d.id = f.id AND f.new::text <> f.old::text
             RETURNING d.id, d.resource, f.old, f.new, f.was
         ), direct AS (
             INSERT INTO forge_versions.document_change (version, document, resource)
@@ -181,7 +198,12 @@ BEGIN
     IF best >= last OR NOT record OR pg_is_in_recovery()
         OR current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
         OR current_setting('transaction_read_only')::boolean
-        OR pg_current_xact_id_if_assigned() IS NOT NULL OR NOT pg_try_advisory_xact_lock(lock) THEN
+        OR pg_current_xact_id_if_assigned() IS NOT NULL
+        -- a pair that waits for somebody who runs: another would wait for him as well (one of another cluster does not)
+        OR EXISTS (SELECT FROM forge_versions.settled s
+                   WHERE s.version > best AND s.at > clock_timestamp() - interval '100 milliseconds'
+                     AND s.horizon < pg_snapshot_xmax(pg_current_snapshot()))
+        OR NOT pg_try_advisory_xact_lock(lock) THEN
         RETURN best;
     END IF;
     IF current_setting('synchronous_commit') = 'off' THEN
@@ -191,9 +213,6 @@ BEGIN
     oldest := pg_snapshot_xmin(pg_current_snapshot());
     IF oldest = mine THEN
         best := last;
-    ELSIF EXISTS (SELECT FROM forge_versions.settled s
-                  WHERE s.version > best AND s.at > clock_timestamp() - interval '100 milliseconds') THEN
-        RETURN best;
     END IF;
     INSERT INTO forge_versions.settled AS s (version, horizon) VALUES (last, mine)
     ON CONFLICT (version) DO UPDATE SET horizon = least(s.horizon, excluded.horizon);
@@ -264,8 +283,8 @@ BEGIN
     IF current_setting('forge_versions.stamping', true) = 'yes' THEN
         RETURN NULL;
     END IF;
-    EXECUTE 'SELECT coalesce(array_agg(n.id) FILTER (WHERE n.body <> o.body), ''{}''),'
-            '       coalesce(array_agg(n.id) FILTER (WHERE n.identity <> o.identity), ''{}''),'
+    EXECUTE 'SELECT coalesce(array_agg(n.id) FILTER (WHERE n.body::text <> o.body::text), ''{}''),'
+            '       coalesce(array_agg(n.id) FILTER (WHERE n.identity::text <> o.identity::text), ''{}''),'
             '       bool_or(o.id IS NULL OR n.resource <> o.resource)'
             ' FROM new_rows n LEFT JOIN old_rows o USING (id)' INTO content, identities, strange;
     IF strange THEN
@@ -298,7 +317,7 @@ BEGIN
     SELECT stamp, i.id FROM unnest(identities) i (id);
     EXECUTE 'INSERT INTO forge_versions.key_change (version, document, resource, old_identity, new_identity)'
             ' SELECT $1, n.id, n.resource, o.identity, n.identity FROM new_rows n JOIN old_rows o USING (id)'
-            ' WHERE n.identity <> o.identity' USING stamp;
+            ' WHERE n.identity::text <> o.identity::text' USING stamp;
     PERFORM forge_versions.carry(identities, stamp);
     PERFORM set_config('forge_versions.stamping', '', true);
     RETURN NULL;
