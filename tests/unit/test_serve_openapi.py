@@ -186,8 +186,10 @@ def test_what_comes_back() -> None:
 
     assert accepts(query["200"], {"result": [1], "hash": "h", "snapshot": "1:2:"})
     assert not accepts(query["200"], {"result": [1]})
-    assert accepts(mutation["200"], {"result": None, "xid": None})
-    assert accepts(mutation["200"], {"result": None, "xid": "812"})
+    assert accepts(mutation["200"], {"result": 1, "xid": None})
+    assert accepts(mutation["200"], {"result": {"$int": "9007199254740993"}, "xid": "7"})
+    assert not accepts(mutation["200"], {"result": None, "xid": None})
+    assert accepts(mutation["200"], {"result": 1, "xid": "812"})
     failure = {"code": "bad_arguments", "message": "m", "fix": "f"}
     assert accepts(query["400"], {"error": failure})
     assert not accepts(query["429"], {"error": failure})

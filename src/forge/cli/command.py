@@ -16,6 +16,7 @@ from forge.changelog.connection import translate
 from forge.cli import (
     asof,
     audit,
+    codegen,
     config,
     consumers,
     crosscheck,
@@ -58,7 +59,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    init, enable, disable, status, tail, serve, consumers, webhooks, outbox, pipeline, slot, crosscheck,
+    init, enable, disable, status, tail, serve, codegen, consumers, webhooks, outbox, pipeline, slot, crosscheck,
     history, audit, asof, revert, redact, verify_log, versions, trim, maintain, doctor, config, demo,
 )  # fmt: skip
 for command in COMMANDS:

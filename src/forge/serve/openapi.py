@@ -1,6 +1,6 @@
 """The OpenAPI 3.1 document of an application: a path for every query and mutation, with the arguments it takes.
 
-What comes back from a query is not described further: its result is whatever JSON the function returns.
+What comes back is described as far as the function's annotation says it; that is believed, not checked.
 """
 
 import re
@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from forge.react.registry import Mutation, Query, Registry
+from forge.serve.returns import Returns
 
 Object = dict[str, Any]
 
@@ -178,13 +179,14 @@ def document(registry: Registry, *, title: str, version: str, security: bool) ->
     schemas, components = msgspec.json.schema_components(
         (*_BODIES, *structs), schema_hook=_opaque, ref_template=_REFERENCE
     )
-    paths = _Paths(security, dict(zip(_BODIES, schemas, strict=False)))
+    paths = _Paths(security, dict(zip(_BODIES, schemas, strict=False)), components)
     arguments = dict(zip((function.name for function in functions), schemas[len(_BODIES) :], strict=True))
     for query in registry.queries.values():
         paths.query(query, arguments[query.name])
     for mutation in registry.mutations.values():
         paths.mutation(mutation, arguments[mutation.name])
     paths.fixed()
+    components.update(paths.returns.components)
     found: Object = {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
@@ -202,20 +204,26 @@ def document(registry: Registry, *, title: str, version: str, security: bool) ->
 class _Paths:
     """The paths, as they are added."""
 
-    def __init__(self, security: bool, bodies: Mapping[type[msgspec.Struct], Object]) -> None:
+    def __init__(
+        self, security: bool, bodies: Mapping[type[msgspec.Struct], Object], components: Mapping[str, Object]
+    ) -> None:
         self.paths: dict[str, Object] = {}
+        self.returns = Returns()
         self._security = security
         self._bodies = bodies
+        self._components = components
 
     def query(self, query: Query, arguments: Object) -> None:
+        key: Object = {"x-forge-key": list(query.key)} if query.key else {}
         self._add(
             "post",
             f"/forge/query/{quote(query.name, safe='')}",
             f"query:{query.name}",
             _summary(query, f"The result of {query.name} now."),
-            self._answers(QueryBody, 400, 401, 403, 404, 413, 422, 429, 500, 503),
+            {"200": self._result(QueryBody, query), **self._errors(400, 401, 403, 404, 413, 422, 429, 500, 503)},
             parameters=[_AS_OF, _AFTER],
             requestBody=_request(arguments, required=_needs_arguments(query)),
+            **key,
         )
         self._add(
             "get",
@@ -241,15 +249,21 @@ class _Paths:
             f"/forge/mutation/{quote(mutation.name, safe='')}",
             f"mutation:{mutation.name}",
             _summary(mutation, f"Run {mutation.name} in one transaction."),
-            {**self._answers(MutationBody, 400, 401, 403, 404, 413, 422, 429, 500, 503), "200": self._repeatable()},
+            {
+                "200": {**self._result(MutationBody, mutation), "headers": {"Forge-Repeated": _REPEATED}},
+                **self._errors(400, 401, 403, 404, 413, 422, 429, 500, 503),
+            },
             parameters=[_ONCE],
             requestBody=_request(arguments, required=_needs_arguments(mutation)),
         )
 
-    def _repeatable(self) -> Object:
-        told = {"description": "The answer of an earlier call with the same key.", "schema": {"const": "true"}}
-        answer = _answer(_first_line(MutationBody.__doc__ or ""), self._bodies[MutationBody])
-        return {**answer, "headers": {"Forge-Repeated": told}}
+    def _result(self, body: type[msgspec.Struct], function: Query | Mutation) -> Object:
+        """The answer, with what the function returns in it as far as that is known."""
+        schema = self._bodies[body]
+        if result := self.returns.of(function.function):
+            whole = self._components[schema["$ref"].rpartition("/")[2]]
+            schema = {**whole, "properties": {**whole["properties"], "result": result}}
+        return _answer(_first_line(body.__doc__ or ""), schema)
 
     def fixed(self) -> None:
         """What every application has."""
@@ -421,6 +435,7 @@ _ONCE: Final = {
     "description": "A name for this call: sent again within 7 days, it is answered again and does not run again.",
     "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
 }
+_REPEATED: Final = {"description": "It is the answer of an earlier call with the key.", "schema": {"const": "true"}}
 _MODE: Final = {
     "name": "mode",
     "in": "query",
