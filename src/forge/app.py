@@ -49,6 +49,7 @@ from forge.react.reactor import Reactor
 from forge.react.registry import ANYONE, Auth, Function, Registry
 from forge.react.registry import Scope as QueryScope
 from forge.react.runner import Runner
+from forge.serve import console
 from forge.serve.asgi import ForgeApp
 from forge.serve.bus import Bus
 from forge.serve.node import Node, Options
@@ -241,6 +242,7 @@ class Forge:
             caching = any(query.cache is not False for query in self.registry.queries.values())
             cached = Cached(reactor, self.cache) if caching else None
             node = Node(self.registry, reactor, self.options, cached=cached)
+            node.own = console.registry(node, title=self._title)
             await node.start()
             policy = Policy(
                 retention_days=config.retention_days, size_limit=config.log_size_limit, hold_days=config.hold_days

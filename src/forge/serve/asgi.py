@@ -25,6 +25,7 @@ from starlette.websockets import WebSocket
 
 from forge.errors import ForgeError
 from forge.serve.feed import changes
+from forge.serve.files import client, console
 from forge.serve.history import audited, history
 from forge.serve.http import Routes, as_json, failure
 from forge.serve.node import Node
@@ -145,6 +146,9 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
                 for path, query in QUERIES.items()
             ),
             Route("/forge/openapi.json", routes.openapi, methods=["GET"]),
+            Route("/forge/client.js", client, methods=["GET"]),
+            Route("/console", partial(console, node), methods=["GET"]),
+            Route("/console/{path:path}", partial(console, node), methods=["GET"]),
             Route("/healthz", routes.healthy, methods=["GET"]),
             Route("/readyz", routes.ready, methods=["GET"]),
             Route("/metrics", routes.metrics, methods=["GET"]),

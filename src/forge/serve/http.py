@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from forge.cursor import After
 from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError
-from forge.react.registry import BadArguments, UnknownName
+from forge.react.registry import OWN, BadArguments, UnknownName
 from forge.react.result import ResultTooLarge
 from forge.serve import openapi
 from forge.serve.auth import AuthFailed, Identity, KeysUnavailable, bearer
@@ -32,6 +32,10 @@ BODY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
+class NotJson(ForgeError):
+    """A request of Forge's own is not said to be JSON, as a form of any page can send it."""
+
+
 class TooLarge(ForgeError):
     """A request is larger than the limit, or takes too long to arrive."""
 
@@ -44,6 +48,7 @@ _STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (
     (UnknownSession, 404),
     (TooMany, 429),
     (TooLarge, 413),
+    (NotJson, 415),
     (ResultTooLarge, 413),
     (BadArguments, 400),
     (CursorInvalid, 400),
@@ -218,6 +223,7 @@ class Routes:
         most = limits.request_bytes if "/session/" in request.url.path else limits.argument_bytes
         try:
             check_origin(request.headers, self.node.options.origins)
+            _check_json(request)
             identity = await self._identity(request)
             return await _unless_left(request, answer(identity, await _body(request, most)))
         except ForgeError as error:
@@ -306,6 +312,13 @@ def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
     if origin is None or origin in allowed or "*" in allowed or origin.partition("://")[2] == headers.get("host"):
         return
     raise Forbidden(f"the origin {origin[:100]} is not allowed", fix="add it to origins in Options")
+
+
+def _check_json(request: Request) -> None:
+    """Of what Forge's own functions are asked by."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.path_params.get("name", "").startswith(OWN) and kind != "application/json":
+        raise NotJson("the request is not application/json", fix="send Content-Type: application/json")
 
 
 def address_of(request: Request) -> str:

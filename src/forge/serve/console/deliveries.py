@@ -1,0 +1,180 @@
+"""Consumers, dead letters, the outbox and webhooks; sending letters again, and forgetting them.
+
+A letter's change has values of rows, and a message's payload may have: neither is shown, nor is what of a webhook's URL
+may let one in.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import msgspec
+import psycopg
+
+from forge.changelog.connection import Connection
+from forge.deliver.consumers.control import Control, Status
+from forge.deliver.consumers.definition import WEBHOOK
+from forge.deliver.outbox.control import Control as Outbox
+from forge.deliver.webhooks.endpoints import Endpoints
+from forge.errors import ForgeError
+from forge.react.database import Context
+from forge.react.registry import BadArguments
+from forge.serve.console.desk import OFTEN, Desk, utc
+
+MOST_LETTERS: Final = 1000
+_log = logging.getLogger(__name__)
+
+_LETTERS: Final = """
+    SELECT d.id, d.consumer, d.schema_name || '.' || d.table_name, d.key, d.change_id, d.error, d.tries, d.behind,
+           d.replay, d.parked_at
+    FROM forge.dead_letter d ORDER BY d.id LIMIT %s
+"""
+# A letter is sent only when nothing of its row, or of its whole table, is before it: all of them are to go.
+_REPLAY: Final = """
+    UPDATE forge.dead_letter d SET replay = true FROM forge.dead_letter l
+    WHERE l.id = %s AND d.consumer = l.consumer AND (d.schema_name, d.table_name) = (l.schema_name, l.table_name)
+      AND (d.key = l.key OR d.key IS NULL OR l.key IS NULL)
+"""
+_DISCARD: Final = "DELETE FROM forge.dead_letter WHERE id = %s"
+
+
+class LetterUnknown(ForgeError):
+    """There is no such letter, or no more."""
+
+
+def register(desk: Desk) -> None:
+    url = desk.node.reactor.url
+
+    async def consumers(ctx: Context) -> list[dict[str, Any]]:
+        """Every shard of every consumer, and how it fares; webhooks are told of by their own query."""
+        return [_consumer(each) for each in await Control(url).statuses() if not each.name.startswith(WEBHOOK)]
+
+    async def webhooks(ctx: Context) -> list[dict[str, Any]]:
+        """Every endpoint, without its secrets, and how it fares."""
+        standing = {each.name: each for each in await Control(url).statuses()}
+        return [
+            {
+                "name": each.name,
+                "url": each.where_to,
+                "tables": each.tables,
+                "ops": each.ops,
+                **_fares(standing.get(WEBHOOK + each.name)),
+            }
+            for each in await Endpoints(url).all()
+        ]
+
+    async def dead_letters(ctx: Context, limit: int = 200) -> list[dict[str, Any]]:
+        """What could not be handled or sent, in order: changes of consumers, then messages of the outbox."""
+        if not 1 <= limit <= MOST_LETTERS:
+            raise BadArguments(f"limit cannot be {limit}", fix=f"use 1 to {MOST_LETTERS}")
+
+        def look(connection: Connection) -> list[dict[str, Any]]:
+            return [_letter(row) for row in connection.execute(_LETTERS, (limit,)).fetchall()]
+
+        found = await desk.ask(look)
+        parked = await asyncio.to_thread(Outbox(url).dead, None, limit)
+        return found + [
+            {
+                "id": f"outbox:{each.id}",
+                "kind": "outbox",
+                "consumer": each.topic,
+                "table": None,
+                "key": each.key,
+                "change_id": None,
+                "error": each.error or "",
+                "tries": each.tries,
+                "behind": each.state == "behind",
+                "replay": False,
+                "parked_at": utc(each.since),
+            }
+            for each in parked
+        ]
+
+    async def outbox(ctx: Context) -> list[dict[str, Any]]:
+        """Every topic that has messages, and how it fares."""
+        found = await asyncio.to_thread(Outbox(url).lag)
+        return [{**msgspec.structs.asdict(each), "seconds": round(each.seconds, 1)} for each in found]
+
+    async def replay_letter(ctx: Context, id: str) -> dict[str, Any]:
+        """Have a letter sent again, with all of its row or key."""
+        kind, number = _parsed(id)
+        if kind == "consumer":
+            count = await ctx.db.execute(_REPLAY, (number,))
+        else:
+            count = await _in_outbox(lambda: Outbox(url).replay_dead(id=number))
+        _told("replayed", id, count, ctx)
+        return {"replayed": count}
+
+    async def discard_letter(ctx: Context, id: str) -> dict[str, Any]:
+        """Forget a letter. What waits behind a message is sent; changes behind a change wait on."""
+        kind, number = _parsed(id)
+        if kind == "consumer":
+            count = await ctx.db.execute(_DISCARD, (number,))
+        else:
+            count, _ = await _in_outbox(lambda: Outbox(url).drop_dead(id=number))
+        _told("discarded", id, count, ctx)
+        return {"discarded": count}
+
+    desk.query(consumers, "forge.consumers", key=("name", "shard"), every=OFTEN)
+    desk.query(webhooks, "forge.webhooks", key=("name",), every=OFTEN)
+    desk.query(dead_letters, "forge.dead_letters", key=("id",), every=OFTEN)
+    desk.query(outbox, "forge.outbox", key=("topic",), every=OFTEN)
+    desk.mutation(replay_letter, "forge.replay_letter")
+    desk.mutation(discard_letter, "forge.discard_letter")
+
+
+def _parsed(id: str) -> tuple[str, str]:
+    kind, _, rest = id.partition(":")
+    known = kind == "consumer" and rest.isdecimal() and len(rest) <= 18
+    if not known and (kind != "outbox" or not rest):
+        raise BadArguments(f"{id[:60]!r} is not a letter's id", fix="use one of forge.dead_letters")
+    return kind, rest
+
+
+async def _in_outbox(work: Any) -> Any:
+    try:
+        return await asyncio.to_thread(work)
+    except psycopg.DataError:
+        raise BadArguments("that is not a message's id", fix="use one of forge.dead_letters") from None
+
+
+def _told(what: str, id: str, count: int, ctx: Context) -> None:
+    if not count:
+        raise LetterUnknown(f"there is no letter {id[:60]}", fix="it may have been sent meanwhile: look again")
+    _log.info("%s was %s, by the console, by %s", id, what, ctx.auth.user)
+
+
+def _consumer(status: Status) -> dict[str, Any]:
+    told = msgspec.structs.asdict(status)
+    return {name: value for name, value in told.items() if name != "cursor"} | {
+        "lag_seconds": None if status.lag_seconds is None else round(status.lag_seconds, 1)
+    }
+
+
+def _fares(status: Status | None) -> dict[str, Any]:
+    """How an endpoint's consumer stands; nobody has begun to work on a new one."""
+    told = {} if status is None else _consumer(status)
+    counts = ("delivered", "retried", "parked", "dead_letters")
+    others = ("working", "lag_events", "lag_seconds", "last_error", "error_at")
+    return {
+        "state": told.get("state", "new"),
+        **{name: told.get(name, 0) for name in counts},
+        **{name: told.get(name) for name in others},
+    }
+
+
+def _letter(row: tuple[Any, ...]) -> dict[str, Any]:
+    id, consumer, table, key, change_id, error, tries, behind, replay, parked_at = row
+    return {
+        "id": f"consumer:{id}",
+        "kind": "consumer",
+        "consumer": consumer,
+        "table": table,
+        "key": key,
+        "change_id": change_id,
+        "error": error,
+        "tries": tries,
+        "behind": behind,
+        "replay": replay,
+        "parked_at": utc(parked_at),
+    }

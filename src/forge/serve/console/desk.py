@@ -1,0 +1,84 @@
+"""What every query of the console is given: the node, what was seen of it, and the database asked in a thread."""
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+from forge.changelog.connection import Connection
+from forge.react.registry import Function, Registry, Scope
+from forge.serve.asking import asked
+from forge.serve.console.activity import Activity
+from forge.serve.node import Node
+from forge.wire import decode_value
+
+MOST_TEXT: Final = 16_384
+"""Characters of a text that are shown."""
+OFTEN: Final = 0.9
+"""Seconds: every time that the reactor looks for what is to be refreshed."""
+T = TypeVar("T")
+
+
+class Desk:
+    """Where the queries of one node's console are made."""
+
+    def __init__(self, node: Node, title: str) -> None:
+        self.node = node
+        self.title = title
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self.started_at = datetime.now(UTC)
+        self.registry = Registry()
+        self.activity = Activity(node.reactor)
+
+    def query(
+        self, function: Function, name: str, *, key: tuple[str, ...] = (), every: float | None, scope: Scope = "public"
+    ) -> None:
+        """A query that runs again every so many seconds while somebody looks."""
+        self.registry.query(
+            function,
+            name=name,
+            key=key,
+            refresh_every=every,
+            scope=scope,
+            permission=self.node.options.console,
+            own=True,
+        )
+
+    def mutation(self, function: Function, name: str) -> None:
+        self.registry.mutation(function, name=name, permission=self.node.options.operate, own=True)
+
+    async def ask(self, ask: Callable[[Connection], T]) -> T:
+        """What a function says of the database, in a thread and not for ever."""
+        return await asked(self.node, "console", ask, less="ask for less: a table, a shorter time")
+
+
+def utc(at: datetime | None) -> datetime | None:
+    return None if at is None else at.astimezone(UTC)
+
+
+def given(value: Any) -> Any:
+    """A value among the arguments, which may be tagged as in results.
+
+    >>> given({"id": {"$int": "9007199254740993"}}), given("4711")
+    ({'id': 9007199254740993}, '4711')
+    """
+    return decode_value(value)
+
+
+def shown(value: Any) -> Any:
+    """A value of a column, its texts cut where they are too long to be looked at.
+
+    >>> shown("x" * 20_000)[16_380:], shown([1, {"a": "b"}])
+    ('xxxx… (20,000 characters)', [1, {'a': 'b'}])
+    """
+    if isinstance(value, str) and len(value) > MOST_TEXT:
+        return f"{value[:MOST_TEXT]}… ({len(value):,} characters)"
+    if isinstance(value, bytes) and len(value) > MOST_TEXT:
+        return f"({len(value):,} bytes)"
+    if isinstance(value, dict):
+        return {name: shown(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        found = [shown(inner) for inner in value[:1000]]
+        return [*found, f"… ({len(value):,} elements)"] if len(value) > len(found) else found
+    return value

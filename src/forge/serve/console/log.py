@@ -1,0 +1,67 @@
+"""`forge.overview`: what this server is, and how its log stands."""
+
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Final
+
+from forge.changelog.connection import Connection
+from forge.changelog.partitions import sizes
+from forge.config import hide
+from forge.react.database import Context
+from forge.serve.console.desk import Desk, utc
+from forge.serve.permissions import permissions
+
+EVERY: Final = 2.0
+OLDEST_WRITE: Final = """
+    SELECT max(extract(epoch FROM clock_timestamp() - a.xact_start))::float8 FROM pg_stat_activity a
+    WHERE a.datname = current_database() AND a.backend_xid IS NOT NULL
+      AND EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.relation = 'forge.forge_event_log'::regclass)
+"""
+"""For how long the oldest write of a tracked table is open: no reader can be behind for longer by waiting."""
+_LOG: Final = f"""
+    SELECT (SELECT count(*) FROM forge.tracked_table WHERE disabled_at IS NULL),
+           (SELECT at FROM forge.forge_event_log ORDER BY transaction_id DESC LIMIT 1),
+           (SELECT max(at) FROM forge.instant), ({OLDEST_WRITE}),
+           (SELECT count(*) FROM forge.dead_letter) + (SELECT count(*) FROM forge.outbox_dead)
+"""
+
+
+def register(desk: Desk) -> None:
+    node = desk.node
+
+    async def overview(ctx: Context) -> dict[str, Any]:
+        """What this server is, and how its log stands."""
+        groups = [group for group in node.reactor.groups.values() if not group.call.query.own]
+        secured, operate = node.options.auth is not None, node.options.operate
+        return {
+            "title": desk.title,
+            "version": version("forge-changes"),
+            "database": hide(node.reactor.url),
+            "node": desk.name,
+            "started_at": desk.started_at,
+            "following": node.reactor.following,
+            "sessions": len(node.sessions),
+            "groups": len(groups),
+            "subscribers": sum(len(group.subscribers) for group in groups),
+            "user": ctx.auth.user,
+            "operate": not secured or (operate is not None and operate in permissions(ctx.auth.claims)),
+            **await desk.ask(_log),
+        }
+
+    desk.query(overview, "forge.overview", every=EVERY, scope="user")
+
+
+def _log(connection: Connection) -> dict[str, Any]:
+    row = connection.execute(_LOG.encode()).fetchone()
+    assert row is not None
+    tracked, newest, instant, oldest, letters = row
+    return {
+        "at": datetime.now(UTC).replace(microsecond=0),
+        "server_version": (connection.info.parameter_status("server_version") or "").split(" ")[0],
+        "tables_tracked": tracked,
+        "log_bytes": sum(sizes(connection).values()),
+        "newest_change": utc(newest),
+        "lag_seconds": oldest,
+        "maintenance_at": utc(instant),
+        "dead_letters": letters,
+    }

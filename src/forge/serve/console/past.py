@@ -1,0 +1,166 @@
+"""`forge.history`, `forge.as_of`, `forge.audit` and `forge.revert_plan`: the past of a row, who did what, what undoing
+it would do. Nothing is written by any of them."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from forge.change import UNAVAILABLE, Op
+from forge.changelog.connection import Connection
+from forge.history.asof import row_as_of
+from forge.history.audit import Choice, audit
+from forge.history.instants import instant
+from forge.history.revert import Choice as Undone
+from forge.history.revert import Step, plan_revert
+from forge.history.timeline import Entry, timeline
+from forge.react.database import Context
+from forge.react.registry import BadArguments
+from forge.serve.console.desk import Desk, given, shown, utc
+
+EVERY: Final = 2.0
+MOST: Final = 200
+"""Entries of a page, and rows of a plan."""
+_VEILED: Final = """
+    SELECT DISTINCT CASE schema_name WHEN 'public' THEN '' ELSE schema_name || '.' END || table_name,
+           unnest(excluded || masked)
+    FROM forge.tracked_table
+"""
+_exact: Final = msgspec.json.Decoder(float_hook=Decimal)
+
+
+def register(desk: Desk) -> None:
+    async def history(ctx: Context, table: str, key: Any, before: str | None = None, limit: int = 50) -> dict[str, Any]:
+        """Every change of one row, newest first, a page at a time."""
+        _check(limit)
+
+        def look(connection: Connection) -> dict[str, Any]:
+            page = timeline(connection, table, given(key), limit=limit, before=before)
+            return {
+                "table": page.table,
+                "key": page.key,
+                "entries": [_entry(entry) for entry in page.entries],
+                "next": page.next,
+            }
+
+        return await desk.ask(look)
+
+    async def as_of(ctx: Context, table: str, key: Any, at: str) -> dict[str, Any]:
+        """One row as it was."""
+
+        def look(connection: Connection) -> dict[str, Any]:
+            past = row_as_of(connection, table, given(key), instant(at))
+            row = None if past.row is None else {name: shown(value) for name, value in past.row.items()}
+            return {"table": past.table, "at": utc(past.at), "row": row}
+
+        return await desk.ask(look)
+
+    async def audited(
+        ctx: Context,
+        user: str | None = None,
+        table: str | None = None,
+        op: str | None = None,
+        trace: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> dict[str, Any]:
+        """Who changed what, newest first, a page at a time; never the values."""
+        _check(limit)
+        ops = () if op is None else (_op(op),)
+        begin, end = (None if at is None else instant(at) for at in (since, until))
+        choice = Choice(user, table, ops, trace, begin, end)
+        page = await desk.ask(lambda connection: audit(connection, choice, limit=limit, before=before))
+        entries = [{**msgspec.structs.asdict(entry), "op": entry.op.name} for entry in page.entries]
+        return {"entries": entries, "next": page.next}
+
+    async def revert_plan(ctx: Context, trace: str | None = None, transaction: str | None = None) -> dict[str, Any]:
+        """What undoing a request or a transaction would do; nothing is locked or written."""
+        choice = Undone(trace=trace, transaction=transaction)
+
+        def look(connection: Connection) -> dict[str, Any]:
+            plan = plan_revert(connection, choice)
+            veiled: set[tuple[str, str]] = set(connection.execute(_VEILED).fetchall())
+            return {
+                "choice": str(plan.choice),
+                "changes": plan.changes,
+                "rows": len(plan.steps),
+                "steps": [_step(step, veiled) for step in plan.steps[:MOST]],
+                "conflicts": [str(conflict) for conflict in plan.conflicts[:MOST]],
+            }
+
+        return await desk.ask(look)
+
+    desk.query(history, "forge.history", every=EVERY)
+    desk.query(as_of, "forge.as_of", every=None)
+    desk.query(audited, "forge.audit", every=EVERY)
+    desk.query(revert_plan, "forge.revert_plan", every=None)
+
+
+def _check(limit: int) -> None:
+    if not 1 <= limit <= MOST:
+        raise BadArguments(f"limit cannot be {limit}", fix=f"use 1 to {MOST}")
+
+
+def _op(word: str) -> Op:
+    try:
+        return Op(word.lower())
+    except ValueError:
+        raise BadArguments(f"op cannot be {word[:20]!r}", fix=f"use {', '.join(Op)}") from None
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    change, context = entry.change, entry.change.context
+    found: dict[str, Any] = {
+        "op": entry.op,
+        "at": utc(change.at),
+        "key": change.key,
+        "change_id": change.id,
+        "transaction": change.source.transaction,
+        "diff": [
+            {"column": each.column, "hidden": True}
+            if each.hidden
+            else {
+                "column": each.column,
+                **{
+                    side: shown(value)
+                    for side, value in (("before", each.before), ("after", each.after))
+                    if value is not msgspec.UNSET
+                },
+            }
+            for each in entry.diff
+        ],
+        "context": {
+            "user_id": context.user_id,
+            "function_name": context.function_name,
+            "trace_id": context.trace_id,
+            "session_user": context.session_user,
+            "application_name": context.application_name,
+            "more": shown(dict(context.more)),
+        },
+    }
+    for name, value in (("was", entry.was), ("became", entry.became)):
+        if value is not None:
+            found[name] = value
+    if entry.redefined:
+        found["redefined"] = list(entry.redefined)
+    return found
+
+
+def _step(step: Step, veiled: set[tuple[str, str]]) -> dict[str, Any]:
+    def image(values: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+        return {
+            name: UNAVAILABLE if (step.table, name) in veiled else shown(_exact.decode(raw))
+            for name, raw in values.items()
+        }
+
+    return {
+        "op": step.op,
+        "table": step.table,
+        "key": step.key,
+        "now": image(step.now),
+        "then": image(step.then),
+        "changes": step.changes,
+    }

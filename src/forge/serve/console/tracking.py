@@ -1,0 +1,124 @@
+"""`forge.tables`: every table, tracked or not; `forge.enable` and `forge.disable`.
+
+How often a table changes is what this node saw in the last minute. When it last changed is asked of the newest part of
+the log once, and then seen.
+"""
+
+import logging
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+
+from forge.changelog.connection import Connection
+from forge.errors import TrackingError
+from forge.react.database import Context
+from forge.serve.console.desk import Desk, utc
+from forge.serve.console.log import OLDEST_WRITE
+
+EVERY: Final = 2.0
+MOST: Final = 5000
+NEWEST: Final = 200_000
+LOCK_TIMEOUT: Final = "2s"
+_log = logging.getLogger(__name__)
+
+_TABLES: Final = """
+    SELECT n.nspname, c.relname, k.id IS NOT NULL, coalesce(k.excluded, '{}'), coalesce(k.masked, '{}'),
+           CASE c.relkind WHEN 'p' THEN (SELECT sum(pg_total_relation_size(p.relid)) FROM pg_partition_tree(c.oid) p)
+                ELSE pg_total_relation_size(c.oid) END::bigint,
+           ARRAY(SELECT a.attname::text FROM pg_attribute a
+                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
+           ARRAY(SELECT a.attname::text
+                 FROM pg_index i CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY u (number, place)
+                 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number
+                 WHERE i.indrelid = c.oid AND i.indisprimary ORDER BY u.place),
+           format('%I.%I', n.nspname, c.relname)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN forge.tracked_relation r ON r.table_oid = c.oid LEFT JOIN forge.tracked_table k ON k.id = r.id
+    WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
+      AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'forge') AND n.nspname NOT LIKE 'pg\\_%'
+    ORDER BY (k.id IS NULL), 1, 2 LIMIT """
+_LAST: Final = f"""
+    WITH newest AS MATERIALIZED (
+        SELECT version, at FROM forge.forge_event_log ORDER BY transaction_id DESC LIMIT {NEWEST}
+    )
+    SELECT v.schema_name, v.table_name, max(n.at) FROM newest n JOIN forge.table_version v ON v.id = n.version
+    GROUP BY 1, 2
+"""
+_SETTINGS: Final = """
+    SELECT f.oid::regclass::text AS name, k.excluded, k.masked, k.replica, k.on_failure
+    FROM (SELECT forge.find_table(%(table)s) AS oid) f
+    LEFT JOIN forge.tracked_relation r ON r.table_oid = f.oid LEFT JOIN forge.tracked_table k ON k.id = r.id
+"""
+_ENABLE: Final = "SELECT forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)"
+
+
+def register(desk: Desk) -> None:
+    logged: dict[tuple[str, str], datetime] = {}
+    asked = False
+
+    def look(connection: Connection) -> tuple[list[Any], float | None]:
+        nonlocal asked
+        if not asked:
+            logged.update({(schema, table): at for schema, table, at in connection.execute(_LAST.encode()).fetchall()})
+            asked = True
+        ((oldest,),) = connection.execute(OLDEST_WRITE.encode()).fetchall()
+        return connection.execute(f"{_TABLES}{MOST}".encode()).fetchall(), oldest
+
+    async def tables(ctx: Context) -> list[dict[str, Any]]:
+        """Every table: how it is tracked, how often it changes, how large it is."""
+        rows, oldest = await desk.ask(look)
+        rates, seen = desk.activity.per_minute(), desk.activity.last
+        return [
+            {
+                "schema": schema,
+                "table": table,
+                "name": name,
+                "tracked": tracked,
+                "key": key,
+                "columns": columns,
+                "excluded": excluded,
+                "masked": masked,
+                "changes_per_minute": rates[schema, table],
+                "last_change": utc(seen.get((schema, table)) or logged.get((schema, table))),
+                "size_bytes": size,
+                "lag_seconds": oldest if tracked else None,
+            }
+            for schema, table, tracked, excluded, masked, size, columns, key, name in rows
+        ]
+
+    async def enable(
+        ctx: Context, table: str, exclude: list[str] | None = None, mask: list[str] | None = None
+    ) -> dict[str, Any]:
+        """Track a table from now on; what is not said stays as it was."""
+        await ctx.db.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+        now = await ctx.db.fetch_one(_SETTINGS, table=table)
+        assert now is not None
+        excluded = (now["excluded"] or []) if exclude is None else exclude
+        masked = (now["masked"] or []) if mask is None else mask
+        values = (now["name"], excluded, masked, bool(now["replica"]), now["on_failure"] or "fail")
+        await _change(ctx, table, _ENABLE, values)
+        _log.info("%s is tracked, by the console, by %s", now["name"], ctx.auth.user)
+        return {"table": now["name"]}
+
+    async def disable(ctx: Context, table: str) -> dict[str, Any]:
+        """Track a table no longer; what was logged stays in the log."""
+        await ctx.db.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+        was = await _change(ctx, table, "SELECT forge_disable_reactivity(%s)", (table,))
+        _log.info("%s is no longer tracked, by the console, by %s", table, ctx.auth.user)
+        return {"disabled": bool(was)}
+
+    desk.query(tables, "forge.tables", key=("schema", "table"), every=EVERY)
+    desk.mutation(enable, "forge.enable")
+    desk.mutation(disable, "forge.disable")
+
+
+async def _change(ctx: Context, table: str, statement: str, values: tuple[Any, ...]) -> Any:
+    """Writers queue up behind a wait for a lock, so it is short."""
+    try:
+        return await ctx.db.fetch_value(statement, values)
+    except psycopg.errors.LockNotAvailable as error:
+        raise TrackingError(
+            f"{table} is in use by a transaction that does not end",
+            fix="try again later, or find it with forge doctor",
+        ) from error
