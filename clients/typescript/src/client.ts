@@ -13,6 +13,7 @@ import { type Fetch, caller, Http } from "./http";
 import { Live } from "./live";
 import { Cell, type Readable } from "./readable";
 import { Session } from "./session";
+import { Socket } from "./socket";
 import { sse } from "./sse";
 import { type Token, Tokens } from "./tokens";
 import type { App, ArgsOf, ResultOf, Untyped } from "./types";
@@ -111,12 +112,14 @@ class Page implements Client {
   readonly #lives = new Map<string, WeakRef<Live<unknown>>>();
   readonly #leaving = new AbortController();
 
-  constructor({ url = "", token, timeout = 30_000, silence = 45_000, linger = 1_000, fetch }: ClientOptions) {
+  constructor(options: ClientOptions) {
+    const { url = "", token, transport, timeout = 30_000, silence = 45_000, linger = 1_000, fetch } = options;
     const tokens = new Tokens(token);
     this.#http = new Http(url, tokens, timeout, fetch);
     this.#call = caller(this.#http);
     this.#linger = linger;
-    this.#upstream = new Session(sse(this.#http), tokens, silence);
+    const way = transport === "ws" ? new Socket(this.#http) : sse(this.#http);
+    this.#upstream = new Session(way, tokens, silence);
     this.#mutations = new Direct(this.#call);
     this.#watchPage();
   }
@@ -141,8 +144,9 @@ class Page implements Client {
     return decodeResult(answer.result) as T;
   };
 
-  readonly mutate = async <T>(name: string, args?: Args, { optimistic, key }: MutateOptions = {}): Promise<Mutated<T>> => {
-    const answer = await this.#mutations.run({ kind: "mutation", name, args: encodeArgs(args), key }, optimistic);
+  readonly mutate = async <T>(name: string, args?: Args, options: MutateOptions = {}): Promise<Mutated<T>> => {
+    const call: Call = { kind: "mutation", name, args: encodeArgs(args), key: options.key };
+    const answer = await this.#mutations.run(call, options.optimistic);
     return { result: decodeResult(answer.result) as T, xid: answer.xid };
   };
 

@@ -90,7 +90,8 @@ export function asError(thrown: unknown): ForgeError {
 }
 
 export function unreachable(reason: string): ForgeError {
-  return new ForgeError("unreachable", `the server cannot be reached: ${reason}`, "see that it runs and the URL is right");
+  const message = `the server cannot be reached: ${reason}`;
+  return new ForgeError("unreachable", message, "see that it runs and the URL is right");
 }
 
 export function mismatch(message: string): ForgeError {

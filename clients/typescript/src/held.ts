@@ -55,7 +55,8 @@ export class Held {
   #value: unknown;
 
   private constructor(rows: readonly Row[], hash: string, key: readonly string[], single: boolean) {
-    if (sha256(rows.map((row) => row.line).join("\n"), DIGITS) !== hash) throw mismatch("the result does not have its hash");
+    const lines = rows.map((row) => row.line).join("\n");
+    if (sha256(lines, DIGITS) !== hash) throw mismatch("the result does not have its hash");
     this.#rows = rows;
     this.hash = hash;
     this.key = key;
@@ -76,7 +77,8 @@ export class Held {
 
   /** The result that a delta leads to. */
   after(delta: Delta): Held {
-    if (delta.from !== this.hash || this.#single || this.key.length === 0) throw mismatch("the delta is of another result");
+    const foreign = delta.from !== this.hash || this.#single || this.key.length === 0;
+    if (foreign) throw mismatch("the delta is of another result");
     const rows = this.#byKey ?? new Map(this.#rows.map((row) => [row.key(this.key), row]));
     this.#byKey = undefined; // it is changed in place, and is the next one's
     for (const key of delta.removed) if (!rows.delete(key)) throw unfit();

@@ -1,6 +1,7 @@
 /** A client of a Forge server for pages: live queries, mutations, exact values. */
 
-export { type Client, type ClientOptions, createClient, type LiveOptions, type Mutated, type MutateOptions } from "./client";
+export { type Client, type ClientOptions, createClient } from "./client";
+export type { LiveOptions, Mutated, MutateOptions } from "./client";
 export { type ErrorFields, ForgeError, type Kind } from "./errors";
 export type { Live, State, Status } from "./live";
 export type { Readable } from "./readable";

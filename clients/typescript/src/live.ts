@@ -150,6 +150,6 @@ export class Live<T> extends Cell<State<T>> implements Sink {
 }
 
 /** Whether the server could be asked, and it is the query that fails. */
-function isOfQuery(error: ForgeError): boolean {
-  return error.kind === "refused" || error.kind === "unauthorized" || (error.kind === "failed" && error.code !== "server_error");
+function isOfQuery({ kind, code }: ForgeError): boolean {
+  return kind === "refused" || kind === "unauthorized" || (kind === "failed" && code !== "server_error");
 }

@@ -1,8 +1,8 @@
 /**
  * What the server sends, read: an event in, a message out. Rows stay the lines that were sent.
  *
- * Arrays of rows begin with `[` at the end of a line, have a row in each line, and end with `]` at the beginning of one:
- * so the first line, and those that begin with `]`, are the object without its rows.
+ * Arrays of rows begin with `[` at the end of a line, have a row in each line, and end with `]` at the beginning of
+ * one: so the first line, and those that begin with `]`, are the object without its rows.
  */
 
 import { malformed } from "./errors";

@@ -1,10 +1,10 @@
 /**
  * The one stream that all subscriptions share: kept open, opened again, and with it every subscription.
  *
- * It is open while there is a sink. When it ends, however it ends, or falls silent, the session waits (longer each time,
- * or as long as the server asks) and opens another; then it subscribes anew to all, with the hash of what each holds, so
- * nothing is sent again that did not change. A subscription has another name each time that it is asked for: what still
- * comes under an old name is of no interest.
+ * It is open while there is a sink. When it ends, however it ends, or falls silent, the session waits (longer each
+ * time, or as long as the server asks) and opens another; then it subscribes anew to all, with the hash of what each
+ * holds, so nothing is sent again that did not change. A subscription has another name each time that it is asked for:
+ * what still comes under an old name is of no interest.
  */
 
 import { Backoff } from "./backoff";
@@ -150,22 +150,23 @@ export class Session implements Upstream {
   }
 
   #handle(stream: Stream, event: Event): void {
-    if (event.name === "snapshot" || event.name === "update" || event.name === "delta") return this.#push(stream, event);
+    const { name } = event;
+    if (name === "snapshot" || name === "update" || name === "delta") return this.#push(stream, event);
     const fields = readFields(event);
-    if (event.name === "session") {
+    if (name === "session") {
       stream.session = fields.session ?? "";
       this.#connected = true;
       for (const entry of this.#entries.values()) this.#ask(stream, entry);
-    } else if (event.name === "error") {
+    } else if (name === "error") {
       const entry = stream.named.get(fields.subscription ?? "");
       if (!entry) return;
       const error = told(fields);
       if (FINAL.has(error.code)) this.#fail(entry, error);
       else entry.sink.fault(error, false);
-    } else if (event.name === "auth") {
+    } else if (name === "auth") {
       stream.expelled = fields.reason;
       if (fields.renew && this.#tokens.renewable) void this.#renew(stream);
-    } else if (event.name === "bye") {
+    } else if (name === "bye") {
       stream.wait = fields.retry_after_ms ?? 0;
     }
   }
@@ -189,7 +190,8 @@ export class Session implements Upstream {
 
   /** Whether it is worth opening a stream again. What something else than the server refuses may be on the way only. */
   #passes({ kind }: ForgeError): boolean {
-    return kind === "failed" || kind === "too_many" || kind === "unreachable" || (this.#connected && kind === "not_forge");
+    if (kind === "not_forge") return this.#connected;
+    return kind === "failed" || kind === "too_many" || kind === "unreachable";
   }
 
   /** Nothing more comes, for anybody. */
@@ -259,7 +261,9 @@ export class Session implements Upstream {
       if (!this.#passes(error)) return this.#fail(entry, error);
       this.#forget(entry);
       sink.fault(error, false);
-      this.#ask(stream, entry, entry.backoff.next((error.retryAfter ?? 0) * 1000));
+      // Others wait too: they would be told the same, and a server does not put up with many that are.
+      await new Promise((resolve) => setTimeout(resolve, entry.backoff.next((error.retryAfter ?? 0) * 1000)));
+      this.#ask(stream, entry);
     }
   }
 

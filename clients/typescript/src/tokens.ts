@@ -32,7 +32,8 @@ export class Tokens {
   /** The server does not take it any more: have another, or throw. */
   async replace(reason: string): Promise<void> {
     if (!this.renewable) {
-      throw new ForgeError("unauthorized", `the token is ${reason}`, "make a client with a newer token", { code: reason });
+      const fix = "make a client with a newer token";
+      throw new ForgeError("unauthorized", `the token is ${reason}`, fix, { code: reason });
     }
     await this.newer(this.#token);
   }

@@ -73,7 +73,7 @@ export interface Sink {
   readonly asked: Asked;
   /** Of the result that is held; undefined when there is none, or it cannot be relied on. */
   readonly hash: string | undefined;
-  /** Throws a ForgeError of kind `mismatch` when it does not fit; `hash` is undefined then, and it is asked for anew. */
+  /** Throws a ForgeError of kind `mismatch` when it does not fit; `hash` is undefined then: it is asked for anew. */
   push(message: Push): void;
   /** Nothing new comes now; nothing more at all when it is `final`, and the sink was removed. */
   fault(error: ForgeError, final: boolean): void;

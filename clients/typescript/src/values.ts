@@ -2,8 +2,8 @@
  * Values as they travel, and as a page has them: exact both ways.
  *
  * What JSON would round is tagged by the server with a key in `$`, and becomes a bigint, a Decimal, a Uint8Array or a
- * float that JSON has no form for. Times are the text that was sent. Arguments go as the server's annotations take them:
- * a bigint as a number, a Decimal and a Date as text, bytes in base64.
+ * float that JSON has no form for. Times are the text that was sent. Arguments go as the server's annotations take
+ * them: a bigint as a number, a Decimal and a Date as text, bytes in base64.
  */
 
 import { malformed } from "./errors";
@@ -11,31 +11,33 @@ import { malformed } from "./errors";
 /** A column that is not in the log: excluded, generated or dropped. Only the raw feed has such. */
 export const UNAVAILABLE: unique symbol = Symbol("unavailable");
 
+const DECIMAL = /^-?(\d+(\.\d+)?([eE][+-]?\d+)?|NaN|Infinity)$/;
+
 /** An exact decimal: its text, as the database writes it. For sums, use a library of your choice, or the database. */
 export class Decimal {
-  readonly #text: string;
+  readonly text: string;
 
   constructor(value: string | number | bigint) {
-    this.#text = String(value);
-    if (!/^-?(\d+(\.\d+)?([eE][+-]?\d+)?|NaN|Infinity)$/.test(this.#text)) throw new TypeError(`no decimal: ${this.#text}`);
+    this.text = String(value);
+    if (!DECIMAL.test(this.text)) throw new TypeError(`no decimal: ${this.text}`);
   }
 
   toString(): string {
-    return this.#text;
+    return this.text;
   }
 
   /** The nearest float. */
   toNumber(): number {
-    return Number(this.#text);
+    return Number(this.text);
   }
 
   /** Whether it is the same number: 1.0 equals 1.00. */
   equals(other: Decimal | string | number | bigint): boolean {
-    return normal(this.#text) === normal(String(other));
+    return normal(this.text) === normal(String(other));
   }
 
   toJSON(): { $numeric: string } {
-    return { $numeric: this.#text };
+    return { $numeric: this.text };
   }
 }
 

@@ -1,0 +1,115 @@
+/**
+ * A session over a WebSocket: the same events as over SSE, and what is said goes on the same connection.
+ *
+ * The token is the first message, since a browser cannot set a header. Every answer has the id of what was asked.
+ */
+
+import { asError, ForgeError, told, unreachable } from "./errors";
+import type { Http } from "./http";
+import { readFields } from "./messages";
+import type { Heard, Transport } from "./session";
+
+interface Waiting {
+  readonly done: () => void;
+  readonly failed: (error: ForgeError) => void;
+}
+
+const EVENT = /^\{"event":"([a-z]+)"/;
+/** Close codes. */
+const UNAUTHORIZED = 4401;
+const TOO_MANY = 4429;
+
+/** One connection at a time, to the server of an Http. */
+export class Socket implements Transport {
+  readonly #http: Http;
+  readonly #waiting = new Map<string, Waiting>();
+  #open: WebSocket | undefined;
+  #ids = 0;
+
+  constructor(http: Http) {
+    this.#http = http;
+  }
+
+  async run(heard: Heard, signal: AbortSignal): Promise<void> {
+    const { tokens } = this.#http;
+    const token = await tokens.current();
+    try {
+      await this.#once(token, heard, signal);
+    } catch (thrown) {
+      if (asError(thrown).kind !== "unauthorized" || !tokens.renewable) throw thrown;
+      await this.#once(await tokens.newer(token), heard, signal);
+    }
+  }
+
+  ask(_session: string, what: "subscribe" | "unsubscribe" | "auth", fields: string): Promise<void> {
+    return new Promise((done, failed) => {
+      const id = String(++this.#ids);
+      if (!this.#open) return failed(unreachable("the connection was closed"));
+      this.#open.send(`{"type":"${what}","id":"${id}",${fields}}`);
+      if (what === "auth") done(); // its answer is an event of the session
+      else this.#waiting.set(id, { done, failed });
+    });
+  }
+
+  #once(token: string | undefined, heard: Heard, signal: AbortSignal): Promise<void> {
+    return new Promise((resolve, reject) => {
+      const url = new URL(`${this.#http.base}/forge/ws`, globalThis.location?.href);
+      url.protocol = url.protocol.replace("http", "ws");
+      const socket = new WebSocket(url);
+      let begun = false;
+      let error: ForgeError | undefined;
+      const leave = (): void => socket.close();
+      signal.addEventListener("abort", leave);
+      if (signal.aborted) leave();
+      socket.onopen = () => {
+        this.#open = socket;
+        if (token !== undefined) socket.send(JSON.stringify({ type: "auth", token }));
+      };
+      socket.onmessage = ({ data }: MessageEvent<string>) => {
+        begun ||= data.startsWith('{"event":"session"');
+        try {
+          const found = this.#heard(data, heard);
+          if (!begun) error ??= found;
+        } catch (thrown) {
+          reject(thrown);
+          socket.close();
+        }
+      };
+      socket.onclose = ({ code }) => {
+        signal.removeEventListener("abort", leave);
+        if (this.#open === socket) this.#lost();
+        if (begun) resolve();
+        else reject(error ?? failure(code));
+      };
+    });
+  }
+
+  /** Hands an event on, or an answer to whoever waits for it; returns an error that is of neither. */
+  #heard(data: string, heard: Heard): ForgeError | undefined {
+    const event = { name: EVENT.exec(data)?.[1] ?? "", lines: data.split("\n"), id: "" };
+    if (event.name === "ping") return void heard();
+    if (event.name !== "answer" && event.name !== "error") return void heard(event);
+    const fields = readFields(event);
+    if (fields.subscription !== undefined && event.name === "error") return void heard(event);
+    heard();
+    const asked = this.#waiting.get(fields.id ?? "");
+    this.#waiting.delete(fields.id ?? "");
+    if (event.name === "answer") return void asked?.done();
+    const error = told(fields);
+    asked?.failed(error);
+    return error;
+  }
+
+  #lost(): void {
+    this.#open = undefined;
+    const left = [...this.#waiting.values()];
+    this.#waiting.clear();
+    for (const { failed } of left) failed(unreachable("the connection was closed"));
+  }
+}
+
+function failure(code: number): ForgeError {
+  if (code === UNAUTHORIZED) return told({ code: "auth_failed", message: "the token is not acceptable" });
+  if (code === TOO_MANY) return told({ code: "too_many", message: "there are too many sessions" });
+  return unreachable(`the connection was closed with ${code}`);
+}
