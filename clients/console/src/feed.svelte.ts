@@ -1,0 +1,111 @@
+/**
+ * The live feed: changes come in from the source, the last 2,000 stay, and those who look are told ten times a second
+ * at the most, however many come.
+ *
+ * Paused, it goes on collecting, and shows what there was; resumed, it shows all at once. A broken stream is taken up
+ * behind the last cursor, so nothing is shown twice, and what was left out is counted in `missed`.
+ */
+
+import { Ring, type Seen } from "./ring";
+import type { Change } from "./shapes";
+import { Refused, type Source } from "./source";
+
+export type FeedStatus = "connecting" | "live" | "lost" | "refused";
+
+const EVERY = 100;
+const SECONDS = 60;
+
+export class Feed {
+  status = $state<FeedStatus>("connecting");
+  refusal = $state<Refused | null>(null);
+  seen = $state.raw<readonly Seen[]>([]);
+  paused = $state(false);
+  /** How many came since it was paused. */
+  waiting = $state(0);
+  total = $state(0);
+  missed = $state(0);
+  /** How many came in each of the last 60 seconds, the newest last. */
+  rates = $state.raw<readonly number[]>(new Array(SECONDS).fill(0));
+
+  #ring = new Ring();
+  #incoming: Change[] = [];
+  #cursor = "now";
+  #flushing: ReturnType<typeof setTimeout> | undefined;
+  #stop = new AbortController();
+
+  constructor(private readonly source: Source) {}
+
+  /** Follow the source until the function that is returned is called. */
+  start(): () => void {
+    const second = setInterval(() => (this.rates = [...this.rates.slice(1), 0]), 1000);
+    void this.#follow();
+    return () => {
+      clearInterval(second);
+      clearTimeout(this.#flushing);
+      this.#stop.abort();
+    };
+  }
+
+  pause(on: boolean): void {
+    this.paused = on;
+    if (!on) this.#show();
+  }
+
+  clear(): void {
+    this.#ring.clear();
+    this.#show();
+  }
+
+  async #follow(): Promise<void> {
+    let failures = 0;
+    while (!this.#stop.signal.aborted) {
+      try {
+        for await (const message of this.source.changes(this.#cursor, this.#stop.signal)) {
+          failures = 0;
+          this.status = "live";
+          this.refusal = null;
+          if (message.event === "change") this.#take(JSON.parse(message.data) as Change);
+          if (message.event === "gap") this.missed += (JSON.parse(message.data) as { dropped: number }).dropped;
+          if (message.id) this.#cursor = message.id;
+        }
+      } catch (error) {
+        if (this.#stop.signal.aborted) return;
+        if (error instanceof Refused) {
+          this.refusal = error;
+          if (error.status === 410) this.#cursor = "now";
+          else if (error.status < 500 && error.status !== 429) {
+            this.status = "refused";
+            return;
+          }
+        }
+      }
+      this.status = "lost";
+      failures += 1;
+      const wait = Math.min(10_000, 250 * 2 ** failures) * (0.5 + Math.random() / 2);
+      await new Promise((resolve) => setTimeout(resolve, wait));
+    }
+  }
+
+  #take(change: Change): void {
+    this.#incoming.push(change);
+    this.#flushing ??= setTimeout(() => this.#flush(), EVERY);
+    if (this.#incoming.length >= this.#ring.most) this.#flush();
+  }
+
+  #flush(): void {
+    clearTimeout(this.#flushing);
+    this.#flushing = undefined;
+    const news = this.#incoming;
+    this.#incoming = [];
+    this.#ring.add(news, Date.now());
+    this.total = this.#ring.total;
+    this.rates = [...this.rates.slice(0, -1), (this.rates.at(-1) ?? 0) + news.length];
+    if (this.paused) this.waiting += news.length;
+    else this.#show();
+  }
+
+  #show(): void {
+    this.seen = this.#ring.held;
+    this.waiting = 0;
+  }
+}

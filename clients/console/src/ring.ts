@@ -1,0 +1,81 @@
+/**
+ * The last changes that were seen, newest first: at most `most` of them, and at most so many characters together, so
+ * that memory stays the same however long the console is open and however large the rows are.
+ */
+
+import type { Change, Row } from "./shapes";
+import { Beginning, brief, shown } from "./value";
+
+export interface Seen {
+  /** Counts up from 1: the order in which they came. */
+  number: number;
+  change: Change;
+  /** When it came here, for how long it took. */
+  arrived: number;
+  weight: number;
+}
+
+export const MOST = 2000;
+const CHARACTERS = 12_000_000;
+const COLUMNS = 400;
+
+export class Ring {
+  total = 0;
+  #held: Seen[] = [];
+  #weight = 0;
+
+  constructor(
+    readonly most = MOST,
+    readonly characters = CHARACTERS,
+  ) {}
+
+  /** Newest first; another array after every `add`. */
+  get held(): readonly Seen[] {
+    return this.#held;
+  }
+
+  add(changes: readonly Change[], arrived: number): void {
+    const news = changes.map((change): Seen => {
+      const small = bounded(change);
+      return { number: ++this.total, change: small, arrived, weight: weight(small) };
+    });
+    const held = [...news.reverse(), ...this.#held];
+    this.#weight += news.reduce((sum, seen) => sum + seen.weight, 0);
+    while (held.length > this.most || (this.#weight > this.characters && held.length > 1)) {
+      this.#weight -= held.pop()?.weight ?? 0;
+    }
+    this.#held = held;
+  }
+
+  clear(): void {
+    this.#held = [];
+    this.#weight = 0;
+  }
+}
+
+function bounded(change: Change): Change {
+  const more = change.context?.more;
+  return {
+    ...change,
+    ...(change.key ? { key: row(change.key) } : {}),
+    ...(change.before ? { before: row(change.before) } : {}),
+    ...(change.after ? { after: row(change.after) } : {}),
+    ...(change.context && more ? { context: { ...change.context, more: row(more) } } : {}),
+  };
+}
+
+function row(given: Row): Row {
+  const found: Row = {};
+  for (const [name, value] of Object.entries(given).slice(0, COLUMNS)) found[name] = brief(value);
+  return found;
+}
+
+function weight(change: Change): number {
+  let sum = 600;
+  for (const image of [change.before, change.after]) {
+    for (const [name, value] of Object.entries(image ?? {})) {
+      sum += name.length + (value instanceof Beginning ? value.text.length : shown(value).text.length) + 32;
+    }
+  }
+  return sum;
+}

@@ -1,0 +1,46 @@
+/**
+ * Keys that do something: a page says which, while it is shown, and the help lists them.
+ *
+ * They are silent while one types, in a dialog, and with a modifier; Escape leaves a field.
+ */
+
+import { untrack } from "svelte";
+
+export interface Shortcut {
+  key: string;
+  does: string;
+  run: () => void;
+}
+
+class Shortcuts {
+  #sets = $state.raw<readonly (readonly Shortcut[])[]>([]);
+
+  get all(): readonly Shortcut[] {
+    return this.#sets.flat();
+  }
+
+  /** Returns how to take them back, as an effect does. */
+  add(set: readonly Shortcut[]): () => void {
+    this.#sets = [...untrack(() => this.#sets), set];
+    return () => {
+      this.#sets = this.#sets.filter((each) => each !== set);
+    };
+  }
+
+  press(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    const target = event.target as HTMLElement | null;
+    if (target?.closest("dialog")) return;
+    if (target?.closest("input:not([type=range]):not([type=checkbox]), textarea, select")) {
+      if (event.key === "Escape") target.blur();
+      return;
+    }
+    const found = this.all.findLast((each) => each.key === event.key);
+    if (found) {
+      event.preventDefault();
+      found.run();
+    }
+  }
+}
+
+export const shortcuts = new Shortcuts();
