@@ -6,6 +6,7 @@ bronze/instants           instants that as-of can name    silver/quarantine     
 gold/…                    who changed what, activity      checkpoint/                    where the stream stands
 about                     whose lake this is              batches                        what each batch brought
 bronze/horizon            how far back bronze goes        silver/ends                    ends of whole tables
+checks                    what comparisons found
 """
 
 import msgspec
@@ -28,6 +29,10 @@ class Lake(msgspec.Struct, frozen=True):
     @property
     def batches(self) -> str:
         return self._under("batches")
+
+    @property
+    def checks(self) -> str:
+        return self._under("checks")
 
     @property
     def changes(self) -> str:

@@ -24,7 +24,7 @@ from forge.changelog.connection import Connection
 from forge.cursor import Cursor
 from forge.errors import CursorForeign, HistoryUnavailable, LakeError
 from forge.pipeline import about as abouts
-from forge.pipeline import ledger
+from forge.pipeline import checks, ledger
 from forge.pipeline.about import About
 from forge.pipeline.batch import Batches
 from forge.pipeline.failures import translated
@@ -125,9 +125,11 @@ class Pipeline:
         try:
             snapshot = str(entry.cursor.snapshot)
             named = self.about.tables.split(",") if self.about.tables else None
-            return verify(self._spark, self._lake, self._url, named, snapshot=snapshot).equal
+            equal = verify(self._spark, self._lake, self._url, named, snapshot=snapshot).equal
         except HistoryUnavailable:
             return None
+        checks.note(self._spark, self._lake, equal, entry)
+        return equal
 
     def _follow(self, trigger: dict[str, Any]) -> None:
         query = self._started(trigger)

@@ -34,12 +34,15 @@ def verify(
     found = lake_of(here, lake)
     names = [name.strip() for each in tables or () for name in each.split(",") if name.strip()]
     with here.database() as database, spark_for(here, master, conf) as spark:
+        from forge.pipeline import checks
         from forge.pipeline.compare import compare
 
         fix = "let it compare by itself, with forge pipeline run --verify 10m, or stop it first"
         with own_lake(spark, found, database.url, fix=fix), here.progress() as bar:
             bar.step("comparing lake and database", 0)
             report = compare(spark, found, database.url, names or None)
+            if not names:
+                checks.note(spark, found, report.equal)
     if here.json:
         here.emit({"equal": report.equal, **msgspec.to_builtins(report)})
     else:

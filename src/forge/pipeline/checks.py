@@ -1,0 +1,28 @@
+"""What comparisons of a lake with its database found: one row each, for whoever wants to know later."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import BooleanType, LongType, StructField, StructType, TimestampType
+
+from forge.pipeline import ledger
+from forge.pipeline.bronze import number
+from forge.pipeline.lake import Lake
+from forge.pipeline.ledger import Entry
+
+SCHEMA: Final = StructType(
+    [
+        StructField("batch", LongType(), False),
+        StructField("equal", BooleanType(), False),
+        StructField("at", TimestampType(), False),
+    ]
+)
+
+
+def note(spark: SparkSession, lake: Lake, equal: bool, entry: Entry | None = None) -> None:
+    """Keep what a comparison of all tables found after a batch, the newest unless given."""
+    entry = entry or ledger.last(spark, lake)
+    assert entry is not None
+    row = (number(entry.run, entry.batch), equal, datetime.now(UTC))
+    spark.createDataFrame([row], SCHEMA).coalesce(1).write.format("delta").mode("append").save(lake.checks)
