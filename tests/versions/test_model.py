@@ -16,7 +16,7 @@ def test_every_client_has_the_source_whoever_writes_and_however_late_they_commit
 ) -> None:
     report = run(Plan(7, seconds=1.5, triggers=triggers), server)
     assert report.wrong == []
-    assert min(report.commits, report.windows, report.told, report.strategies) > 0
+    assert min(report.commits, report.windows, report.told, report.grants, report.strategies) > 0
 
 
 @pytest.mark.long
@@ -46,6 +46,8 @@ def test_the_sequences_last_value_as_newest_is_noticed(server: PostgresServer) -
         ("carry", "does not contain that of"),
         ("monotonic", "the mirror is not the source"),
         ("journal", "are not those of the journals"),
+        ("grant", "and the client has None"),
+        ("revoke", "which is no more"),
     ],
 )
 def test_mistakes_are_noticed(server: PostgresServer, mistake: Mistake, noticed: str) -> None:

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of writing in each run (10)")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with the next seeds for so long (0: one run)")
     parser.add_argument("--writers", type=int, default=4)
-    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=6, help="of which half have a subject (6)")
     parser.add_argument("--crashes", type=int, default=1, help="of the server in every second run (1)")
     parser.add_argument("--mistake", choices=get_args(Mistake), help="with something that is wrong on purpose")
     options = parser.parse_args(arguments)

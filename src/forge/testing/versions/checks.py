@@ -9,6 +9,9 @@ from forge.versions.nouns import Json, Resource, decode
 Mirror = dict[int, tuple[int, Json]]
 """Documents by id: version and representation."""
 
+Access = tuple[str, int, int]
+"""A subject, a document, and since which version it is seen."""
+
 _SOURCE = """
 SELECT d.id, d.identity::text, d.body::text, coalesce(e.names, '{}')::text,
        greatest(d.content_version, d.identity_version, e.version, a.version)
@@ -65,6 +68,14 @@ def deleted_after(connection: Connection, upto: int, subject: str | None) -> set
 def journaled(connection: Connection, versions: Iterable[int]) -> dict[int, int]:
     """How many journal rows there are up to each of these versions."""
     return dict(connection.execute(_COUNTS, (sorted(set(versions)),)).fetchall())
+
+
+def accesses(connection: Connection, upto: int) -> set[Access]:
+    """Who sees what, of that which was given up to a version."""
+    rows = connection.execute(
+        "SELECT subject, document, version FROM forge_versions.access WHERE version <= %s", (upto,)
+    ).fetchall()
+    return {(subject, document, version) for subject, document, version in rows}
 
 
 def consistent(connection: Connection) -> list[str]:

@@ -40,3 +40,13 @@ CREATE FUNCTION forge_versions.forget() RETURNS trigger LANGUAGE plpgsql AS
 'BEGIN RETURN CASE WHEN NEW.version % 5 = 0 THEN NULL ELSE NEW END; END';
 CREATE TRIGGER forget BEFORE INSERT ON forge_versions.document_change
     FOR EACH ROW EXECUTE FUNCTION forge_versions.forget();
+
+-- grant: Who is given access is not told when: to them the document is as old as it is.
+CREATE FUNCTION forge_versions.forget() RETURNS trigger LANGUAGE plpgsql AS
+'BEGIN NEW.version := 1; RETURN NEW; END';
+CREATE TRIGGER forget BEFORE UPDATE ON forge_versions.access FOR EACH ROW EXECUTE FUNCTION forge_versions.forget();
+
+-- revoke: Who loses access is not told.
+CREATE FUNCTION forge_versions.forget() RETURNS trigger LANGUAGE plpgsql AS
+'BEGIN RETURN CASE WHEN NEW.subject IS NULL THEN NEW END; END';
+CREATE TRIGGER forget BEFORE INSERT ON forge_versions.deletion FOR EACH ROW EXECUTE FUNCTION forge_versions.forget();

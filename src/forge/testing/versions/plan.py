@@ -12,10 +12,10 @@ COURSES: Final = Resource("model", "courses")
 PLANS: Final = Resource("model", "plans", "2.0")
 STUDENTS: Final = Resource("model", "students")
 RESOURCES: Final = (SCHOOLS, COURSES, PLANS, STUDENTS)
-"""The last is by access."""
+BY_ACCESS: Final = (PLANS, STUDENTS)
 SUBJECTS: Final = ("ada", "eve")
 
-Mistake = Literal["last_value", "xmax", "early", "carry", "monotonic", "journal"]
+Mistake = Literal["last_value", "xmax", "early", "carry", "monotonic", "journal", "grant", "revoke"]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -24,7 +24,8 @@ class Plan(msgspec.Struct, frozen=True):
     seed: int
     seconds: float = 6.0
     writers: int = 3
-    clients: int = 3
+    clients: int = 6
+    """Half of them see only what a subject has access to."""
     triggers: bool = False
     """Every second writer writes by SQL of its own."""
     strategies: tuple[Strategy, ...] = STRATEGIES
@@ -49,6 +50,8 @@ class Report(msgspec.Struct, frozen=True):
     windows: int
     told: int
     documents: int
+    grants: int
+    """Accesses that there are in the end, and that were lost."""
     strategies: int
     seconds: float
 
@@ -56,6 +59,7 @@ class Report(msgspec.Struct, frozen=True):
         verdict = f"{len(self.wrong)} WRONG" if self.wrong else "every mirror is the source"
         return (
             f"seed {self.plan.seed}: {self.stamps} stamps, {self.commits} transactions, {self.refused} changes refused,"
-            f" {self.retried} deadlocks, {self.windows} windows, {self.told} times newest, {self.strategies} times"
-            f" another strategy, {self.documents} documents left, {self.seconds:.1f} s: {verdict}"
+            f" {self.grants} accesses given and lost, {self.retried} deadlocks, {self.windows} windows,"
+            f" {self.told} times newest, {self.strategies} times another strategy, {self.documents} documents left,"
+            f" {self.seconds:.1f} s: {verdict}"
         )

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Final
 
 import psycopg
@@ -16,9 +17,9 @@ from forge.changelog.queries import queries
 from forge.errors import ServerError
 from forge.postgres import PostgresServer
 from forge.testing.postgres import fresh_database
-from forge.testing.versions.checks import consistent, journaled, source
+from forge.testing.versions.checks import Access, accesses, consistent, journaled, source
 from forge.testing.versions.client import Client
-from forge.testing.versions.plan import RESOURCES, STUDENTS, SUBJECTS, Plan, Report
+from forge.testing.versions.plan import BY_ACCESS, RESOURCES, SUBJECTS, Plan, Report
 from forge.testing.versions.writes import by_api, by_sql, change
 from forge.versions.errors import StrategyBusy
 from forge.versions.install import install
@@ -39,7 +40,7 @@ def run(plan: Plan, server: PostgresServer) -> Report:
         with connect(url) as connection:
             install(connection)
             for resource in RESOURCES:
-                declare(connection, resource, by_access=resource == STUDENTS)
+                declare(connection, resource, by_access=resource in BY_ACCESS)
             database = sql.Identifier(connection.info.dbname)
             connection.execute(sql.SQL("ALTER DATABASE {} SET deadlock_timeout = '200ms'").format(database))
             if plan.triggers:
@@ -60,10 +61,12 @@ class _Run:
         self._counts: Counter[str] = Counter()
         self._told: dict[int, int] = {}
         self._wrong: list[str] = []
-        whom: list[tuple[Resource, str | None]] = [(resource, None) for resource in RESOURCES]
-        whom += [(STUDENTS, subject) for subject in SUBJECTS]
+        self._seen: tuple[int, set[Access]] = (0, set())
+        whom: list[tuple[Resource, str | None]] = []
+        for pair in zip(product(BY_ACCESS, SUBJECTS), product(RESOURCES, [None]), strict=True):
+            whom += pair
         chance = random.Random(f"{plan.seed}/clients")
-        chosen = [whom[(plan.seed + n) % len(whom)] for n in range(plan.clients)]
+        chosen = [whom[(2 * plan.seed + n) % len(whom)] for n in range(plan.clients)]
         self._clients = [Client(resource, subject, random.Random(chance.random())) for resource, subject in chosen]
 
     def report(self, began: float) -> Report:
@@ -83,7 +86,7 @@ class _Run:
             if thread.is_alive():
                 self._wrong.append("a thread has not ended within 60 s")
         with connect(self._url) as connection:
-            documents, stamps = self._end(connection)
+            documents, grants, stamps = self._end(connection)
         return Report(
             self._plan,
             self._wrong,
@@ -94,6 +97,7 @@ class _Run:
             sum(client.windows for client in self._clients),
             len(self._told),
             documents,
+            grants,
             self._counts["strategies"],
             time.monotonic() - began,
         )
@@ -164,6 +168,7 @@ class _Run:
             upto = newest(connection)
             if upto not in self._told:
                 self._told.update(journaled(connection, [upto]))
+                self._wrong += self._appeared(connection, upto)
             if self._told and len(self._told) % 20 == 0:
                 self._wrong += self._gained(connection)
 
@@ -174,6 +179,13 @@ class _Run:
             for upto, was in list(self._told.items())
             if now.get(upto, was) != was
         ]
+
+    def _appeared(self, connection: Connection, upto: int) -> list[str]:
+        """Accesses at or below a newest that was told, and that were not there then; one that is lost is no more."""
+        now = accesses(connection, upto)
+        (told, were), self._seen = self._seen, (upto, now)
+        late = {access for access in now if access[2] <= told} - were
+        return [f"{told} was told as the newest, and then {access} was there" for access in sorted(late)]
 
     def _switch(self) -> Callable[[Connection], None]:
         chance = random.Random(f"{self._plan.seed}/strategies")
@@ -188,15 +200,17 @@ class _Run:
 
         return act
 
-    def _end(self, connection: Connection) -> tuple[int, int]:
+    def _end(self, connection: Connection) -> tuple[int, int, int]:
         """When all has ended: every client has the source, and nothing appeared where nothing could."""
         self._wrong += self._gained(connection)
         self._wrong += consistent(connection)
         row = connection.execute(
-            "SELECT (SELECT count(*) FROM forge_versions.document), last_value FROM forge_versions.change_version"
+            "SELECT (SELECT count(*) FROM forge_versions.document), (SELECT count(*) FROM forge_versions.access)"
+            " + (SELECT count(*) FROM forge_versions.deletion WHERE subject IS NOT NULL), last_value"
+            " FROM forge_versions.change_version"
         ).fetchone()
         assert row is not None
-        documents, stamps = row
+        documents, grants, stamps = row
         if newest(connection) != stamps:
             self._wrong.append(f"nobody writes, the last stamp is {stamps}, and the newest {newest(connection)}")
         for client in self._clients:
@@ -204,7 +218,7 @@ class _Run:
             if client.mirror != source(connection, client.resource, client.subject):
                 self._wrong.append(f"{client}: the mirror is not the source")
                 self._wrong += client.check(connection)
-        return int(documents), int(stamps)
+        return int(documents), int(grants), int(stamps)
 
 
 class _Undone(Exception):

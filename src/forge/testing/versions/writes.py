@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from forge.changelog.connection import Connection
-from forge.testing.versions.plan import RESOURCES, STUDENTS, SUBJECTS
+from forge.testing.versions.plan import BY_ACCESS, RESOURCES, SUBJECTS
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, put, set_references
 from forge.versions.errors import VersionsError
@@ -46,9 +46,8 @@ def by_api(connection: Connection, chance: random.Random, keys: int) -> None:
         set_references(connection, one[0], references, inside)
     elif roll < 0.82:
         delete(connection, one[0])
-    elif seen := _some(connection, chance, 1, STUDENTS.name):
-        act = grant if roll < 0.92 else revoke
-        act(connection, seen[0], chance.choice(SUBJECTS))
+    else:
+        _access(connection, chance)
 
 
 def by_sql(connection: Connection, chance: random.Random, keys: int) -> None:
@@ -82,10 +81,19 @@ def by_sql(connection: Connection, chance: random.Random, keys: int) -> None:
             " ON CONFLICT (parent, name) DO UPDATE SET child = excluded.child, in_identity = excluded.in_identity",
             (chance.choice("abc"), some[0], chance.random() < 0.3, some),
         )
-    elif roll < 0.9:
+    elif roll < 0.85:
         connection.execute("DELETE FROM forge_versions.reference WHERE parent = ANY (%s)", (some,))
-    else:
+    elif roll < 0.9:
         connection.execute("DELETE FROM forge_versions.document WHERE id = ANY (%s)", (some,))
+    else:
+        _access(connection, chance)
+
+
+def _access(connection: Connection, chance: random.Random) -> None:
+    """Let somebody see a document, or no more: there is no other way than the API."""
+    if seen := _some(connection, chance, 1, chance.choice(BY_ACCESS).name):
+        act = grant if chance.random() < 0.6 else revoke
+        act(connection, seen[0], chance.choice(SUBJECTS))
 
 
 def _some(connection: Connection, chance: random.Random, count: int, resource: str = "%") -> list[int]:
