@@ -25,6 +25,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, WebError, async_playwright
 
 from forge.changelog.connection import Connection
+from forge.serve.auth import AuthSettings
 from tests.browser.site import DATABASE, ROOT, SHOP, Site, shop
 from tests.integration.serving import SOON, Served, serving
 
@@ -38,6 +39,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+SECRET = "a secret of thirty-two characters!"
+AUTH = AuthSettings(algorithms=("HS256",), secret=SECRET, leeway=0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,8 +94,16 @@ class Tabs:
 Profile = Callable[..., Awaitable[Tabs]]
 
 
+@pytest.fixture
+def servers_first(request: pytest.FixtureRequest) -> None:
+    """A test's servers outlive its tabs, which would else complain that theirs is gone."""
+    for name in ("served", "secured", "process"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def profile(chromium: Browser) -> AsyncIterator[Profile]:
+async def profile(chromium: Browser, servers_first: None) -> AsyncIterator[Profile]:
     """Makes browser profiles, each with tabs of its own: two are two people's browsers."""
     made: list[Tabs] = []
 
@@ -125,6 +136,14 @@ def orders(connection: Connection) -> Connection:
 async def served(database: str, orders: Connection) -> AsyncIterator[Served]:
     """The shop, served with the harness's pages beside it."""
     app = shop(database)
+    async with serving(app, Site(app)) as served:
+        yield served
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def secured(database: str, orders: Connection) -> AsyncIterator[Served]:
+    """The same for those who have a token."""
+    app = shop(database, auth=AUTH)
     async with serving(app, Site(app)) as served:
         yield served
 
