@@ -67,7 +67,8 @@ export function ago(iso: string | null | undefined, now: number): string {
   const at = parsed(iso);
   if (at === null) return ABSENT;
   const seconds = (now - at.getTime()) / 1000;
-  return seconds < 2 ? "now" : `${duration(Math.floor(seconds))} ago`;
+  if (seconds < 2) return "now";
+  return seconds < 120 ? `${Math.floor(seconds)} s ago` : `${duration(seconds)} ago`;
 }
 
 function parsed(iso: string | null | undefined): Date | null {

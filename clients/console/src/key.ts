@@ -4,6 +4,12 @@ import type { Change, Row } from "./shapes";
 import { shown } from "./value";
 
 const PLAIN = /^[\w.:-]+$/;
+const UNQUOTED = /^[a-z_][a-z0-9_$]*$/;
+
+/** A table's name as it is asked for: quoted where it must be. */
+export function tableOf({ schema, table }: { schema: string; table: string }): string {
+  return [schema, table].map((name) => (UNQUOTED.test(name) ? name : `"${name.replaceAll('"', '""')}"`)).join(".");
+}
 
 /** Null for what is of no single row. */
 export function keyOf(change: Pick<Change, "id" | "key">): string | null {

@@ -45,8 +45,3 @@ export function ticking(): { readonly now: number } {
     },
   };
 }
-
-/** The only row of a query that has one; a value that is no list is itself. */
-export function single<T>(data: T | readonly T[] | undefined): T | undefined {
-  return Array.isArray(data) ? (data[0] as T | undefined) : (data as T | undefined);
-}

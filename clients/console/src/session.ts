@@ -9,7 +9,7 @@ import type { Source } from "./source";
 export interface Session {
   source: Source;
   feed: Feed;
-  overview: Watched<Overview[]>;
+  overview: Watched<Overview>;
   /** Says something in the corner, and to those who listen. */
   tell(message: string, tone?: "good" | "bad"): void;
 }

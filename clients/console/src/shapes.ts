@@ -35,7 +35,7 @@ export interface Change {
   hidden?: string[];
 }
 
-/** `forge.overview`: what this is, in one row. */
+/** `forge.overview`: what this is, and how its log stands. */
 export interface Overview {
   title: string;
   version: string;
@@ -45,6 +45,10 @@ export interface Overview {
   started_at: string;
   tables_tracked: number;
   log_bytes: number | null;
+  dead_letters: number;
+  following: boolean;
+  user: string | null;
+  /** Whether who asks may change things. */
   operate: boolean;
 }
 
@@ -52,6 +56,8 @@ export interface Overview {
 export interface TableInfo {
   schema: string;
   table: string;
+  /** Both, quoted where they must be: what others take as `table`. */
+  name: string;
   tracked: boolean;
   key: string[];
   columns: string[];
@@ -68,7 +74,7 @@ export interface Group {
   id: string;
   query: string;
   arguments: Row;
-  scope: Row | string | null;
+  scope: { kind: string; user: string | null; tenant: string | null; role: string | null };
   subscribers: number;
   runs: number;
   pushed: number;
@@ -76,6 +82,11 @@ export interface Group {
   failed: number;
   last_ms: number | null;
   last_run: string | null;
+  rows: number | null;
+  reads: string[];
+  error: string | null;
+  /** Whether it is the console's. */
+  own: boolean;
 }
 
 /** `forge.metrics`: this node since its start, and its last 120 seconds. */
@@ -137,6 +148,7 @@ export interface Letter {
   error: string;
   tries: number;
   behind: boolean;
+  replay: boolean;
   parked_at: string;
 }
 
@@ -162,10 +174,10 @@ export interface Webhook {
   last_error: string | null;
 }
 
-/** `forge.pipeline`: the lake beside, in one row; none where no lake is named. */
+/** `forge.pipeline`: the lake beside; null where no lake is named. */
 export interface Pipeline {
   lake: string;
-  state: string;
+  state: "ok" | "empty" | "unreadable";
   batches: number;
   changes: number;
   last_batch: string | null;
@@ -200,6 +212,7 @@ export interface LakeBatch {
 
 /** `forge.doctor`. */
 export interface Finding {
+  id: string;
   check: string;
   level: "ok" | "info" | "warning" | "problem";
   what: string;
@@ -246,6 +259,8 @@ export interface PastRow {
 export interface RevertPlan {
   choice: string;
   changes: number;
+  /** How many steps there are; the first 200 are here. */
+  rows: number;
   steps: RevertStep[];
   conflicts: string[];
 }

@@ -1,0 +1,44 @@
+/**
+ * A row as it was after each of its changes, from what the changes say.
+ *
+ * In come its entries, newest first, and the row as the server last knew it, for columns that no entry names (a row that
+ * was there before it was tracked). Out comes for each entry the row after it; null when there was none. A value is the
+ * last one written before, else what the next change says was there before it, else the server's.
+ */
+
+import type { Entry, Row } from "./shapes";
+
+const GONE = new Set(["DELETE", "TRUNCATE"]);
+const HIDDEN = { $unavailable: true };
+
+export function images(entries: readonly Entry[], known: Row | null): (Row | null)[] {
+  const names = new Set(entries.flatMap((entry) => entry.diff.map((one) => one.column)));
+  for (const name of Object.keys(known ?? {})) names.add(name);
+  return entries.map((entry, index) => {
+    if (GONE.has(entry.op) || (entry.op === "KEY" && entry.became !== undefined)) return null;
+    const row: Row = {};
+    for (const name of names) {
+      const value = valueOf(name, entries, index, known);
+      if (value !== undefined) row[name] = value;
+    }
+    return row;
+  });
+}
+
+function valueOf(name: string, entries: readonly Entry[], index: number, known: Row | null): unknown {
+  for (let older = index; older < entries.length; older += 1) {
+    const entry = entries[older] as Entry;
+    const one = entry.diff.find((each) => each.column === name);
+    if (one?.hidden) return HIDDEN;
+    if (one !== undefined && "after" in one) return one.after;
+    if (entry.op === "INSERT") return undefined;
+  }
+  for (let newer = index - 1; newer >= 0; newer -= 1) {
+    const entry = entries[newer] as Entry;
+    const one = entry.diff.find((each) => each.column === name);
+    if (one?.hidden) return HIDDEN;
+    if (one !== undefined && "before" in one) return one.before;
+    if (entry.op === "INSERT" || GONE.has(entry.op)) return undefined;
+  }
+  return known?.[name];
+}
