@@ -13,7 +13,11 @@ export default defineConfig({
       entry: { index: "src/index.ts", react: "src/react.ts", tanstack: "src/tanstack.ts", watcher: "src/watcher/index.ts" },
       formats: ["es"],
     },
-    rollupOptions: { external: ["react", "@tanstack/query-core", "@sqlite.org/sqlite-wasm"] },
+    // the client is one file, also for the watcher, which imports it
+    rollupOptions: {
+      preserveEntrySignatures: "allow-extension",
+      external: ["react", "@tanstack/query-core", "@sqlite.org/sqlite-wasm"],
+    },
   },
   plugins: [
     {

@@ -1,0 +1,258 @@
+/**
+ * One connection to the database: runs statements, and knows which rows they read and wrote.
+ *
+ * In come statements with parameters, out go rows, and with `written()` the rows that were written and committed since
+ * the last time. Writes are seen by SQLite's preupdate hook, which misses none: those of triggers, cascades, REPLACE and
+ * tables without rowid too. What always holds: a statement that fails leaves nothing behind; nothing that a connection
+ * has for itself (temporary tables, other files, settings) is let in, since connections come and go.
+ */
+
+import type { BindingSpec, CAPI, Database, Sqlite3Static } from "@sqlite.org/sqlite-wasm";
+import { ForgeError } from "../errors";
+import { type Instruction, rowsRead, type Tree } from "./reads";
+import type { Params, Row, SqlValue } from "./values";
+import { everything, Gathered, keyOf, type Rows } from "./writes";
+
+/** What `run` answers. */
+export interface Ran {
+  /** Rows that it inserted, updated or deleted. */
+  readonly changes: number;
+  /** The rowid of the last row that was inserted into a table. */
+  readonly lastId: number | bigint;
+}
+
+/** How the rows of a table are named. */
+interface Table {
+  /** Places of the columns of the primary key; empty when rows are named by their rowid. */
+  readonly key: readonly number[];
+  /** The virtual table that keeps its data here. */
+  readonly owner: string | undefined;
+}
+
+/** Settings that a connection must not change; the others are questions. */
+const QUESTIONS =
+  /^(table_(x?info|list)|index_(x?info|list)|foreign_key_(list|check)|integrity_check|quick_check|optimize|data_version)$/;
+
+export class Connection {
+  readonly #db: Database;
+  readonly #capi: CAPI;
+  readonly #pending = new Gathered();
+  readonly #committed = new Gathered();
+  #tables = new Map<string, Table>();
+  #trees = new Map<number, Tree>();
+  #schema = -1;
+  #commits = false;
+  #guarded = true;
+  #reading: Set<string> | undefined;
+  #refused: string | undefined;
+
+  constructor(sqlite3: Sqlite3Static, db: Database) {
+    this.#db = db;
+    this.#capi = sqlite3.capi;
+    db.exec("PRAGMA temp_store = memory; PRAGMA foreign_keys = ON");
+    this.#learn();
+    this.#capi.sqlite3_set_authorizer(db, (_, code, one, two, three) => this.#authorize(code, one || "", two || "", three || ""), 0);
+    // the third argument is needed, and missing in the package's types
+    const hook = this.#capi.sqlite3_preupdate_hook as (...args: [...Parameters<CAPI["sqlite3_preupdate_hook"]>, number]) => void;
+    hook(db, (_, __, op, ___, table, old, now) => this.#sawWrite(op, table, old, now), 0);
+    this.#capi.sqlite3_commit_hook(db, () => this.#sawCommit(), 0);
+  }
+
+  /** Runs one statement. */
+  run(sql: string, params: Params = []): Ran {
+    const before = Number(this.#db.changes(true, true));
+    this.#execute(sql, params);
+    const changes = Number(this.#db.changes(true, true)) - before;
+    const last = this.#capi.sqlite3_last_insert_rowid(this.#db);
+    return { changes, lastId: BigInt(Number(last)) === last && Number.isSafeInteger(Number(last)) ? Number(last) : last };
+  }
+
+  /** The rows of one statement. */
+  select(sql: string, params: Params = []): Row[] {
+    return this.#execute(sql, params);
+  }
+
+  /** Runs several statements, all or nothing. */
+  exec(sql: string): void {
+    this.transaction(() => void this.#execute(sql, []));
+  }
+
+  /** The rows of a query, and those that it read to find them. */
+  look(sql: string, params: Params = []): { rows: Row[]; reads: Rows } {
+    return { rows: this.select(sql, params), reads: this.#readsOf(sql, params) };
+  }
+
+  /** All or nothing of what happens inside; one inside another is part of it. `deferred`: rows may refer to later ones. */
+  transaction<T>(work: () => T, deferred = false): T {
+    if (!this.#capi.sqlite3_get_autocommit(this.#db)) return work();
+    this.begin();
+    try {
+      if (deferred) this.#own("PRAGMA defer_foreign_keys = ON");
+      const result = work();
+      this.commit();
+      return result;
+    } catch (error) {
+      this.rollback();
+      throw error;
+    }
+  }
+
+  begin(): void {
+    this.#own("BEGIN IMMEDIATE");
+  }
+
+  commit(): void {
+    this.#own("COMMIT");
+  }
+
+  rollback(): void {
+    if (!this.#capi.sqlite3_get_autocommit(this.#db)) this.#own("ROLLBACK");
+  }
+
+  /** Each step of the schema is run once, in order. */
+  migrate(steps: readonly string[]): void {
+    const done = Number(this.#own("PRAGMA user_version")[0]?.["user_version"]);
+    if (done > steps.length) {
+      const message = `the database has ${done} steps of its schema, this page knows ${steps.length}`;
+      throw new ForgeError("refused", message, "reload the page: it is an older version", { code: "newer_schema" });
+    }
+    if (done === steps.length) return;
+    this.transaction(() => {
+      for (const step of steps.slice(done)) this.#execute(step, []);
+      this.#own(`PRAGMA user_version = ${steps.length}`);
+    });
+  }
+
+  /** The rows that were committed since the last time; empty when nothing was. */
+  written(): Rows {
+    this.#pending.take();
+    const rows = this.#committed.take();
+    const schema = this.#commits && this.#learn();
+    this.#commits = false;
+    return schema ? everything : rows;
+  }
+
+  /** Grows by one with every transaction that writes, of any connection to the file. */
+  version(): number {
+    const page = this.#own("SELECT substr(data, 25, 4) AS counter FROM sqlite_dbpage WHERE pgno = 1")[0]?.["counter"];
+    return page instanceof Uint8Array ? new DataView(page.buffer, page.byteOffset).getUint32(0) : 0;
+  }
+
+  /** Columns of a table, in order, with their place in the primary key (from 1; 0 outside of it); empty without it. */
+  columns(table: string): { name: string; pk: number }[] {
+    const rows = this.#own("SELECT name, pk FROM pragma_table_info(?)", [table]);
+    return rows.map(({ name, pk }) => ({ name: String(name), pk: Number(pk) }));
+  }
+
+  close(): void {
+    this.#db.close();
+  }
+
+  #execute(sql: string, bind: Params): Row[] {
+    this.#refused = undefined;
+    try {
+      const rows: Row[] = [];
+      const given = Array.isArray(bind) ? bind.length : Object.keys(bind).length;
+      const options = { sql, rowMode: "object", resultRows: rows } as const;
+      this.#db.exec(given ? { ...options, bind: bind as BindingSpec } : options);
+      return rows;
+    } catch (error) {
+      if (this.#refused !== undefined) throw refused(this.#refused);
+      const message = error instanceof Error ? error.message.replace(/^SQLITE_\w+: sqlite3 result code \d+: /, "") : String(error);
+      throw new ForgeError("failed", `${message}, in: ${sql.slice(0, 200)}`, "mend the statement", { code: "sql" });
+    }
+  }
+
+  /** Runs a statement of this class. */
+  #own(sql: string, bind: Params = []): Row[] {
+    this.#guarded = false;
+    try {
+      return this.#execute(sql, bind);
+    } finally {
+      this.#guarded = true;
+    }
+  }
+
+  #authorize(code: number, one: string, two: string, three: string): number {
+    const capi = this.#capi;
+    if (code === capi.SQLITE_READ) this.#reading?.add(one);
+    if (!this.#guarded) return capi.SQLITE_OK;
+    const temporary = three === "temp" && code !== capi.SQLITE_READ;
+    if (temporary) this.#refused = "a temporary table, view, index or trigger";
+    else if (code === capi.SQLITE_ATTACH || code === capi.SQLITE_DETACH) this.#refused = "another file";
+    else if (code === capi.SQLITE_TRANSACTION) this.#refused = `${one} as a statement`;
+    else if (code === capi.SQLITE_PRAGMA && two !== "" && !QUESTIONS.test(one)) this.#refused = `PRAGMA ${one}`;
+    else return capi.SQLITE_OK;
+    return capi.SQLITE_DENY;
+  }
+
+  #sawWrite(op: number, table: string, old: bigint, now: bigint): void {
+    const { key, owner } = this.#tables.get(table) ?? { key: [], owner: undefined };
+    if (owner !== undefined) return this.#pending.addAll(owner);
+    if (op !== this.#capi.SQLITE_INSERT) this.#pending.add(table, this.#key(key, old, "sqlite3_preupdate_old_js"));
+    if (op !== this.#capi.SQLITE_DELETE) this.#pending.add(table, this.#key(key, now, "sqlite3_preupdate_new_js"));
+  }
+
+  #key(columns: readonly number[], rowid: bigint, value: "sqlite3_preupdate_old_js" | "sqlite3_preupdate_new_js"): string {
+    if (columns.length === 0) return String(rowid);
+    return keyOf(columns.map((column) => this.#capi[value](this.#db, column) as SqlValue));
+  }
+
+  #sawCommit(): number {
+    this.#committed.addRows(this.#pending.take());
+    this.#commits = true;
+    return 0;
+  }
+
+  #readsOf(sql: string, params: Params): Rows {
+    const reading = new Set<string>();
+    this.#reading = reading;
+    const statement = this.#db.prepare(sql);
+    this.#reading = undefined;
+    const values: SqlValue[] = [];
+    for (let i = 1; i <= statement.parameterCount; i++) {
+      const name = this.#capi.sqlite3_bind_parameter_name(statement, i) ?? "";
+      const value = (params as Record<string | number, SqlValue | boolean>)[Array.isArray(params) ? i - 1 : name];
+      values.push(typeof value === "boolean" ? Number(value) : (value ?? null));
+    }
+    statement.finalize();
+    const program = this.#own(`EXPLAIN ${sql}`) as unknown as Instruction[];
+    return rowsRead(reading, program, this.#trees, values);
+  }
+
+  /** Reads the schema if it is not the known one; whether it was another. */
+  #learn(): boolean {
+    const schema = Number(this.#own("PRAGMA schema_version")[0]?.["schema_version"]);
+    if (schema === this.#schema) return false;
+    this.#schema = schema;
+    this.#tables = new Map();
+    this.#trees = new Map();
+    const tables = this.#own("SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main'");
+    const virtual = tables.filter(({ type }) => type === "virtual").map(({ name }) => String(name));
+    for (const { name, type } of tables) {
+      const table = String(name);
+      const owner = type === "shadow" ? virtual.find((one) => table.startsWith(`${one}_`)) : undefined;
+      const key = this.#own("SELECT cid FROM pragma_table_xinfo(?) WHERE pk > 0 ORDER BY pk", [table]);
+      this.#tables.set(table, { key: key.map(({ cid }) => Number(cid)), owner });
+    }
+    const rowidless = new Set(tables.filter(({ wr }) => wr === 1).map(({ name }) => name));
+    const trees = this.#own(
+      "SELECT s.name, tbl_name, rootpage, origin FROM sqlite_schema AS s " +
+        "LEFT JOIN pragma_index_list(tbl_name) AS i ON i.name = s.name WHERE rootpage > 0",
+    );
+    const indexed = new Set(trees.filter(({ origin }) => origin === "pk").map(({ tbl_name }) => tbl_name));
+    for (const { name, tbl_name, rootpage, origin } of trees) {
+      const table = String(tbl_name);
+      const columns = this.#tables.get(table)?.key.length ?? 0;
+      const byRowid = name === table && !indexed.has(table) && !rowidless.has(table);
+      const byKey = origin === "pk" || (name === table && rowidless.has(table));
+      this.#trees.set(Number(rootpage), { table, key: byRowid ? "rowid" : byKey ? columns : "none" });
+    }
+    return true;
+  }
+}
+
+function refused(what: string): ForgeError {
+  const fix = "use watcher.transaction, and tables of the database itself: settings and temporary things do not last";
+  return new ForgeError("refused", `${what} is not let in`, fix, { code: "sql_refused" });
+}

@@ -1,0 +1,74 @@
+/**
+ * The result of a local query that stays true: the same store as a live query of the server.
+ *
+ * What always holds: rows that did not change are the same objects as before.
+ */
+
+import type { ForgeError } from "../errors";
+import type { State } from "../live";
+import { Cell } from "../readable";
+
+export class LocalLive<T> extends Cell<State<readonly T[]>> {
+  readonly #started: () => void;
+  readonly #ended: () => void;
+  #leaving: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(started: () => void, ended: () => void) {
+    super({ status: "connecting", data: undefined, error: undefined, cause: [], snapshot: null });
+    this.#started = started;
+    this.#ended = ended;
+  }
+
+  get state(): State<readonly T[]> {
+    return this.getSnapshot();
+  }
+
+  /** Rows, or places of rows in the result before. */
+  push(rows: readonly (T | number)[]): void {
+    const before = this.state.data ?? [];
+    const data = rows.map((row) => (typeof row === "number" ? (before[row] as T) : row));
+    this.set({ ...this.state, status: "live", data, error: undefined });
+  }
+
+  fail(error: ForgeError): void {
+    this.set({ ...this.state, status: "error", data: undefined, error });
+  }
+
+  /** The results, the latest for whoever is slow; throws when the query does not run. */
+  async *[Symbol.asyncIterator](): AsyncGenerator<readonly T[], void, undefined> {
+    let told = (): void => {};
+    let given: readonly T[] | undefined;
+    const end = this.subscribe(() => told());
+    try {
+      for (;;) {
+        const { data, error } = this.state;
+        if (error?.kind === "closed") return;
+        if (error) throw error;
+        if (data !== undefined && data !== given) {
+          given = data;
+          yield data;
+        } else {
+          await new Promise<void>((resolve) => {
+            told = resolve;
+          });
+        }
+      }
+    } finally {
+      end();
+    }
+  }
+
+  protected override started(): void {
+    clearTimeout(this.#leaving);
+    this.#leaving = undefined;
+    this.#started();
+  }
+
+  /** A component that is drawn anew leaves and comes back at once. */
+  protected override ended(): void {
+    this.#leaving = setTimeout(() => {
+      this.set({ ...this.state, status: this.state.data ? "stale" : "connecting" });
+      this.#ended();
+    }, 100);
+  }
+}
