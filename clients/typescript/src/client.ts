@@ -111,6 +111,8 @@ class Page implements Client {
   readonly #linger: number;
   readonly #lives = new Map<string, WeakRef<Live<unknown>>>();
   readonly #leaving = new AbortController();
+  /** The mutations that were answered: queries show them, whichever node answers. */
+  #after: ReadonlySet<string> = new Set();
 
   constructor(options: ClientOptions) {
     const { url = "", token, transport, timeout = 30_000, silence = 45_000, linger = 1_000, fetch } = options;
@@ -140,13 +142,15 @@ class Page implements Client {
   };
 
   readonly query = async <T>(name: string, args?: Args): Promise<T> => {
-    const answer = await this.#call({ kind: "query", name, args: encodeArgs(args) });
+    const answer = await this.#call({ kind: "query", name, args: encodeArgs(args), after: [...this.#after].join() });
     return decodeResult(answer.result) as T;
   };
 
   readonly mutate = async <T>(name: string, args?: Args, options: MutateOptions = {}): Promise<Mutated<T>> => {
     const call: Call = { kind: "mutation", name, args: encodeArgs(args), key: options.key };
+    const known = this.#after;
     const answer = await this.#mutations.run(call, options.optimistic);
+    if (answer.xid !== null) this.#after = superseded(this.#after, known, answer.xid);
     return { result: decodeResult(answer.result) as T, xid: answer.xid };
   };
 
@@ -168,6 +172,16 @@ class Page implements Client {
     addEventListener("online", wake, { signal });
     document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && wake(), { signal });
   }
+}
+
+const MOST_AFTER = 50;
+
+/** Whoever is shown a transaction is shown all that was answered before it began. */
+function superseded(after: ReadonlySet<string>, known: ReadonlySet<string>, xid: string): ReadonlySet<string> {
+  const left = new Set([...after].filter((one) => !known.has(one))).add(xid);
+  if (left.size <= MOST_AFTER) return left;
+  const numbers = [...left].map((one) => BigInt(one.replace("~", "")));
+  return new Set([`~${numbers.reduce((a, b) => (a > b ? a : b))}`]);
 }
 
 /** Mutations that are sent once, at once. */

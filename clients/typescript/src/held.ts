@@ -7,7 +7,7 @@
 
 import { mismatch } from "./errors";
 import { sha256 } from "./sha256";
-import type { Cause, Delta, Whole } from "./upstream";
+import type { Cause, Delta, Push, Whole } from "./upstream";
 import { decodeRow, parse } from "./values";
 
 const DIGITS = 32;
@@ -63,8 +63,19 @@ export class Held {
     this.#single = single;
   }
 
+  /** The result that a message leads to from the one held; rows that were `known` are taken from there. */
+  static next(held: Held | undefined, message: Push, known = held): Held {
+    if (message.event === "delta") {
+      if (!held) throw mismatch("a delta came before a result");
+      return held.after(message);
+    }
+    if (!message.unchanged) return Held.of(message, known);
+    if (message.hash !== held?.hash) throw mismatch("the server takes another result for held");
+    return held;
+  }
+
   /** The result that a message has whole; rows that are in `before` are taken from there. */
-  static of(message: Whole, before?: Held): Held {
+  private static of(message: Whole, before: Held | undefined): Held {
     if (message.value !== undefined) return new Held([new Row(message.value)], message.hash, [], true);
     if (message.rows === undefined) throw mismatch("a result without rows");
     const known = new Map<string, Row>();

@@ -6,10 +6,10 @@
  * before, rows too. The server is asked while somebody watches, and for a moment longer.
  */
 
-import { type ForgeError, mismatch } from "./errors";
+import type { ForgeError } from "./errors";
 import { Held } from "./held";
 import { Cell } from "./readable";
-import type { Asked, Cause, Overlay, Push, Sink, Upstream } from "./upstream";
+import type { Asked, Cause, Holder, Overlay, Push, Upstream, Whole } from "./upstream";
 
 export type Status =
   /** Nothing is known yet. */
@@ -33,7 +33,7 @@ export interface State<T> {
   readonly snapshot: string | null;
 }
 
-export class Live<T> extends Cell<State<T>> implements Sink {
+export class Live<T> extends Cell<State<T>> implements Holder {
   /** Changes of mutations under way; whoever sets it calls `refresh` when they change. */
   overlay: Overlay | undefined;
   readonly asked: Asked;
@@ -105,18 +105,15 @@ export class Live<T> extends Cell<State<T>> implements Sink {
   push(message: Push): void {
     const before = this.#sure ? this.#held : undefined;
     this.#sure = false;
-    if (message.event === "delta") {
-      if (before === undefined) throw mismatch("a delta came before a result");
-      this.#held = before.after(message);
-    } else if (!message.unchanged) {
-      this.#held = Held.of(message, this.#held);
-    } else if (message.hash !== before?.hash) {
-      throw mismatch("the server takes another result for held");
-    }
+    this.#held = Held.next(before, message, this.#held);
     this.#sure = true;
     const { cause, snapshot } = message;
-    this.overlay?.settle(snapshot);
+    this.overlay?.settle(snapshot, cause);
     this.#show({ status: "live", error: undefined, cause, snapshot });
+  }
+
+  whole(): Whole | undefined {
+    return this.#sure ? this.#held?.whole(this.state.cause, this.state.snapshot) : undefined;
   }
 
   fault(error: ForgeError, final: boolean): void {

@@ -130,9 +130,13 @@ export class Session implements Upstream {
     const rest = { named: new Map<string, Entry>(), queue: [], asking: 0, heardAt: Date.now(), wait: 0 };
     const stream: Stream = { session: "", cut, expelled: undefined, ...rest };
     this.#stream = stream;
-    const watch = setInterval(() => {
-      if (Date.now() - stream.heardAt > this.#silence) cut.abort();
-    }, this.#silence / 9);
+    let watch: ReturnType<typeof setTimeout>;
+    const look = (): void => {
+      const left = stream.heardAt + this.#silence - Date.now();
+      if (left > 0) watch = setTimeout(look, left);
+      else cut.abort();
+    };
+    watch = setTimeout(look, this.#silence);
     try {
       await this.#transport.run((event) => {
         stream.heardAt = Date.now();
@@ -143,7 +147,7 @@ export class Session implements Upstream {
       throw cut.signal.aborted ? unreachable("the stream fell silent, or the server lost it") : error;
     } finally {
       cut.abort();
-      clearInterval(watch);
+      clearTimeout(watch);
       running.signal.removeEventListener("abort", stop);
       if (this.#stream === stream) this.#stream = undefined;
     }

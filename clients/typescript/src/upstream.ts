@@ -79,6 +79,12 @@ export interface Sink {
   fault(error: ForgeError, final: boolean): void;
 }
 
+/** A sink that can hand on what it holds. */
+export interface Holder extends Sink {
+  /** The message that says all of it; undefined when nothing is held, or it cannot be relied on. */
+  whole(): Whole | undefined;
+}
+
 /** Brings results. Adding what is there and removing what is not change nothing. */
 export interface Upstream {
   add(sink: Sink): void;
@@ -116,7 +122,7 @@ export type Caller = (call: Call) => Promise<Answer>;
 /** What is shown on top of what the server sent: the changes of mutations under way, of one live result. */
 export interface Overlay {
   /** A result is proven, and nobody was told yet: forget the changes that it shows. */
-  settle(snapshot: string | null): void;
+  settle(snapshot: string | null, cause: readonly Cause[]): void;
   /** What to show for it; the very value that is given when there is nothing to change. */
   view(base: unknown): unknown;
 }
