@@ -6,7 +6,7 @@
  */
 
 import { mismatch } from "./errors";
-import { sha256 } from "./sha256";
+import { Digest } from "./sha256";
 import type { Cause, Delta, Push, Whole } from "./upstream";
 import { decodeRow, parse } from "./values";
 
@@ -51,12 +51,14 @@ export class Held {
   readonly key: readonly string[];
   readonly #rows: readonly Row[];
   readonly #single: boolean;
+  readonly #digest: Digest;
   #byKey: Map<string, Row> | undefined;
   #value: unknown;
 
-  private constructor(rows: readonly Row[], hash: string, key: readonly string[], single: boolean) {
+  private constructor(rows: readonly Row[], hash: string, key: readonly string[], single: boolean, before?: Held) {
+    this.#digest = before ? before.#digest : new Digest();
     const lines = rows.map((row) => row.line).join("\n");
-    if (sha256(lines, DIGITS) !== hash) throw mismatch("the result does not have its hash");
+    if (this.#digest.of(lines, DIGITS) !== hash) throw mismatch("the result does not have its hash");
     this.#rows = rows;
     this.hash = hash;
     this.key = key;
@@ -76,14 +78,14 @@ export class Held {
 
   /** The result that a message has whole; rows that are in `before` are taken from there. */
   private static of(message: Whole, before: Held | undefined): Held {
-    if (message.value !== undefined) return new Held([new Row(message.value)], message.hash, [], true);
+    if (message.value !== undefined) return new Held([new Row(message.value)], message.hash, [], true, before);
     if (message.rows === undefined) throw mismatch("a result without rows");
     const known = new Map<string, Row>();
     if (before && !before.#single && String(before.key) === String(message.key)) {
       for (const row of before.#rows) known.set(row.line, row);
     }
     const rows = message.rows.map((line) => known.get(line) ?? new Row(line));
-    return new Held(rows, message.hash, message.key, false);
+    return new Held(rows, message.hash, message.key, false, before);
   }
 
   /** The result that a delta leads to. */
@@ -111,7 +113,7 @@ export class Held {
     const placed = delta.added.length > 0 || delta.order !== undefined;
     const found = order.map((key) => rows.get(key));
     if (found.includes(undefined) || rows.size !== order.length) throw unfit();
-    const next = new Held(found as Row[], delta.hash, this.key, false);
+    const next = new Held(found as Row[], delta.hash, this.key, false, this);
     next.#byKey = placed ? new Map(order.map((key, index) => [key, found[index] as Row])) : rows;
     return next;
   }

@@ -1,7 +1,8 @@
 /**
  * SHA-256 of texts, at once: the browser's own works only later, and not at all on pages without TLS.
  *
- * In comes a text, out come hexadecimal digits of the hash of its UTF-8.
+ * In comes a text, out come hexadecimal digits of the hash of its UTF-8. What a result begins with is mostly what it
+ * began with before: a Digest goes on from there.
  */
 
 const ROUNDS = 64;
@@ -21,42 +22,85 @@ for (let found = 0, n = 2; found < ROUNDS; n++) {
 
 const encoder = new TextEncoder();
 const W = new Int32Array(ROUNDS);
-let bytes = new Uint8Array(1 << 16);
+let words = new Int32Array(1 << 14);
+/** Bytes after which the state is kept, for the next text that begins alike. */
+const STRIDE = 4096;
 
 /** The hash of a text's UTF-8: as many hexadecimal digits of it as are asked for. */
 export function sha256(text: string, digits = 64): string {
-  const most = text.length * 3 + 72;
-  if (bytes.length < most) bytes = new Uint8Array(most * 2);
-  const length = encoder.encodeInto(text, bytes).written;
-  const end = (length + 72) & ~63;
-  bytes.fill(0, length, end);
-  bytes[length] = 0x80;
-  const view = new DataView(bytes.buffer);
-  view.setUint32(end - 8, Math.floor(length / 0x20000000));
-  view.setUint32(end - 4, length << 3);
-  const state = START.slice();
-  for (let at = 0; at < end; at += 64) block(state, view, at);
-  let hex = "";
-  for (const word of state) hex += (word >>> 0).toString(16).padStart(8, "0");
-  return hex.slice(0, digits);
+  return new Digest().of(text, digits);
+}
+
+/** Hashes texts, one after another, each only from where it differs from the one before. */
+export class Digest {
+  #seen = new Int32Array(0);
+  #length = 0;
+  #marks = new Int32Array(0);
+
+  of(text: string, digits: number): string {
+    const most = text.length * 3 + 72;
+    if (words.length * 4 < most) words = new Int32Array(most >> 1);
+    const bytes = new Uint8Array(words.buffer);
+    const length = encoder.encodeInto(text, bytes).written;
+    const end = (length + 72) & ~63;
+    bytes.fill(0, length, end);
+    bytes[length] = 0x80;
+    const view = new DataView(words.buffer);
+    view.setUint32(end - 8, Math.floor(length / 0x20000000));
+    view.setUint32(end - 4, length << 3);
+
+    const mark = this.#begin(length);
+    const state = mark > 0 ? this.#marks.slice(mark * 8, mark * 8 + 8) : START.slice();
+    for (let at = mark * STRIDE; at < end; at += 64) {
+      if (at > 0 && at % STRIDE === 0 && at <= length) this.#marks.set(state, (at / STRIDE) * 8);
+      block(state, view, at);
+    }
+    let hex = "";
+    for (const word of state) hex += (word >>> 0).toString(16).padStart(8, "0");
+    return hex.slice(0, digits);
+  }
+
+  /** How many strides are as they were; and the text is the one that is compared with next time. */
+  #begin(length: number): number {
+    const seen = this.#seen;
+    const most = Math.min(length, this.#length) >> 2;
+    let same = 0;
+    while (same < most && words[same] === seen[same]) same++;
+    const mark = Math.floor((same * 4) / STRIDE);
+    const size = (length + 3) >> 2;
+    if (seen.length < size) {
+      this.#seen = words.slice(0, size + (size >> 1));
+      const marks = this.#marks;
+      this.#marks = new Int32Array((Math.floor((this.#seen.length * 4) / STRIDE) + 1) * 8);
+      this.#marks.set(marks);
+    } else {
+      seen.set(words.subarray((mark * STRIDE) >> 2, size), (mark * STRIDE) >> 2);
+    }
+    this.#length = length;
+    return mark;
+  }
 }
 
 function block(state: Int32Array, view: DataView, at: number): void {
-  let [a, b, c, d, e, f, g, h] = state as unknown as [number, number, number, number, number, number, number, number];
+  for (let i = 0; i < 16; i++) W[i] = view.getInt32(at + i * 4);
+  for (let i = 16; i < ROUNDS; i++) {
+    const x = W[i - 15] as number;
+    const y = W[i - 2] as number;
+    const s0 = ((x >>> 7) | (x << 25)) ^ ((x >>> 18) | (x << 14)) ^ (x >>> 3);
+    const s1 = ((y >>> 17) | (y << 15)) ^ ((y >>> 19) | (y << 13)) ^ (y >>> 10);
+    W[i] = (W[i - 16] as number) + s0 + (W[i - 7] as number) + s1;
+  }
+  let a = state[0] as number;
+  let b = state[1] as number;
+  let c = state[2] as number;
+  let d = state[3] as number;
+  let e = state[4] as number;
+  let f = state[5] as number;
+  let g = state[6] as number;
+  let h = state[7] as number;
   for (let i = 0; i < ROUNDS; i++) {
-    let w: number;
-    if (i < 16) {
-      w = view.getInt32(at + i * 4);
-    } else {
-      const x = W[i - 15] as number;
-      const y = W[i - 2] as number;
-      const s0 = ((x >>> 7) | (x << 25)) ^ ((x >>> 18) | (x << 14)) ^ (x >>> 3);
-      const s1 = ((y >>> 17) | (y << 15)) ^ ((y >>> 19) | (y << 13)) ^ (y >>> 10);
-      w = ((W[i - 16] as number) + s0 + (W[i - 7] as number) + s1) | 0;
-    }
-    W[i] = w;
     const s1 = ((e >>> 6) | (e << 26)) ^ ((e >>> 11) | (e << 21)) ^ ((e >>> 25) | (e << 7));
-    const t1 = (h + s1 + ((e & f) ^ (~e & g)) + (K[i] as number) + w) | 0;
+    const t1 = (h + s1 + ((e & f) ^ (~e & g)) + (K[i] as number) + (W[i] as number)) | 0;
     const s0 = ((a >>> 2) | (a << 30)) ^ ((a >>> 13) | (a << 19)) ^ ((a >>> 22) | (a << 10));
     const t2 = (s0 + ((a & b) ^ (a & c) ^ (b & c))) | 0;
     h = g;
@@ -68,6 +112,12 @@ function block(state: Int32Array, view: DataView, at: number): void {
     b = a;
     a = (t1 + t2) | 0;
   }
-  const next = [a, b, c, d, e, f, g, h];
-  for (let i = 0; i < 8; i++) state[i] = (state[i] as number) + (next[i] as number);
+  state[0] = (state[0] as number) + a;
+  state[1] = (state[1] as number) + b;
+  state[2] = (state[2] as number) + c;
+  state[3] = (state[3] as number) + d;
+  state[4] = (state[4] as number) + e;
+  state[5] = (state[5] as number) + f;
+  state[6] = (state[6] as number) + g;
+  state[7] = (state[7] as number) + h;
 }

@@ -1,7 +1,7 @@
 import { createHash } from "node:crypto";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { sha256 } from "../src/sha256";
+import { Digest, sha256 } from "../src/sha256";
 
 const expected = (text: string): string => createHash("sha256").update(text).digest("hex");
 
@@ -13,6 +13,21 @@ test("texts of every length around the blocks, and whatever they are made of", (
 test("a text that is larger than any before", () => {
   const large = "é🦊".repeat(100_000);
   expect(sha256(large)).toBe(expected(large));
+});
+
+test("one text after another, each like the one before to some place", () => {
+  const edits = fc.array(fc.tuple(fc.nat({ max: 30_000 }), fc.nat({ max: 9_000 }), fc.string({ maxLength: 9_000 })));
+  fc.assert(
+    fc.property(edits, (edits) => {
+      const digest = new Digest();
+      let text = "é".repeat(4_000) + "x".repeat(20_000);
+      for (const [at, removed, added] of edits) {
+        text = text.slice(0, at) + added + text.slice(at + removed);
+        expect(digest.of(text, 64)).toBe(expected(text));
+      }
+    }),
+    { numRuns: 30 },
+  );
 });
 
 test("the first digits, as a result's hash has them", () => {
