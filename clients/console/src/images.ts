@@ -9,13 +9,15 @@
 import type { Entry, Row } from "./shapes";
 
 const GONE = new Set(["DELETE", "TRUNCATE"]);
+const THERE = new Set(["INSERT", "UPDATE", "KEY"]);
 const HIDDEN = { $unavailable: true };
 
 export function images(entries: readonly Entry[], known: Row | null): (Row | null)[] {
-  const names = new Set(entries.flatMap((entry) => entry.diff.map((one) => one.column)));
-  for (const name of Object.keys(known ?? {})) names.add(name);
-  return entries.map((entry, index) => {
-    if (GONE.has(entry.op) || (entry.op === "KEY" && entry.became !== undefined)) return null;
+  const whole = entries.filter((entry) => entry.op === "INSERT" || entry.op === "DELETE");
+  const named = [...whole, ...entries].flatMap((entry) => entry.diff.map((one) => one.column));
+  const names = new Set([...Object.keys(known ?? {}), ...named]);
+  return entries.map((_, index) => {
+    if (!isThere(entries, index)) return null;
     const row: Row = {};
     for (const name of names) {
       const value = valueOf(name, entries, index, known);
@@ -23,6 +25,16 @@ export function images(entries: readonly Entry[], known: Row | null): (Row | nul
     }
     return row;
   });
+}
+
+/** Whether there was a row after an entry: the last one before says so, else the next one does. */
+function isThere(entries: readonly Entry[], index: number): boolean {
+  for (const entry of entries.slice(index)) {
+    if (GONE.has(entry.op) || entry.became !== undefined) return false;
+    if (THERE.has(entry.op)) return true;
+  }
+  const next = entries.slice(0, index).findLast((entry) => THERE.has(entry.op) || GONE.has(entry.op));
+  return next?.op !== "INSERT";
 }
 
 function valueOf(name: string, entries: readonly Entry[], index: number, known: Row | null): unknown {
