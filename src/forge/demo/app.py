@@ -1,26 +1,29 @@
 """The shop as an application: what its two windows show, live, and what one can do in them.
 
-The counter sees the shelf, the office the open orders; both see the day's numbers. What another was faster at is
+The counter sees the shelf, the office the newest orders; both see the day's numbers. What another was faster at is
 refused, and the page takes back what it had shown too early.
 """
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from forge.app import Forge
 from forge.errors import ForgeError
+from forge.serve.node import Options
 
-SHOWN = 12
-"""Open orders that the office sees at once."""
+SHOWN = 16
+"""Orders that the office sees at once."""
 
 
 class TooLate(ForgeError):
     """Somebody else was faster."""
 
 
-def application(url: str) -> Forge:
-    """The shop on this database."""
-    app = Forge(url, title="The shop of forge demo")
+def application(url: str, lake: Path | None = None) -> Forge:
+    """The shop on this database; the console tells of the lake beside it, where there is one."""
+    options = Options(lake=None if lake is None else str(lake))
+    app = Forge(url, options=options, title="The shop of forge demo")
 
     @app.query(key="id", scope="public")
     async def shelf(ctx: Any) -> list[dict[str, Any]]:
@@ -29,12 +32,11 @@ def application(url: str) -> Forge:
         return rows
 
     @app.query(key="id", scope="public")
-    async def open_orders(ctx: Any) -> list[dict[str, Any]]:
-        """What waits for its payment or its parcel, the newest first."""
+    async def newest_orders(ctx: Any) -> list[dict[str, Any]]:
+        """What was ordered last, whatever became of it."""
         rows: list[dict[str, Any]] = await ctx.db.fetch(
             "SELECT o.id, c.name AS customer, o.status, o.total FROM shop.orders o"
-            " JOIN shop.customers c ON c.id = o.customer_id"
-            " WHERE o.status IN ('placed', 'paid') ORDER BY o.id DESC LIMIT %(shown)s",
+            " JOIN shop.customers c ON c.id = o.customer_id ORDER BY o.id DESC LIMIT %(shown)s",
             shown=SHOWN,
         )
         return rows

@@ -129,7 +129,7 @@ class Demo:
             return
         from forge.demo.app import application
 
-        shown = page.Page(application(self._url))
+        shown = page.Page(application(self._url, self._options.lake))
         async with page.serving(shown, page.listen(self._options.port)) as url:
             self._opened(url)
             yield

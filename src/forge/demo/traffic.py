@@ -73,11 +73,11 @@ async def checkout(connection: AsyncConnection, chance: random.Random) -> int:
 
 
 async def pay(connection: AsyncConnection, chance: random.Random) -> int:
-    """The oldest open order is paid for."""
+    """The oldest open order is paid for, a moment after it was placed."""
     paid = await _rows(
         connection,
         "UPDATE shop.orders SET status = 'paid' WHERE id = (SELECT id FROM shop.orders WHERE status = 'placed'"
-        " ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, total",
+        " AND placed_at < now() - interval '2 s' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, total",
     )
     for order, total in paid:
         await _write(
@@ -91,11 +91,11 @@ async def pay(connection: AsyncConnection, chance: random.Random) -> int:
 
 
 async def ship(connection: AsyncConnection, _chance: random.Random) -> int:
-    """The oldest paid orders leave the house, one to three in one statement."""
+    """The oldest paid orders leave the house, one to three in one statement, when they are packed."""
     return await _write(
         connection,
         "UPDATE shop.orders SET status = 'shipped' WHERE id IN (SELECT id FROM shop.orders WHERE status = 'paid'"
-        " ORDER BY id LIMIT 3 FOR UPDATE SKIP LOCKED)",
+        " AND placed_at < now() - interval '6 s' ORDER BY id LIMIT 3 FOR UPDATE SKIP LOCKED)",
     )
 
 

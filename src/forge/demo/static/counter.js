@@ -1,5 +1,5 @@
 // The counter: the shelf, live. One click orders, and the stock falls at once: the server is asked meanwhile.
-import { act, client, el, keyed, tell } from "./shared.js";
+import { act, client, el, keyed, money, tell } from "./shared.js";
 
 const shelf = client.live("shelf");
 
@@ -17,7 +17,7 @@ const show = keyed(
     return item;
   },
   (item, row) => {
-    item.querySelector(".price").textContent = String(row.price);
+    item.querySelector(".price").textContent = money(row.price);
     item.querySelector(".stock").textContent = `${row.stock} left`;
     item.querySelector(".stock").classList.toggle("low", row.stock < 10);
     item.querySelector("button").disabled = row.stock <= 0;

@@ -1,5 +1,5 @@
 // The frame around the windows: the day's numbers.
-import { client, flash } from "./shared.js";
+import { client, flash, money } from "./shared.js";
 
 const status = document.getElementById("status");
 
@@ -8,8 +8,10 @@ client.live("today").subscribe((state) => {
   status.dataset.status = state.status;
   for (const place of document.querySelectorAll("[data-of]")) {
     const value = state.data?.[place.dataset.of];
-    if (value === undefined || place.textContent === String(value)) continue;
+    if (value === undefined) continue;
+    const text = place.dataset.of === "takings" ? money(value) : String(value);
+    if (place.textContent === text) continue;
     if (place.textContent !== "–") flash(place);
-    place.textContent = String(value);
+    place.textContent = text;
   }
 });

@@ -1,15 +1,15 @@
-// The office: open orders, live. Paying and shipping show at once, and are taken back if somebody else was faster.
-import { act, client, el, keyed, tell } from "./shared.js";
+// The office: the newest orders, live. Paying and shipping show at once, and are taken back if somebody else was faster.
+import { act, client, el, keyed, money, tell } from "./shared.js";
 
-const orders = client.live("open_orders");
+const orders = client.live("newest_orders");
 const NEXT = { placed: "pay", paid: "ship" };
 
-function step(id, status) {
-  const expected =
-    status === "placed"
-      ? (rows) => rows.map((one) => (one.id === id ? { ...one, status: "paid" } : one))
-      : (rows) => rows.filter((one) => one.id !== id);
-  return act(NEXT[status], { order_id: id }, orders, expected);
+const THEN = { placed: "paid", paid: "shipped" };
+
+function step({ id, status }) {
+  return act(NEXT[status], { order_id: id }, orders, (rows) =>
+    rows.map((one) => (one.id === id && one.status === status ? { ...one, status: THEN[status] } : one)),
+  );
 }
 
 const show = keyed(
@@ -27,12 +27,13 @@ const show = keyed(
   },
   (item, row) => {
     const [price, status, button] = [".price", ".status", "button"].map((one) => item.querySelector(one));
-    price.textContent = String(row.total);
+    price.textContent = money(row.total);
     status.textContent = row.status;
     status.dataset.status = row.status;
-    button.textContent = NEXT[row.status];
+    button.hidden = !(row.status in NEXT);
+    button.textContent = NEXT[row.status] ?? "";
     button.setAttribute("aria-label", `${NEXT[row.status]} order ${row.id}`);
-    button.onclick = () => step(row.id, row.status);
+    button.onclick = () => step(row);
   },
 );
 

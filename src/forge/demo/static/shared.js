@@ -3,21 +3,29 @@ import { createClient } from "/forge/client.js";
 
 export const client = createClient({ url: location.origin });
 
-/** Milliseconds from the write that caused this state to now; both clocks are this machine's. */
-export function late(state) {
-  const cause = state.cause?.[0];
-  return cause ? Math.max(0, Date.now() - Date.parse(cause.at)) : undefined;
+const price = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+
+/** An exact decimal, as prices are written. */
+export function money(decimal) {
+  return price.format(String(decimal));
+}
+
+/** Milliseconds from the newest write that led to this state to now; both clocks are this machine's. */
+function late({ cause }) {
+  return cause.length > 0 ? Math.max(0, Date.now() - Math.max(...cause.map((one) => Date.parse(one.at)))) : undefined;
 }
 
 /** Say in the window's corner how the connection is, and how long the last change took to get here. */
 export function tell(state) {
   const when = document.getElementById("when");
-  when.dataset.status = state.status;
   const ms = state.status === "live" ? late(state) : undefined;
-  if (state.status !== "live") when.textContent = state.status;
-  else if (ms !== undefined && ms < 5_000) when.textContent = `${ms.toFixed(0)} ms after the write`;
-  else if (when.textContent === "connecting") when.textContent = "live";
+  when.dataset.status = state.status;
+  if (state.status !== "live" || ms === undefined) when.textContent = state.status;
+  else if (state.snapshot !== told) when.textContent = `${ms.toFixed(0)} ms after the write`;
+  told = state.snapshot;
 }
+
+let told = null;
 
 /** Ask for something, show what the window expects of it at once, and say why when it was refused. */
 export async function act(name, args, live, expected) {
@@ -32,12 +40,13 @@ export async function act(name, args, live, expected) {
 }
 
 /**
- * A list with one element a row, by `id`: `make` builds it, `fill` puts a row's values in and says what changed.
+ * A list with one element a row, by `id`: `make` builds it, `fill` puts a row's values in.
  * Elements of rows that stay are kept, so nothing flickers and the focus stays where it is.
  */
 export function keyed(list, make, fill) {
   const shown = new Map();
   return (rows = []) => {
+    const first = shown.size === 0;
     const wanted = new Set(rows.map((row) => row.id));
     for (const [id, item] of shown) {
       if (!wanted.has(id)) {
@@ -49,7 +58,7 @@ export function keyed(list, make, fill) {
       const item = shown.get(row.id) ?? { element: make(row), row: undefined };
       if (item.row !== row) {
         fill(item.element, row, item.row);
-        if (item.row !== undefined || shown.size > 0) flash(item.element);
+        if (!first) flash(item.element);
         item.row = row;
       }
       shown.set(row.id, item);
