@@ -9,16 +9,21 @@
  * It connects when something is first watched. The same question is one live result for the whole page.
  */
 
+import { groupOf } from "./group";
 import { type Fetch, caller, Http } from "./http";
+import { ALONE, browser, Seat } from "./leader";
 import { Live } from "./live";
-import { Cell, type Readable } from "./readable";
+import { Queued } from "./mutations";
+import { Queue } from "./queue";
+import type { Readable } from "./readable";
+import { Relay } from "./relay";
 import { Session } from "./session";
 import { Socket } from "./socket";
 import { sse } from "./sse";
+import { Kept } from "./store";
 import { type Token, Tokens } from "./tokens";
 import type { App, ArgsOf, ResultOf, Untyped } from "./types";
 import {
-  type Answer,
   type Asked,
   type Call,
   type Caller,
@@ -108,6 +113,7 @@ class Page implements Client {
   readonly #call: Caller;
   readonly #upstream: Upstream;
   readonly #mutations: Mutations;
+  readonly #seat: Seat;
   readonly #linger: number;
   readonly #lives = new Map<string, WeakRef<Live<unknown>>>();
   readonly #leaving = new AbortController();
@@ -115,14 +121,16 @@ class Page implements Client {
   #after: ReadonlySet<string> = new Set();
 
   constructor(options: ClientOptions) {
-    const { url = "", token, transport, timeout = 30_000, silence = 45_000, linger = 1_000, fetch } = options;
+    const { url = "", token, transport, share, timeout = 30_000, silence = 45_000, linger = 1_000, fetch } = options;
     const tokens = new Tokens(token);
     this.#http = new Http(url, tokens, timeout, fetch);
     this.#call = caller(this.#http);
     this.#linger = linger;
     const way = transport === "ws" ? new Socket(this.#http) : sse(this.#http);
-    this.#upstream = new Session(way, tokens, silence);
-    this.#mutations = new Direct(this.#call);
+    const group = async (): Promise<string> => groupOf(this.#http.base, await tokens.current());
+    this.#seat = new Seat(group, share === false ? ALONE : browser());
+    this.#upstream = new Relay(this.#seat, new Session(way, tokens, silence));
+    this.#mutations = new Queued(new Queue(this.#seat, this.#call, new Kept()), this.#call);
     this.#watchPage();
   }
 
@@ -148,7 +156,7 @@ class Page implements Client {
 
   readonly mutate = async <T>(name: string, args?: Args, options: MutateOptions = {}): Promise<Mutated<T>> => {
     const call: Call = { kind: "mutation", name, args: encodeArgs(args), key: options.key };
-    const known = this.#after;
+    const known = options.key === undefined ? this.#after : new Set<string>(); // it may have run before
     const answer = await this.#mutations.run(call, options.optimistic);
     if (answer.xid !== null) this.#after = superseded(this.#after, known, answer.xid);
     return { result: decodeResult(answer.result) as T, xid: answer.xid };
@@ -158,6 +166,7 @@ class Page implements Client {
     this.#leaving.abort();
     this.#mutations.close();
     this.#upstream.close();
+    this.#seat.close();
     this.#http.close();
   }
 
@@ -182,15 +191,4 @@ function superseded(after: ReadonlySet<string>, known: ReadonlySet<string>, xid:
   if (left.size <= MOST_AFTER) return left;
   const numbers = [...left].map((one) => BigInt(one.replace("~", "")));
   return new Set([`~${numbers.reduce((a, b) => (a > b ? a : b))}`]);
-}
-
-/** Mutations that are sent once, at once. */
-class Direct implements Mutations {
-  readonly pending = new Cell<readonly Pending[]>([]);
-
-  constructor(readonly run: (call: Call) => Promise<Answer>) {}
-
-  wake(): void {}
-
-  close(): void {}
 }

@@ -6,7 +6,7 @@
 
 import { asError, closed, ForgeError, type Told, told, unreachable } from "./errors";
 import type { Tokens } from "./tokens";
-import type { Answer, Call } from "./upstream";
+import { type Answer, type Call, traceOf } from "./upstream";
 
 export type Fetch = typeof globalThis.fetch;
 
@@ -57,6 +57,7 @@ export class Http {
   }
 
   async #send(path: string, request: RequestInit): Promise<Response> {
+    this.#closing.signal.throwIfAborted();
     const token = await this.tokens.current();
     let response = await this.#once(path, request, token);
     if (response.status === 401 && this.tokens.renewable) {
@@ -98,9 +99,15 @@ async function failure(path: string, response: Response): Promise<ForgeError> {
 /** Runs calls by POST. */
 export function caller(http: Http): (call: Call) => Promise<Answer> {
   return async ({ kind, name, args, after, key }) => {
-    const headers = { ...(after && { "forge-after": after }), ...(key && { "idempotency-key": key }) };
+    const headers = { ...(after && { "forge-after": after }), ...(key && { "idempotency-key": key, ...traced(key) }) };
     return readAnswer(await http.post(`/forge/${kind}/${encodeURIComponent(name)}`, args, headers));
   };
+}
+
+/** Has the changes of a call carry its key as their trace: who sees them knows whose they are. */
+function traced(key: string): { traceparent?: string } {
+  const trace = traceOf(key);
+  return /^[0-9a-f]{32}$/.test(trace) ? { traceparent: `00-${trace}-${trace.slice(16)}-00` } : {};
 }
 
 const RESULT = ',"result":';

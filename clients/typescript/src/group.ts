@@ -1,0 +1,29 @@
+/**
+ * Who may share a connection, and what waits to be sent: tabs of one origin, of one server and one user.
+ *
+ * In come a server's URL and a token, out comes a name that is the same for tokens which the server takes for the same
+ * caller. Claims that differ from token to token of one caller do not count; any other difference is another name, so a
+ * row never reaches somebody who may not see it.
+ */
+
+import { sha256 } from "./sha256";
+
+const PASSING = new Set(["iat", "exp", "nbf", "jti"]);
+
+export function groupOf(base: string, token: string | undefined): string {
+  const url = new URL(base, globalThis.location?.href ?? "http://localhost").href;
+  return `forge:${sha256(`${url}\n${token === undefined ? "" : stable(token)}`, 32)}`;
+}
+
+/** What does not change when a token is renewed; all of it where it is no JWT. */
+function stable(token: string): string {
+  try {
+    const bytes = Uint8Array.from(atob((token.split(".")[1] as string).replace(/-/g, "+").replace(/_/g, "/")), (char) =>
+      char.charCodeAt(0),
+    );
+    const claims = Object.entries(JSON.parse(new TextDecoder().decode(bytes)) as object);
+    return JSON.stringify(claims.filter(([name]) => !PASSING.has(name)).sort(([a], [b]) => (a < b ? -1 : 1)));
+  } catch {
+    return token;
+  }
+}

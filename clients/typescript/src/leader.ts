@@ -1,0 +1,216 @@
+/**
+ * This tab's seat among those of its group: one leads, and has the connection; the others ask it.
+ *
+ * Who holds the group's lock leads; when its tab goes, however it goes, the browser gives the lock to the next. A tab
+ * that is seen asks the leader every few seconds whether it is there, and takes the lock from one that does not answer:
+ * a page may be suspended. Without locks or channels, and where tabs are not to share, every tab leads itself.
+ *
+ * What always holds: what a leader says is heeded only from the last that said it leads, and who loses the lock stops.
+ */
+
+import { Channel, type Message, type Wire } from "./channel";
+
+/** What a browser has, and a test brings. */
+export interface Browser {
+  readonly locks: LockManager | undefined;
+  readonly wire: ((name: string) => Wire) | undefined;
+  /** Whether somebody looks at this page. */
+  readonly seen: () => boolean;
+}
+
+export function browser(): Browser {
+  return {
+    locks: globalThis.navigator?.locks,
+    wire: globalThis.BroadcastChannel && ((name) => new BroadcastChannel(name)),
+    seen: () => globalThis.document?.visibilityState !== "hidden",
+  };
+}
+
+/** Where tabs are not to know of each other. */
+export const ALONE: Browser = { locks: undefined, wire: undefined, seen: () => true };
+
+/** What has a part in it. */
+export interface Member {
+  /** This tab leads from now on. */
+  led(): void;
+  /** It does not any more. */
+  lost(): void;
+  /** Another leads: tell it what is wanted. */
+  found(): void;
+  heard(message: Message, from: string): void;
+}
+
+const ASK = 4_000;
+const PATIENCE = 10_000;
+const RESTS = 5_000;
+
+export class Seat {
+  readonly id = uuid();
+  /** The group's name, once it is known; none where the token cannot be had. */
+  readonly group: Promise<string | undefined>;
+  leading = false;
+  /** Who leads, as far as it is known. */
+  leader: string | undefined;
+  readonly #browser: Browser;
+  readonly #members: Member[] = [];
+  readonly #closing = new AbortController();
+  #begin: () => void = () => {};
+  #channel: Channel | undefined;
+  #name = "";
+  #began = false;
+  #release: (() => void) | undefined;
+  #queued: AbortController | undefined;
+  #heardAt = 0;
+  #askedAt = 0;
+
+  /** `name` is asked for the group's when it is first needed. */
+  constructor(name: () => Promise<string | undefined>, surroundings: Browser) {
+    this.#browser = surroundings;
+    this.group = new Promise<void>((resolve) => {
+      this.#begin = resolve;
+    })
+      .then(name)
+      .catch(() => undefined);
+  }
+
+  join(member: Member): void {
+    this.#members.push(member);
+  }
+
+  /** Take part, if not yet, or not any more. */
+  start(): void {
+    if (this.#closing.signal.aborted) return;
+    if (!this.#began) {
+      this.#began = true;
+      this.#begin();
+      void this.group.then((name) => this.#enter(name));
+    } else if (this.#channel && !this.leading && !this.#queued) this.#compete();
+  }
+
+  /** To all others, or to one. */
+  say(message: Message, to?: string): void {
+    this.#channel?.say(message, to);
+  }
+
+  /** To the tab that leads. */
+  tell(message: Message): void {
+    if (this.leader !== undefined) this.say(message, this.leader);
+  }
+
+  /** Let another lead, if there is one that wants to. */
+  resign(): void {
+    if (!this.#channel) return;
+    this.#queued?.abort();
+    this.#queued = undefined;
+    this.#release?.();
+    this.#lose();
+    setTimeout(() => this.start(), RESTS);
+  }
+
+  /** Calls back when another tab is gone, unless `signal` is earlier. */
+  watch(tab: string, signal: AbortSignal, gone: () => void): void {
+    this.#browser.locks?.request(`${this.#name}:${tab}`, { signal }, gone).catch(() => {}); // it was aborted
+  }
+
+  close(): void {
+    this.#closing.abort();
+    this.#queued?.abort();
+    this.#queued = undefined;
+    this.#release?.();
+    this.leading = false;
+    this.#channel?.close();
+    this.#channel = undefined;
+  }
+
+  #enter(name: string | undefined): void {
+    const { locks, wire } = this.#browser;
+    const { signal } = this.#closing;
+    if (signal.aborted) return;
+    if (name === undefined || !locks || !wire) return this.#lead();
+    this.#name = name;
+    this.#channel = new Channel(wire(name), this.id, (message, from) => this.#heard(message, from));
+    // held while this tab lives, so that others see when it does not
+    locks.request(`${name}:${this.id}`, { signal }, () => never(signal)).catch(() => {});
+    this.#heardAt = this.#askedAt = Date.now();
+    const asking = setInterval(() => this.#ask(), ASK);
+    signal.addEventListener("abort", () => clearInterval(asking));
+    this.#compete();
+    this.say({ type: "who" });
+  }
+
+  /** Wait for the lock; or take it from whoever has it. */
+  #compete(steal = false): void {
+    this.#queued?.abort();
+    const queued = (this.#queued = new AbortController());
+    const locks = this.#browser.locks as LockManager;
+    const lead = (): Promise<void> => {
+      if (queued.signal.aborted) return Promise.resolve();
+      this.#lead();
+      return new Promise((resolve) => {
+        this.#release = resolve;
+      });
+    };
+    const over = (): void => {
+      if (this.#queued !== queued) return; // resigned, or closed, or it asked anew
+      this.#queued = undefined;
+      this.#lose();
+      this.#compete();
+      this.say({ type: "who" });
+    };
+    locks.request(this.#name, steal ? { steal } : { signal: queued.signal }, lead).then(over, over);
+  }
+
+  #lead(): void {
+    this.leading = true;
+    this.leader = this.id;
+    this.say({ type: "lead" });
+    for (const member of this.#members) member.led();
+  }
+
+  #lose(): void {
+    if (!this.leading) return;
+    this.leading = false;
+    this.leader = undefined;
+    this.#release = undefined;
+    this.#heardAt = Date.now();
+    for (const member of this.#members) member.lost();
+  }
+
+  #heard(message: Message, from: string): void {
+    if (this.leading) {
+      if (message.type === "who") return this.say({ type: "lead" }, from);
+      if (message.type === "ping") return this.say({ type: "pong" }, from);
+    } else if (message.type === "lead") {
+      this.leader = from;
+      this.#heardAt = Date.now();
+      for (const member of this.#members) member.found();
+      return;
+    } else if (from === this.leader) this.#heardAt = Date.now();
+    for (const member of this.#members) member.heard(message, from);
+  }
+
+  #ask(): void {
+    const now = Date.now();
+    // what was not asked could not be answered: this page was suspended itself, or is not seen
+    if (this.leading || !this.#queued || !this.#browser.seen() || now - this.#askedAt > 2 * ASK) this.#heardAt = now;
+    this.#askedAt = now;
+    if (this.leading || !this.#queued) return;
+    if (now - this.#heardAt > PATIENCE * (1 + Math.random() / 2)) {
+      this.#heardAt = now;
+      this.#compete(true);
+    } else if (this.#browser.seen()) this.say({ type: this.leader === undefined ? "who" : "ping" }, this.leader);
+  }
+}
+
+function never(signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => signal.addEventListener("abort", () => resolve()));
+}
+
+/** A random UUID, on pages without TLS too. */
+export function uuid(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = ((bytes[6] as number) & 0x0f) | 0x40;
+  bytes[8] = ((bytes[8] as number) & 0x3f) | 0x80;
+  const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
+}

@@ -1,0 +1,238 @@
+/**
+ * Mutations on their way to the server: in the order in which they were made, each until it is answered.
+ *
+ * In any tab of a group they come in; the tab that leads sends them, one after the other. What the server cannot take
+ * now waits, and those behind it too: it is sent again after a while, or when the network is back. Each has a key, by
+ * which the server knows it again, so however often it is sent, by whichever tab, it runs once. They are kept where
+ * they outlive the page, until they are answered.
+ */
+
+import { Backoff } from "./backoff";
+import type { Message, Waiting } from "./channel";
+import { asError, closed, ForgeError } from "./errors";
+import type { Member, Seat } from "./leader";
+import { Cell } from "./readable";
+import type { Entry, Store } from "./store";
+import type { Answer, Caller, Pending } from "./upstream";
+
+/** The server remembers keys for a week: what is older than this might run twice. */
+const OLDEST = 6 * 86_400_000;
+
+/** How long to wait for what was kept, in milliseconds. */
+const READING = 2_000;
+
+/** What a tab's own mutation is waited for with. */
+interface Own {
+  readonly entry: Entry;
+  readonly done: (answer: Answer) => void;
+  readonly failed: (error: ForgeError) => void;
+}
+
+/** What the leader has to send. */
+interface Job {
+  readonly entry: Entry;
+  tries: number;
+  error: ForgeError | undefined;
+}
+
+export class Queue implements Member {
+  /** Of all tabs, as far as they are known here. */
+  readonly pending = new Cell<readonly Pending[]>([]);
+  readonly #seat: Seat;
+  readonly #call: Caller;
+  readonly #store: Store;
+  readonly #own = new Map<string, Own>();
+  readonly #backoff = new Backoff();
+  #jobs: Job[] = [];
+  #told: readonly Waiting[] = [];
+  /** Whether what was kept is known. */
+  #ready = false;
+  #sending = false;
+  #wake: (() => void) | undefined;
+  #last = 0;
+  #closed = false;
+
+  constructor(seat: Seat, call: Caller, store: Store) {
+    this.#seat = seat;
+    this.#call = call;
+    this.#store = store;
+    seat.join(this);
+  }
+
+  /** Resolves when it was answered, rejects when it was refused. */
+  send(key: string, name: string, args: string): Promise<Answer> {
+    if (this.#closed) return Promise.reject(closed());
+    const at = (this.#last = Math.max(Date.now(), this.#last + 0.001));
+    const entry = { key, name, args, at };
+    this.#seat.start();
+    void this.#kept((group) => this.#store.add(group, entry));
+    return new Promise((done, failed) => {
+      this.#own.set(key, { entry, done, failed });
+      if (this.#seat.leading) this.#take(entry);
+      else this.#seat.tell({ type: "run", entry });
+      this.#show();
+    });
+  }
+
+  wake(): void {
+    this.#wake?.();
+  }
+
+  close(): void {
+    this.#closed = true;
+    this.#jobs = [];
+    const own = [...this.#own.values()];
+    this.#own.clear();
+    this.#wake?.();
+    for (const { failed } of own) failed(closed());
+    this.#show();
+  }
+
+  // Of a member
+
+  led(): void {
+    this.#told = [];
+    for (const { entry } of this.#own.values()) this.#take(entry);
+    // what is kept was made before what comes now
+    const reading = this.#kept(async (group) => {
+      for (const entry of await this.#store.all(group)) {
+        if (entry.at < Date.now() - OLDEST) void this.#store.remove(group, entry);
+        else if (this.#seat.leading) this.#take(entry);
+      }
+    });
+    void Promise.race([reading, this.#pause(READING)]).then(() => {
+      this.#ready = this.#seat.leading;
+      void this.#work();
+    });
+  }
+
+  lost(): void {
+    this.#jobs = [];
+    this.#ready = false;
+    this.#wake?.();
+    this.#show();
+  }
+
+  found(): void {
+    for (const { entry } of this.#own.values()) this.#seat.tell({ type: "run", entry });
+  }
+
+  heard(message: Message, from: string): void {
+    if (message.type === "done") {
+      const { key, answer, error } = message;
+      this.#finish(key, answer ?? ForgeError.of(error as ForgeError));
+    } else if (this.#seat.leading) {
+      if (message.type === "run") this.#take(message.entry);
+      else if (message.type === "wake") this.wake();
+      else if (message.type === "who") this.#tell();
+    } else if (message.type === "pending" && from === this.#seat.leader) {
+      this.#told = message.list;
+      this.#show();
+    }
+  }
+
+  // Of the tab that leads
+
+  #take(entry: Entry): void {
+    if (this.#closed || this.#jobs.some((job) => job.entry.key === entry.key)) return;
+    this.#jobs.push({ entry, tries: 0, error: undefined });
+    this.#jobs.sort((a, b) => a.entry.at - b.entry.at);
+    this.#tell();
+    void this.#work();
+  }
+
+  async #work(): Promise<void> {
+    if (this.#sending || !this.#ready) return;
+    this.#sending = true;
+    for (let job = this.#jobs[0]; job; job = this.#jobs[0]) await this.#try(job);
+    this.#sending = false;
+  }
+
+  async #try(job: Job): Promise<void> {
+    const { entry } = job;
+    let end: Answer | ForgeError;
+    try {
+      end = await this.#call({ kind: "mutation", ...entry });
+    } catch (thrown) {
+      end = asError(thrown);
+    }
+    if (!(end instanceof ForgeError) || !passes(end)) {
+      if (end instanceof ForgeError && this.#leaves(end, entry.key)) return;
+      this.#backoff.reset();
+      this.#seat.say(end instanceof ForgeError ? failure(entry.key, end) : { type: "done", key: entry.key, answer: end });
+      return this.#finish(entry.key, end);
+    }
+    if (!this.#jobs.includes(job)) return; // another tab has answered it, or leads
+    job.tries++;
+    job.error = end;
+    this.#tell();
+    await this.#pause(this.#backoff.next((end.retryAfter ?? 0) * 1000));
+  }
+
+  /** Whether it is not for this tab to say: a token that is not taken is not all tabs'. */
+  #leaves(error: ForgeError, key: string): boolean {
+    if (error.kind === "closed") return true;
+    if (error.kind !== "unauthorized" || this.#own.has(key)) return false;
+    this.#jobs = [];
+    this.#seat.resign();
+    return true;
+  }
+
+  /** It was answered, here or in another tab. */
+  #finish(key: string, end: Answer | ForgeError): void {
+    const own = this.#own.get(key);
+    const entry = own?.entry ?? this.#jobs.find((job) => job.entry.key === key)?.entry;
+    this.#own.delete(key);
+    this.#jobs = this.#jobs.filter((job) => job.entry.key !== key);
+    if (entry) void this.#kept((group) => this.#store.remove(group, entry));
+    this.#tell();
+    if (end instanceof ForgeError) own?.failed(end);
+    else own?.done(end);
+  }
+
+  #pause(ms: number): Promise<void> {
+    return new Promise((resolve) => {
+      const go = (): void => {
+        clearTimeout(timer);
+        if (this.#wake === go) this.#wake = undefined;
+        resolve();
+      };
+      const timer = setTimeout(go, ms);
+      this.#wake = go;
+    });
+  }
+
+  // What is known of what waits
+
+  #tell(): void {
+    if (this.#seat.leading) this.#seat.say({ type: "pending", list: this.#list() });
+    this.#show();
+  }
+
+  #list(): Waiting[] {
+    return this.#jobs.map(({ entry: { key, name }, tries, error }) => ({ key, name, tries, error: error?.toJSON() }));
+  }
+
+  #show(): void {
+    const list = this.#seat.leading ? this.#list() : this.#told;
+    const known = new Set(list.map(({ key }) => key));
+    const own = [...this.#own.values()].filter(({ entry }) => !known.has(entry.key));
+    const more = own.map(({ entry: { key, name } }) => ({ key, name, tries: 0, error: undefined }));
+    const all = [...list, ...more].map((one) => ({ ...one, error: one.error && ForgeError.of(one.error) }));
+    if (all.length > 0 || this.pending.getSnapshot().length > 0) this.pending.set(all);
+  }
+
+  async #kept(work: (group: string) => Promise<void>): Promise<void> {
+    const group = await this.#seat.group;
+    if (group !== undefined) await work(group);
+  }
+}
+
+/** Whether it may be taken later. What a proxy says while the server is away is no word of the server's. */
+function passes({ kind, status = 0 }: ForgeError): boolean {
+  return kind === "unreachable" || kind === "too_many" || (status >= 502 && status <= 504);
+}
+
+function failure(key: string, error: ForgeError): Message {
+  return { type: "done", key, error: error.toJSON() };
+}
