@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import (
+    browser,
     bulk,
     cache,
     consumers,
@@ -57,6 +58,7 @@ BENCHMARKS: dict[str, Callable[[Bench], list[Figure]]] = {
     "feed_grid": feed_grid.run,
     "subscribers": subscribers.run,
     "pruning": pruning.run,
+    "browser": browser.run,
     "cache": cache.run,
     "query_bus": query_bus.run,
     "queues": queues.run,

@@ -31,6 +31,7 @@ TITLES = {
     "feed_grid": "Changes a second to authorized clients",
     "subscribers": "Memory of idle subscribers",
     "pruning": "Subscribers whom a write does not concern",
+    "browser": "In the browser",
     "cache": "Cached queries",
     "queues": "Messages into queues, in batches of 500",
     "consumers": "A durable consumer over a backlog",

@@ -101,6 +101,10 @@ def _application(how: Serving) -> Forge:
     async def recent(ctx: Context, tenant: str) -> Any:
         return await ctx.db.fetch("SELECT id, sent FROM probe WHERE tenant = %(tenant)s ORDER BY id DESC LIMIT 50")
 
+    @app.query(scope="public", key="id")
+    async def grid(ctx: Context) -> Any:
+        return await ctx.db.fetch("SELECT id, tenant, sent FROM probe WHERE customer_id > 0 ORDER BY id")
+
     @app.query(scope="tenant", key="id")
     async def own(ctx: Context) -> Any:
         return await ctx.db.fetch(
