@@ -42,15 +42,17 @@ export class Tokens {
   async newer(than: string | undefined): Promise<string | undefined> {
     const source = this.#source;
     if (typeof source !== "function" || (this.#token !== undefined && this.#token !== than)) return this.#token;
-    this.#asking ??= (async () => {
-      try {
-        return (this.#token = await source());
-      } catch (error) {
-        throw new ForgeError("unreachable", `no token can be had: ${String(error)}`, "see the token function");
-      } finally {
-        this.#asking = undefined;
-      }
-    })();
+    this.#asking ??= this.#ask(source).finally(() => {
+      this.#asking = undefined;
+    });
     return this.#asking;
+  }
+
+  async #ask(source: () => string | Promise<string>): Promise<string> {
+    try {
+      return (this.#token = await source());
+    } catch (error) {
+      throw new ForgeError("unreachable", `no token can be had: ${String(error)}`, "see the token function");
+    }
   }
 }

@@ -45,7 +45,11 @@ export class Server {
   refused = { connects: 0, asks: 0, status: 503 };
   /** What is wrong with the next push. */
   fault: Fault | undefined;
+  /** Whether each push has a fault. */
+  broken = false;
   lost = false;
+  /** The tokens that are taken; all, and none, where it is undefined. */
+  tokens: Set<string> | undefined;
   pieces: readonly number[] = [1000];
   /** Every body that was posted, by path. */
   readonly posted: { path: string; body: Record<string, unknown>; headers: Record<string, string> }[] = [];
@@ -96,6 +100,11 @@ export class Server {
     }
   }
 
+  /** An event to all sessions. */
+  say(event: string, fields: object): void {
+    for (const { send } of this.connections) send(event, JSON.stringify(fields).slice(1));
+  }
+
   end(how: "end" | "break" | "bye"): void {
     for (const connection of [...this.connections]) {
       if (how === "bye") connection.send("bye", '"reason":"restart","retry_after_ms":700}');
@@ -144,7 +153,7 @@ export class Server {
     const now = this.#result(subscription.query);
     if (now.hash === sent?.hash) return;
     subscription.sent = now;
-    const fault = this.#inARow < MOST_FAULTS ? this.fault : undefined;
+    const fault = this.broken ? "hash" : this.#inARow < MOST_FAULTS ? this.fault : undefined;
     this.fault = undefined;
     this.#inARow = fault ? this.#inARow + 1 : 0;
     if (fault === "lost") {
@@ -212,6 +221,10 @@ export class Server {
     if (init.method === "POST") {
       const body = JSON.parse(String(init.body)) as Record<string, unknown>;
       this.posted.push({ path: pathname, body, headers });
+    }
+    if (this.tokens && !this.tokens.has(headers["authorization"] ?? "")) {
+      const error = { code: "auth_failed", message: "the token is expired", fix: "have a newer one" };
+      return Response.json({ error }, { status: 401 });
     }
     const [, , kind, id, what = ""] = pathname.split("/");
     if (kind !== "session") return Response.json({ xid: String(this.version), result: this.rows.length });
