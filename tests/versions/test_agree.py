@@ -112,7 +112,8 @@ def test_every_strategy_tells_what_brute_force_derives(
                 right = derived(versions, resource, subject)
                 first = life.random.randint(1, newest)
                 last, limit = life.random.randint(first, newest), life.random.choice((1, 3, 1000))
-                monkeypatch.setattr(reading, "SPAN", life.random.choice((7, 50, 10_000)))
+                monkeypatch.setattr(reading, "CANDIDATES", life.random.choice((3, 20, 10_000)))
+                monkeypatch.setattr(reading, "FEW", life.random.choice((0, 2, 16)))
                 monkeypatch.setattr(reading, "PATIENCE", life.random.choice((0, 1)))
                 for strategy in STRATEGIES:
                     life.world.use(strategy)

@@ -13,7 +13,7 @@ PLACE = Place(5, 2**62, 17, 4, 1)
 versions = some.integers(0, 2**63 - 1)
 
 
-@given(some.builds(Place, versions | some.none(), versions, versions, versions, some.integers(0, 2)))
+@given(some.builds(Place, versions | some.none(), versions, versions, versions, *[some.integers(0, 2)] * 2))
 def test_a_place_comes_back_as_it_was(place: Place) -> None:
     assert opened(KEY, QUESTION, sealed(KEY, QUESTION, place)) == place
 

@@ -386,7 +386,7 @@ def test_a_window_in_which_nearly_all_has_changed_since_is_told_in_spans(
     world: World, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
     """Nobody waits for the next item however far it is: a page may be short, or empty, and says where to go on."""
-    monkeypatch.setattr(reading, "SPAN", 10)
+    monkeypatch.setattr(reading, "CANDIDATES", 10)
     monkeypatch.setattr(reading, "PATIENCE", patience)
     plans = world.resource("plans")
     first, often = world.put(plans, "first"), world.put(plans, "often")
@@ -458,6 +458,7 @@ def _plan(connection: Connection, statement: str, strategy: str, resource: Resou
         **dict.fromkeys(("after", "after_key", "after_deletion", "after_upsert"), ("bigint", "0")),
         "max": ("bigint", str(CHANGED)),
         "limit": ("bigint", "101"),
+        "candidates": ("bigint", "10000"),
     }
     for place, name in enumerate(values, 1):
         statement = statement.replace(f"%({name})s", f"${place}")

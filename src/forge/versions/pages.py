@@ -7,7 +7,7 @@ query) is TokenInvalid. A token is no secret and opens nothing: whoever has it m
 >>> key, question = b"k" * 32, Question("changes", 7, None)
 >>> token = sealed(key, question, Place(5, 90, 17, 4))
 >>> opened(key, question, token)
-Place(min=5, max=90, version=17, document=4, kind=2)
+Place(min=5, max=90, version=17, document=4, kind=2, way=0)
 >>> opened(key, question._replace(resource=8), token)
 Traceback (most recent call last):
     ...
@@ -36,20 +36,24 @@ class Question(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A window, and the last item of it that was told. A window without `min` is told in the order of documents."""
+    """A window, and the last item of it that was told. A window without `min` is told in the order of documents.
+
+    `way` is how the rest of the version is found.
+    """
 
     min: int | None
     max: int
     version: int = 0
     document: int = 0
     kind: int = 2
+    way: int = 0
 
     def after(self, kind: int) -> int:
         """The document after which items of a kind begin at `version`: this one, or it too if its turn was not yet."""
         return self.document if kind <= self.kind else self.document - 1
 
 
-_decoder: Final = msgspec.msgpack.Decoder(tuple[int | None, int, int, int, int])
+_decoder: Final = msgspec.msgpack.Decoder(tuple[int | None, int, int, int, int, int])
 
 
 def sealed(key: bytes, question: Question, place: Place) -> str:

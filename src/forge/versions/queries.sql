@@ -1,20 +1,21 @@
--- standing: What the database is set to, and a resource's number and whether it is by access.
-SELECT s.oldest, s.strategy, s.token_key, r.id, r.by_access
+-- standing: What the database is set to, and a resource's number, whether it is by access, and how often that changed.
+SELECT s.oldest, s.strategy, s.token_key, r.id, r.by_access, r.epoch
 FROM forge_versions.setting s
 LEFT JOIN forge_versions.resource r ON r.project = %(project)s AND r.name = %(name)s AND r.version = %(version)s;
 
 -- settings: How a page is planned: what is in order is merged and read until the page is full, never sorted whole.
 SELECT set_config(w.name, w.value, true)
 FROM (VALUES ('enable_sort', 'off'), ('enable_hashagg', 'off'), ('enable_hashjoin', 'off'), ('enable_mergejoin', 'off'),
-             ('enable_bitmapscan', 'off'), ('enable_material', 'off'), ('enable_incremental_sort', 'on'),
-             ('enable_indexscan', 'on'), ('enable_indexonlyscan', 'on'), ('enable_nestloop', 'on'),
-             ('max_parallel_workers_per_gather', '0'), ('jit', 'off'),
+             ('enable_bitmapscan', 'off'), ('enable_material', 'off'), ('enable_seqscan', 'off'),
+             ('enable_incremental_sort', 'on'), ('enable_indexscan', 'on'), ('enable_indexonlyscan', 'on'),
+             ('enable_nestloop', 'on'), ('max_parallel_workers_per_gather', '0'), ('jit', 'off'),
              ('plan_cache_mode', 'force_generic_plan')) w (name, value);
 
 -- page: Up to `limit` items of a window in the order of version, document and kind; nothing where the settings are
--- others than the caller believes. There is always a row, which says what they are.
+-- others than the caller believes. There is always a row, which says what they are. Each kind looks at `candidates` at
+-- the most; the last of so many is there though it is not `shown`: whatever comes behind it is to be asked for from there.
 SELECT s.oldest, s.strategy, p.version, p.document, p.kind, p.identity::text, p.old_identity::text, p.body::text,
-       p.content_version, p.identity_version, p.refers::text
+       p.content_version, p.identity_version, p.refers::text, p.shown, p.last
 FROM forge_versions.setting s
 LEFT JOIN LATERAL (
     SELECT f.* FROM ({found}) f
@@ -23,31 +24,48 @@ LEFT JOIN LATERAL (
 ) p ON true
 ORDER BY p.version, p.document, p.kind;
 
--- everything: Up to `limit` documents of a resource, in their own order, that have not changed after `max`.
+-- everything: Up to `limit` documents of a resource, in their own order, that have not changed after `max`. One that
+-- changed by itself is not asked for what it refers to.
 SELECT s.oldest, s.strategy, p.version, p.document, 2, p.identity::text, NULL, p.body::text, p.content_version,
-       p.identity_version, p.refers::text
+       p.identity_version, p.refers::text, p.shown, p.last
 FROM forge_versions.setting s
 LEFT JOIN LATERAL (
-    SELECT greatest(d.content_version, d.identity_version, d.since, {others}) AS version, d.id AS document, d.identity,
-           d.body, d.content_version, d.identity_version, o.refers
-    FROM ({all}) d
-    CROSS JOIN LATERAL ({refers} OFFSET 0) o
-    WHERE s.strategy = %(strategy)s
-      AND greatest(d.content_version, d.identity_version, d.since, {others}) <= %(max)s
+    SELECT greatest(d.own, {others}) AS version, d.id AS document, d.identity, d.body, d.content_version,
+           d.identity_version, o.refers, greatest(d.own, {others}) <= %(max)s AS shown, d.n = %(candidates)s AS last
+    FROM (SELECT a.*, row_number() OVER (ORDER BY a.id) AS n FROM ({all}) a ORDER BY a.id LIMIT %(candidates)s) d
+    CROSS JOIN LATERAL ({refers} AND d.own <= %(max)s OFFSET 0) o
+    WHERE s.strategy = %(strategy)s AND (greatest(d.own, {others}) <= %(max)s OR d.n = %(candidates)s)
     ORDER BY d.id LIMIT %(limit)s
 ) p ON true
 ORDER BY p.document;
 
--- all: The documents of a resource.
-SELECT w.id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency, 0 AS since
+-- all: The documents of a resource, and when each changed by itself.
+SELECT w.id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency,
+       greatest(w.content_version, w.identity_version, {kept}) AS own
 FROM forge_versions.document w
 WHERE w.resource = %(resource)s AND w.id > %(after)s ORDER BY w.id;
 
--- all_granted: Those that somebody has access to.
-SELECT a.document AS id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency, a.version AS since
-FROM forge_versions.access a
-CROSS JOIN LATERAL (SELECT * FROM forge_versions.document w WHERE w.id = a.document OFFSET 0) w
-WHERE a.subject = %(subject)s AND a.resource = %(resource)s AND a.document > %(after)s ORDER BY a.document;
+-- all_granted: Those that somebody has access to, which each of them changed with.
+SELECT g.document AS id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency,
+       greatest(w.content_version, w.identity_version, {kept}, g.version) AS own
+FROM forge_versions.access g
+CROSS JOIN LATERAL (SELECT * FROM forge_versions.document w WHERE w.id = g.document OFFSET 0) w
+WHERE g.subject = %(subject)s AND g.resource = %(resource)s AND g.document > %(after)s ORDER BY g.document;
+
+-- one: One of them.
+SELECT w.id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency,
+       greatest(w.content_version, w.identity_version, {kept}) AS own
+FROM forge_versions.document w
+WHERE w.id = e.document AND w.resource = %(resource)s;
+
+-- one_granted: The same, where somebody has access to it.
+SELECT w.id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency,
+       greatest(w.content_version, w.identity_version, {kept}, g.version) AS own
+FROM (SELECT g.version FROM forge_versions.access g
+      WHERE g.subject = %(subject)s AND g.document = e.document OFFSET 0) g
+CROSS JOIN LATERAL (
+    SELECT * FROM forge_versions.document w WHERE w.id = e.document AND w.resource = %(resource)s OFFSET 0
+) w;
 
 -- refers: What a document refers to, and when the last of that had another identity.
 SELECT max(c.identity_version) AS version,
@@ -58,26 +76,23 @@ WHERE r.parent = d.id;
 -- kinds: The names of some resources.
 SELECT k.id, k.project, k.name, k.version FROM forge_versions.resource k WHERE k.id = ANY (%(numbers)s::integer[]);
 
--- upserts: The documents whose version, derived, is that of an event in the window. One that changed later by itself is
--- not asked for what it refers to.
-(SELECT e.version, e.document, 2 AS kind, d.identity, NULL::jsonb AS old_identity, d.body, d.content_version,
-        d.identity_version, o.refers
- FROM (SELECT DISTINCT v.version, v.document FROM ({events}) v) e
- CROSS JOIN LATERAL (
-     SELECT d.id, d.identity, d.body, d.content_version, d.identity_version, d.max_dependency
-     FROM forge_versions.document d WHERE d.id = e.document AND d.resource = %(resource)s OFFSET 0
- ) d {seen}
- CROSS JOIN LATERAL (
-     {refers} AND greatest(d.content_version, d.identity_version, {since}, {kept}) <= e.version OFFSET 0
- ) o
- WHERE greatest(d.content_version, d.identity_version, {since}, {kept}) <= e.version
-   AND greatest(d.content_version, d.identity_version, {since}, {others}) = e.version
- ORDER BY e.version, e.document LIMIT %(limit)s);
+-- changed_by: How many identities were changed by a stamp, as far as that matters.
+SELECT count(*) FROM (
+    SELECT FROM forge_versions.identity_change i WHERE i.version = %(version)s LIMIT %(enough)s
+) i;
 
--- seen: The access that somebody has to a document.
-CROSS JOIN LATERAL (
-    SELECT a.version FROM forge_versions.access a WHERE a.subject = %(subject)s AND a.document = d.id OFFSET 0
-) a;
+-- upserts: The documents whose version, derived, is that of an event in the window. One that changed later by itself is
+-- not asked for what it refers to. The event of document 0 says that those of its version are not complete.
+(SELECT e.version, e.document, 2 AS kind, d.identity, NULL::jsonb AS old_identity, d.body, d.content_version,
+        d.identity_version, o.refers, coalesce(greatest(d.own, {others}) = e.version, false) AS shown, e.last
+ FROM (SELECT v.version, v.document, bool_or(v.n = %(candidates)s OR v.document = 0) AS last
+       FROM (SELECT u.version, u.document, row_number() OVER (ORDER BY u.version, u.document) AS n
+             FROM ({events}) u ORDER BY u.version, u.document LIMIT %(candidates)s) v
+       GROUP BY v.version, v.document) e
+ LEFT JOIN LATERAL (SELECT * FROM ({one}) one WHERE one.own <= e.version OFFSET 0) d ON true
+ CROSS JOIN LATERAL ({refers} OFFSET 0) o
+ WHERE greatest(d.own, {others}) = e.version OR e.last
+ ORDER BY e.version, e.document LIMIT %(limit)s);
 
 -- own_events: What happened to documents themselves.
 (SELECT c.version, c.document FROM forge_versions.document_change c
@@ -85,30 +100,47 @@ CROSS JOIN LATERAL (
    AND (c.version, c.document) > (%(from)s, %(after_upsert)s)
  ORDER BY c.version, c.document);
 
--- other_events: What happened last to the identities that documents refer to, for each that does.
+-- other_events: What happened last to the identities that documents refer to, for each that does. They come identity by
+-- identity, so that of a version all are needed before the first can be told: where there are too many, it is cut.
+(SELECT p.version, CASE p.n WHEN %(candidates)s THEN 0 ELSE p.parent END AS document
+ FROM (SELECT i.version, r.parent, row_number() OVER (ORDER BY i.version, i.document) AS n
+       FROM forge_versions.identity_change i
+       LEFT JOIN LATERAL (
+           SELECT o.id FROM forge_versions.document o WHERE o.id = i.document AND o.identity_version = i.version OFFSET 0
+       ) o ON true
+       LEFT JOIN LATERAL (
+           SELECT r.parent FROM forge_versions.reference r
+           WHERE r.child = o.id AND r.parent > CASE i.version WHEN %(from)s THEN %(after_upsert)s ELSE 0 END
+             {of_resource} OFFSET 0
+       ) r ON true
+       WHERE i.version BETWEEN %(from)s AND %(max)s
+       ORDER BY i.version, i.document LIMIT %(candidates)s) p
+ WHERE p.parent IS NOT NULL OR p.n = %(candidates)s
+ ORDER BY p.version, CASE p.n WHEN %(candidates)s THEN 0 ELSE p.parent END);
+
+-- other_events_of_few: The same of one version that few identities have, which many refer to: in the order of these.
 (SELECT i.version, r.parent AS document FROM forge_versions.identity_change i
  CROSS JOIN LATERAL (
      SELECT FROM forge_versions.document o WHERE o.id = i.document AND o.identity_version = i.version OFFSET 0
  ) o
  CROSS JOIN LATERAL (
-     SELECT r.parent FROM forge_versions.reference r
-     WHERE r.child = i.document AND r.parent > CASE i.version WHEN %(from)s THEN %(after_upsert)s ELSE 0 END OFFSET 0
+     SELECT r.parent FROM forge_versions.reference r WHERE r.child = i.document AND r.parent > %(after_upsert)s {of_resource}
+     ORDER BY r.parent LIMIT %(candidates)s
  ) r
  WHERE i.version BETWEEN %(from)s AND %(max)s
  ORDER BY i.version, r.parent);
 
--- other_events_by_resource: The same, of this resource's documents alone, by what each edge says of its parent.
-(SELECT i.version, r.parent AS document FROM forge_versions.identity_change i
- CROSS JOIN LATERAL (
-     SELECT FROM forge_versions.document o WHERE o.id = i.document AND o.identity_version = i.version OFFSET 0
- ) o
- CROSS JOIN LATERAL (
-     SELECT r.parent FROM forge_versions.reference r
-     WHERE r.child = i.document AND r.parent > CASE i.version WHEN %(from)s THEN %(after_upsert)s ELSE 0 END
-       AND r.parent_resource = %(resource)s OFFSET 0
- ) r
- WHERE i.version BETWEEN %(from)s AND %(max)s
- ORDER BY i.version, r.parent);
+-- of_resource: Of this resource's documents alone, by what each edge says of its parent.
+AND r.parent_resource = %(resource)s;
+
+-- any_events: Whatever may have happened by one version that many identities have: each document in turn.
+(SELECT %(from)s::bigint AS version, k.id AS document FROM forge_versions.document k
+ WHERE k.resource = %(resource)s AND k.id > %(after_upsert)s ORDER BY k.id LIMIT %(candidates)s);
+
+-- any_events_granted: The same of those that somebody has access to.
+(SELECT %(from)s::bigint AS version, g.document FROM forge_versions.access g
+ WHERE g.subject = %(subject)s AND g.resource = %(resource)s AND g.document > %(after_upsert)s
+ ORDER BY g.document LIMIT %(candidates)s);
 
 -- kept_events: What documents know themselves of when they changed, or what they refer to.
 (SELECT greatest(k.content_version, k.identity_version, k.max_dependency) AS version, k.id AS document
@@ -124,23 +156,50 @@ CROSS JOIN LATERAL (
    AND (g.version, g.document) > (%(from)s, %(after_upsert)s)
  ORDER BY g.version, g.document);
 
--- deletions: What is no more, unless it is there again for somebody who lost the access to it.
+-- deletions: What is no more.
 (SELECT x.version, x.document, 1 AS kind, x.identity, NULL::jsonb AS old_identity, NULL::jsonb AS body,
-        NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers
+        NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers, true AS shown,
+        false AS last
  FROM forge_versions.deletion x
- WHERE x.resource = %(resource)s AND x.version BETWEEN %(from)s AND %(max)s
+ WHERE x.resource = %(resource)s AND x.subject IS NULL AND x.version BETWEEN %(from)s AND %(max)s
    AND (x.version, x.document) > (%(from)s, %(after_deletion)s)
-   AND x.subject IS NOT DISTINCT FROM %(subject)s::text
-   AND NOT EXISTS (SELECT FROM forge_versions.access a WHERE a.subject = %(subject)s AND a.document = x.document)
  ORDER BY x.version, x.document LIMIT %(limit)s);
 
--- keys: Which documents have another identity; somebody with access is told from then on.
+-- deletions_granted: What somebody lost the access to, unless it is there again.
+(SELECT x.version, x.document, 1 AS kind, x.identity, NULL::jsonb AS old_identity, NULL::jsonb AS body,
+        NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers, a.shown,
+        x.n = %(candidates)s AS last
+ FROM (SELECT x.version, x.document, x.identity, row_number() OVER (ORDER BY x.version, x.document) AS n
+       FROM forge_versions.deletion x
+       WHERE x.resource = %(resource)s AND x.subject = %(subject)s AND x.version BETWEEN %(from)s AND %(max)s
+         AND (x.version, x.document) > (%(from)s, %(after_deletion)s)
+       ORDER BY x.version, x.document LIMIT %(candidates)s) x
+ CROSS JOIN LATERAL (SELECT NOT EXISTS (
+     SELECT FROM forge_versions.access a WHERE a.subject = %(subject)s AND a.document = x.document) OFFSET 0) a (shown)
+ WHERE a.shown OR x.n = %(candidates)s
+ ORDER BY x.version, x.document LIMIT %(limit)s);
+
+-- keys: Which documents have another identity.
 (SELECT k.version, k.document, 0 AS kind, k.new_identity AS identity, k.old_identity, NULL::jsonb AS body,
-        NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers
+        NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers, true AS shown,
+        false AS last
  FROM forge_versions.key_change k
  WHERE k.resource = %(resource)s AND k.version BETWEEN %(from)s AND %(max)s
    AND (k.version, k.document) > (%(from)s, %(after_key)s)
-   AND (%(subject)s::text IS NULL OR EXISTS (
-       SELECT FROM forge_versions.access a
-       WHERE a.subject = %(subject)s AND a.document = k.document AND a.version < k.version))
+ ORDER BY k.version, k.document LIMIT %(limit)s);
+
+-- keys_granted: The same of what somebody had access to by then.
+(SELECT k.version, k.document, 0 AS kind, k.new_identity AS identity, k.old_identity, NULL::jsonb AS body,
+        NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers, a.shown,
+        k.n = %(candidates)s AS last
+ FROM (SELECT k.version, k.document, k.new_identity, k.old_identity,
+              row_number() OVER (ORDER BY k.version, k.document) AS n
+       FROM forge_versions.key_change k
+       WHERE k.resource = %(resource)s AND k.version BETWEEN %(from)s AND %(max)s
+         AND (k.version, k.document) > (%(from)s, %(after_key)s)
+       ORDER BY k.version, k.document LIMIT %(candidates)s) k
+ CROSS JOIN LATERAL (SELECT EXISTS (
+     SELECT FROM forge_versions.access a
+     WHERE a.subject = %(subject)s AND a.document = k.document AND a.version < k.version) OFFSET 0) a (shown)
+ WHERE a.shown OR k.n = %(candidates)s
  ORDER BY k.version, k.document LIMIT %(limit)s);

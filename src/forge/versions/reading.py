@@ -16,14 +16,16 @@ nothing yet.
 - The strategies find the same. Which one is in use is read by the statement that stands on it.
 - A page costs what lies between its first and its last item, whatever the size of the window or the journals: events
   come in order out of indexes, are merged, and are read until the page is full. Where most of a window has changed
-  since, there is much between two items: one statement looks at SPAN versions at the most, and after PATIENCE a page is
-  told as far as it is, which may be empty. Only a page without `next` is the last.
+  since, or is not the subject's to see, there is much between two items: one statement looks at CANDIDATES of each kind
+  at the most, and after PATIENCE a page is told as far as it is, which may be empty. Only a page without `next` is the
+  last. That holds inside of one version too, however many documents have it: see `Way`.
 - A window that begins below the oldest is WindowExpired, at its first page or a later one, and never a page with gaps.
   That holds under READ COMMITTED, and under one snapshot as long as it is younger than the last `maintain`.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -37,24 +39,54 @@ from forge.versions.errors import UnknownResource, WindowExpired, WindowInvalid
 from forge.versions.nouns import Deletion, Document, Event, Json, KeyChange, Page, Reference, Resource, Upsert, decode
 from forge.versions.operation import typed
 from forge.versions.pages import Place, Question, opened, sealed
-from forge.versions.stamps import newest
+from forge.versions.stamps import newest, outside, settled
 
 LIMIT: Final = 100
 MOST: Final = 10_000
-SPAN: Final = 10_000
-"""Versions that one statement looks at, at the most."""
+CANDIDATES: Final = 10_000
+"""Of each kind of items, how many one statement looks at."""
+FEW: Final = 16
+"""Identities of one version whose referrers are read beside each other."""
 PATIENCE: Final = 1.0
 """Seconds after which a page is told though it is not full."""
 KEYS, DELETIONS, UPSERTS = 0, 1, 2
 """The kinds of items, in the order in which those of one version and document are told."""
 
-_PARTS: Final = {KEYS: "keys", DELETIONS: "deletions", UPSERTS: "upserts"}
-_EVENTS: Final = {
-    "journal": ("own_events", "other_events"),
-    "denormalized": ("own_events", "other_events_by_resource"),
-    "monotonic": ("kept_events",),
+_PARTS: Final = {
+    KEYS: ("keys", "keys_granted"),
+    DELETIONS: ("deletions", "deletions_granted"),
+    UPSERTS: ("upserts", "upserts"),
 }
 T = TypeVar("T")
+
+
+class Way(IntEnum):
+    """How the documents are found that may have changed by what they refer to; what is found is the same."""
+
+    WINDOW = 0
+    """All identity changes from a version on, and who refers to each."""
+    FEW = 1
+    """Of one version that has more of these than CANDIDATES, but few identities: their referrers in order."""
+    MANY = 2
+    """Of one version that has many identities: all documents of the resource in order, each asked whether it has it."""
+
+
+class Row(NamedTuple):
+    """A row of a page: an item if it is `shown`. All up to the `last` was looked at, and nothing beyond it."""
+
+    oldest: int
+    strategy: str
+    version: int
+    document: int
+    kind: int
+    identity: str
+    old_identity: str | None
+    body: str
+    content_version: int
+    identity_version: int
+    refers: str | None
+    shown: bool
+    last: bool
 
 
 class Standing(NamedTuple):
@@ -65,6 +97,7 @@ class Standing(NamedTuple):
     key: bytes
     resource: int
     by_access: bool
+    epoch: int
 
 
 def changes(
@@ -181,23 +214,43 @@ def _page(
 
 def _full(
     connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, limit: int, subject: str | None
-) -> tuple[list[tuple[Any, ...]], Place | None]:
-    """The rows of a page and the place after it, None at the end; of a window with gaps, span by span."""
+) -> tuple[list[Row], Place | None]:
+    """The rows of a page and the place after it, None at the end: statement by statement, as far as patience goes."""
     deadline = time.monotonic() + PATIENCE
-    rows: list[tuple[Any, ...]] = []
+    told: list[Row] = []
     while True:
-        exact = place.min is None or standing.strategy == "monotonic"
-        end = place.max if exact else min(place.max, (place.version or place.min or 0) + SPAN - 1)
-        rows += _found(connection, standing, kinds, place._replace(max=end), limit + 1 - len(rows), subject)
-        if len(rows) > limit:
-            last = rows[limit - 1]
-            version = 0 if place.min is None else last[2]
-            return rows[:limit], place._replace(version=version, document=last[3], kind=last[4])
-        if end == place.max:
-            return rows, None
-        place = place._replace(version=end + 1, document=0, kind=UPSERTS)
+        end = place.max if place.way == Way.WINDOW else place.version
+        for row in _found(connection, standing, kinds, place._replace(max=end), limit + 1 - len(told), subject):
+            if row.shown:
+                told.append(row)
+                if len(told) > limit:
+                    return told[:limit], _behind(place, told[-2])
+            if row.last:
+                place = _further(connection, place, row)
+                break
+        else:
+            if end == place.max:
+                return told, None
+            place = place._replace(version=end + 1, document=0, kind=UPSERTS, way=Way.WINDOW)
         if time.monotonic() >= deadline:
-            return rows, place
+            return told, place
+
+
+def _behind(place: Place, row: Row) -> Place:
+    version = 0 if place.min is None else row.version
+    return place._replace(version=version, document=row.document, kind=row.kind)
+
+
+def _further(connection: Connection, place: Place, row: Row) -> Place:
+    """Where to go on behind the last that was looked at; document 0 is before all of its version."""
+    if row.document:
+        return _behind(place, row)
+    if row.version > (place.version or place.min or 0):
+        return place._replace(version=row.version, document=0, kind=UPSERTS)
+    asked = {"version": Int8(row.version), "enough": Int8(FEW + 1)}
+    with typed():
+        (count,) = _rows(connection, queries("forge.versions", "queries.sql")["changed_by"], asked)[0]
+    return place._replace(version=row.version, way=Way.FEW if count <= FEW else Way.MANY)
 
 
 def _window(connection: Connection, window: tuple[int | None, int | None], otherwise: int | None) -> Place:
@@ -207,7 +260,7 @@ def _window(connection: Connection, window: tuple[int | None, int | None], other
         raise WindowInvalid("a version cannot be below zero", fix="begin at the oldest that is available")
     if first is not None and last is not None and first > last:
         raise WindowInvalid(f"the window ends at {last}, before it begins at {first}", fix="turn it round")
-    end = newest(connection)
+    end = newest(connection) if last is None or outside(connection) else settled(connection)
     if last is not None and last > end:
         raise WindowInvalid(
             f"the window ends at {last}, beyond the newest {end}", fix=f"end it at {end}, or leave it out"
@@ -230,7 +283,7 @@ def _same(place: Place, window: tuple[int | None, int | None]) -> None:
 
 def _found(
     connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, limit: int, subject: str | None
-) -> list[tuple[Any, ...]]:
+) -> list[Row]:
     """The rows of a page, from the settings that held when they were read."""
     strategy, begin = standing.strategy, place.min
     while True:
@@ -244,8 +297,9 @@ def _found(
             "after": Int8(place.document),
             **{f"after_{name}": Int8(place.after(kind)) for kind, name in enumerate(("key", "deletion", "upsert"))},
             "limit": Int8(limit),
+            "candidates": Int8(CANDIDATES),
         }
-        statement = statement_of(strategy, None if begin is None else tuple(kinds), subject is not None)
+        statement = statement_of(strategy, None if begin is None else tuple(kinds), subject is not None, place.way)
         rows = _planned(connection, statement, values)
         oldest, strategy = rows[0][:2]
         if begin is not None and oldest > values["first"]:
@@ -255,26 +309,37 @@ def _found(
                 oldest=oldest,
             )
         if strategy == values["strategy"]:
-            return [row for row in rows if row[3] is not None]
+            return [Row(*row) for row in rows if row[3] is not None]
 
 
 @cache
-def statement_of(strategy: str, kinds: tuple[int, ...] | None, by_access: bool) -> str:
+def statement_of(strategy: str, kinds: tuple[int, ...] | None, by_access: bool, way: int = Way.WINDOW) -> str:
     """The statement of a page: of a window's items of these kinds, or of the whole resource."""
     parts = queries("forge.versions", "queries.sql")
-    events = [*_EVENTS[strategy], *(["access_events"] if by_access else [])]
+    granted = "_granted" if by_access else ""
+    kept = sql.SQL("w.max_dependency" if strategy == "monotonic" else "0")
     shared = {
         "refers": sql.SQL(parts["refers"]),
-        "all": sql.SQL(parts["all_granted" if by_access else "all"]),
-        "seen": sql.SQL(parts["seen"] if by_access else ""),
-        "since": sql.SQL("a.version" if by_access else "0"),
-        "kept": sql.SQL("d.max_dependency" if strategy == "monotonic" else "0"),
         "others": sql.SQL("d.max_dependency" if strategy == "monotonic" else "o.version"),
+        "all": sql.SQL(parts[f"all{granted}"]).format(kept=kept),
+        "one": sql.SQL(parts[f"one{granted}"]).format(kept=kept),
     }
-    events_ = sql.SQL(" UNION ALL ").join(sql.SQL(parts[name]) for name in events)
-    found = [sql.SQL(parts[_PARTS[kind]]).format(events=events_, **shared) for kind in kinds or ()]
+    of_resource = sql.SQL(parts["of_resource"] if strategy == "denormalized" else "")
+    events = [sql.SQL(parts[name]).format(of_resource=of_resource) for name in _events(strategy, way, by_access)]
+    joined = sql.SQL(" UNION ALL ").join(events)
+    found = [sql.SQL(parts[_PARTS[kind][by_access]]).format(events=joined, **shared) for kind in kinds or ()]
     whole = sql.SQL(parts["everything" if kinds is None else "page"])
     return whole.format(found=sql.SQL(" UNION ALL ").join(found), **shared).as_string(None)
+
+
+def _events(strategy: str, way: int, by_access: bool) -> list[str]:
+    """The parts that find what may have changed."""
+    access = ["access_events"] if by_access else []
+    if strategy == "monotonic":
+        return ["kept_events", *access]
+    if way == Way.MANY:
+        return ["any_events_granted" if by_access else "any_events"]
+    return ["own_events", "other_events_of_few" if way == Way.FEW else "other_events", *access]
 
 
 def _planned(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -289,10 +354,8 @@ def _rows(connection: Connection, statement: str, values: dict[str, Any]) -> lis
         return cursor.execute(statement.encode(), values).fetchall()
 
 
-def _items(
-    connection: Connection, resource: Resource, subject: str | None, rows: Sequence[tuple[Any, ...]]
-) -> list[Event]:
-    references: list[Any] = [decode(row[10]) if row[10] else [] for row in rows]
+def _items(connection: Connection, resource: Resource, subject: str | None, rows: Sequence[Row]) -> list[Event]:
+    references: list[Any] = [decode(row.refers) if row.refers else [] for row in rows]
     numbers = {number for found in references for _, _, number, _, _ in found}
     named: list[tuple[Any, ...]] = []
     if numbers:
@@ -303,18 +366,15 @@ def _items(
 
 
 def _item(
-    resource: Resource,
-    subject: str | None,
-    row: tuple[Any, ...],
-    references: list[Any],
-    kinds: Mapping[int, Resource],
+    resource: Resource, subject: str | None, row: Row, references: list[Any], kinds: Mapping[int, Resource]
 ) -> Event:
-    version, document, kind, identity, old, body, *stamps = row[2:10]
-    if kind == KEYS:
-        return KeyChange(version, document, resource, decode(old), decode(identity))
-    if kind == DELETIONS:
-        return Deletion(version, document, resource, decode(identity), subject)
+    if row.kind == KEYS:
+        return KeyChange(row.version, row.document, resource, decode(row.old_identity or ""), decode(row.identity))
+    if row.kind == DELETIONS:
+        return Deletion(row.version, row.document, resource, decode(row.identity), subject)
     refers = {
         name: Reference(child, kinds[number], key, in_identity) for name, child, number, key, in_identity in references
     }
-    return Upsert(version, Document(document, resource, decode(identity), decode(body), refers, *stamps))
+    stamps = row.content_version, row.identity_version
+    document = Document(row.document, resource, decode(row.identity), decode(row.body), refers, *stamps)
+    return Upsert(row.version, document)

@@ -13,13 +13,15 @@ BEGIN ATOMIC
     SELECT nextval('forge_versions.change_version');
 END;
 
--- `by_access`: only those see a document who have a row in forge_versions.access.
+-- `by_access`: only those see a document who have a row in forge_versions.access. `epoch`: how often that was changed,
+-- which no version tells.
 CREATE TABLE forge_versions.resource (
     id        integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     project   text NOT NULL,
     name      text NOT NULL,
     version   text NOT NULL,
     by_access boolean NOT NULL DEFAULT false,
+    epoch     integer NOT NULL DEFAULT 0,
     UNIQUE (project, name, version)
 );
 
@@ -84,7 +86,8 @@ CREATE TABLE forge_versions.deletion (
     subject  text,
     at       timestamptz NOT NULL DEFAULT clock_timestamp()
 ) PARTITION BY RANGE (version);
-CREATE INDEX deletion_resource ON forge_versions.deletion (resource, version, document);
+CREATE INDEX deletion_resource ON forge_versions.deletion (resource, version, document) WHERE subject IS NULL;
+CREATE INDEX deletion_subject ON forge_versions.deletion (resource, subject, version, document) WHERE subject IS NOT NULL;
 
 CREATE TABLE forge_versions.key_change (
     version  bigint NOT NULL,
@@ -107,6 +110,7 @@ CREATE TABLE forge_versions.access (
     PRIMARY KEY (subject, document)
 );
 CREATE INDEX access_version ON forge_versions.access (subject, resource, version, document);
+CREATE INDEX access_resource ON forge_versions.access (subject, resource, document) INCLUDE (version);
 CREATE INDEX access_document ON forge_versions.access (document);
 
 -- Pairs for the safe newest: the sequence's last value, and then as `horizon` an xid that was given after it was read. All

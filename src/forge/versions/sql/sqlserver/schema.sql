@@ -19,13 +19,15 @@ GO
 CREATE PARTITION SCHEME forge_versions_by_version AS PARTITION forge_versions_by_version ALL TO ([PRIMARY]);
 GO
 
--- `by_access`: only those see a document who have a row in forge_versions.access.
+-- `by_access`: only those see a document who have a row in forge_versions.access. `epoch`: how often that was changed,
+-- which no version tells; whoever changes it counts.
 CREATE TABLE forge_versions.resource (
     id        integer IDENTITY (1, 1) NOT NULL,
     project   nvarchar(256) COLLATE Latin1_General_100_BIN2 NOT NULL,
     name      nvarchar(256) COLLATE Latin1_General_100_BIN2 NOT NULL,
     version   nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
     by_access bit NOT NULL CONSTRAINT DF_resource_by_access DEFAULT (0),
+    epoch     integer NOT NULL CONSTRAINT DF_resource_epoch DEFAULT (0),
     CONSTRAINT PK_resource PRIMARY KEY (id),
     CONSTRAINT UQ_resource UNIQUE (project, name, version)
 );
