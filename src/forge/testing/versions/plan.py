@@ -34,6 +34,8 @@ class Plan(msgspec.Struct, frozen=True):
     """How many identities each resource has, at the most."""
     crashes: int = 0
     """Of the server."""
+    least: int = 0
+    """Transactions before which it does not end, whatever the time."""
     mistake: Mistake | None = None
     """What is wrong on purpose."""
 

@@ -30,6 +30,8 @@ from forge.versions.strategies import use_strategy
 from forge.versions.triggers import write_by
 
 _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError)
+_LONGEST: Final = 60.0
+"""Seconds for which a run goes on for the sake of `Plan.least`."""
 _AGAIN: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
@@ -107,12 +109,15 @@ class _Run:
         start = time.monotonic()
         chance = random.Random(f"{self._plan.seed}/crashes")
         crashes = sorted(chance.uniform(0.2, 0.9) * self._plan.seconds for _ in range(self._plan.crashes))
-        while time.monotonic() - start < self._plan.seconds and not self._wrong:
+        while not self._wrong and self._goes_on(time.monotonic() - start):
             if crashes and time.monotonic() - start > crashes[0]:
                 crashes.pop(0)
                 self._server.crash()
                 self._server.start()
             self._ended.wait(0.02)
+
+    def _goes_on(self, passed: float) -> bool:
+        return passed < self._plan.seconds or (self._counts["commits"] < self._plan.least and passed < _LONGEST)
 
     def _go(self, act: Callable[[Connection], None]) -> None:
         """Do it on a connection, and again where that is lost."""
