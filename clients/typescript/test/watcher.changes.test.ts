@@ -41,9 +41,11 @@ it("writes rows as SQLite keeps them, once", () => {
 
 it("updates, moves, deletes and clears", () => {
   const connection = opened();
-  const update = { ...insert, operation: "UPDATE", before: { id: 1, total: UNAVAILABLE }, after: { id: 1, status: "paid", total: UNAVAILABLE } };
+  const after = { id: 1, status: "paid", total: UNAVAILABLE };
+  const update = { ...insert, operation: "UPDATE", before: { id: 1, total: UNAVAILABLE }, after };
   applyChanges(connection, localChanges([insert, update]));
-  expect(connection.select("SELECT id, status, total FROM orders")).toEqual([{ id: 1, status: "paid", total: "12.30" }]);
+  const [row] = connection.select("SELECT id, status, total FROM orders");
+  expect(row).toEqual({ id: 1, status: "paid", total: "12.30" });
   const moved = { ...insert, operation: "UPDATE", key: { id: 2 }, before: { id: 1 }, after: { id: 2, status: "x" } };
   applyChanges(connection, localChanges([moved]));
   expect(connection.select("SELECT id FROM orders")).toEqual([{ id: 2 }]);
@@ -76,12 +78,14 @@ it("leaves out tables that are not named or not there, and says when there is no
 
 it("makes a table equal to rows, and touches only what differs", () => {
   const connection = opened();
-  connection.exec("INSERT INTO orders (id, status) VALUES (1, 'a'), (2, 'b'), (3, 'c'); INSERT INTO lines VALUES (2, 1)");
+  connection.exec("INSERT INTO orders (id, status) VALUES (1, 'a'), (2, 'b'), (3, 'c')");
+  connection.exec("INSERT INTO lines VALUES (2, 1)");
   connection.written();
   replaceRows(connection, "orders", [{ id: 1, status: "a" }, { id: 2, status: "new" }, { id: 4, status: "d" }]);
-  expect(connection.select("SELECT id, status FROM orders").map((row) => Object.values(row).join())).toEqual(["1,a", "2,new", "4,d"]);
+  const rows = (): unknown[] => connection.select("SELECT id || status AS row FROM orders").map(({ row }) => row);
+  expect(rows()).toEqual(["1a", "2new", "4d"]);
   expect(connection.select("SELECT * FROM lines")).toHaveLength(1);
   expect([...(connection.written().get("orders") ?? [])].sort()).toEqual(["2", "3", "4"]);
   replaceRows(connection, "orders", [{ id: 4, status: "e" }], [{ id: 4 }, { id: 1 }]);
-  expect(connection.select("SELECT id, status FROM orders").map((row) => Object.values(row).join())).toEqual(["2,new", "4,e"]);
+  expect(rows()).toEqual(["2new", "4e"]);
 });

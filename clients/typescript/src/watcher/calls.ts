@@ -22,7 +22,8 @@ export class Calls {
     worker.addEventListener("message", ({ data }: MessageEvent<Reply>) => this.#take(data));
     worker.addEventListener("error", (event) => {
       const fix = "see that its script is found, calls serveWatcher, and is started with type: 'module'";
-      this.#fail(new ForgeError("failed", `the worker failed: ${event.message ?? "no script"}`, fix, { code: "worker" }));
+      const message = `the worker failed: ${event.message ?? "its script cannot be loaded"}`;
+      this.#fail(new ForgeError("failed", message, fix, { code: "worker" }));
     });
   }
 

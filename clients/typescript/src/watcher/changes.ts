@@ -1,9 +1,9 @@
 /**
  * Changes of rows from elsewhere, as statements on the local tables.
  *
- * In come inserts, updates and deletes in their order, each with its row's key. What always holds: applying a change again
- * changes nothing, and writes nothing, so nobody is told. Tables and columns that the local database does not have are
- * left out; a column whose value was not told keeps the one that it has.
+ * In come inserts, updates and deletes in their order, each with its row's key. What always holds: applying a change
+ * again writes nothing, so nobody is told. Tables and columns that the local database does not have are left out; a
+ * column whose value was not told keeps the one that it has.
  */
 
 import { ForgeError } from "../errors";
@@ -84,7 +84,9 @@ export function replaceRows(connection: Connection, name: string, rows: readonly
   connection.transaction(() => {
     const table = new Table(connection, name);
     const kept = new Set(rows.map((row) => table.keyOf(row)));
-    for (const row of gone ?? table.keys()) if (!kept.has(table.keyOf(row))) table.apply({ table: name, op: "remove", row });
+    for (const row of gone ?? table.keys()) {
+      if (!kept.has(table.keyOf(row))) table.apply({ table: name, op: "remove", row });
+    }
     for (const row of rows) table.apply({ table: name, op: "put", row });
   }, true);
 }
@@ -112,7 +114,8 @@ class Table {
   }
 
   keys(): Row[] {
-    return this.#columns.size === 0 ? [] : this.#connection.select(`SELECT ${this.#key.map(quoted).join()} FROM ${this.#name}`);
+    if (this.#columns.size === 0) return [];
+    return this.#connection.select(`SELECT ${this.#key.map(quoted).join()} FROM ${this.#name}`);
   }
 
   apply(change: Change): void {

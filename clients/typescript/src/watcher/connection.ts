@@ -2,14 +2,15 @@
  * One connection to the database: runs statements, and knows which rows they read and wrote.
  *
  * In come statements with parameters, out go rows, and with `written()` the rows that were written and committed since
- * the last time. Writes are seen by SQLite's preupdate hook, which misses none: those of triggers, cascades, REPLACE and
- * tables without rowid too. What always holds: a statement that fails leaves nothing behind; nothing that a connection
- * has for itself (temporary tables, other files, settings) is let in, since connections come and go.
+ * the last time. Writes are seen by SQLite's preupdate hook, which misses none: those of triggers, cascades, REPLACE
+ * and tables without rowid too. What always holds: a statement that fails leaves nothing behind; nothing that a
+ * connection has for itself (temporary tables, other files, settings) is let in, since connections come and go.
  */
 
 import type { BindingSpec, CAPI, Database, Sqlite3Static } from "@sqlite.org/sqlite-wasm";
 import { ForgeError } from "../errors";
-import { type Instruction, rowsRead, type Tree } from "./reads";
+import { type Instruction, rowsRead } from "./reads";
+import { Schema } from "./schema";
 import type { Params, Row, SqlValue } from "./values";
 import { everything, Gathered, keyOf, type Rows } from "./writes";
 
@@ -17,43 +18,43 @@ import { everything, Gathered, keyOf, type Rows } from "./writes";
 export interface Ran {
   /** Rows that it inserted, updated or deleted. */
   readonly changes: number;
-  /** The rowid of the last row that was inserted into a table. */
-  readonly lastId: number | bigint;
+  /** The rowid of the last row that it inserted; null when it inserted none. */
+  readonly lastId: number | bigint | null;
 }
 
-/** How the rows of a table are named. */
-interface Table {
-  /** Places of the columns of the primary key; empty when rows are named by their rowid. */
-  readonly key: readonly number[];
-  /** The virtual table that keeps its data here. */
-  readonly owner: string | undefined;
-}
+/** What a PRAGMA may be told something for; all others are settings, which a connection must not change. */
+const QUESTIONS = new Set([
+  ...["table_info", "table_xinfo", "table_list", "index_info", "index_xinfo", "index_list"],
+  ...["foreign_key_list", "foreign_key_check", "integrity_check", "quick_check", "optimize"],
+]);
 
-/** Settings that a connection must not change; the others are questions. */
-const QUESTIONS =
-  /^(table_(x?info|list)|index_(x?info|list)|foreign_key_(list|check)|integrity_check|quick_check|optimize|data_version)$/;
+type Preupdate = CAPI["sqlite3_preupdate_hook"];
+type Value = "sqlite3_preupdate_old_js" | "sqlite3_preupdate_new_js";
 
 export class Connection {
   readonly #db: Database;
   readonly #capi: CAPI;
   readonly #pending = new Gathered();
   readonly #committed = new Gathered();
-  #tables = new Map<string, Table>();
-  #trees = new Map<number, Tree>();
-  #schema = -1;
+  readonly #schema: Schema;
   #commits = false;
   #guarded = true;
   #reading: Set<string> | undefined;
   #refused: string | undefined;
 
-  constructor(sqlite3: Sqlite3Static, db: Database) {
+  /** `schema`: what other connections to the same file learnt of it. */
+  constructor(sqlite3: Sqlite3Static, db: Database, schema = new Schema()) {
     this.#db = db;
     this.#capi = sqlite3.capi;
-    db.exec("PRAGMA temp_store = memory; PRAGMA foreign_keys = ON");
+    this.#schema = schema;
+    // a tab that is killed loses nothing with `normal`, and a write waits for the disk less often
+    db.exec(`PRAGMA temp_store = memory; PRAGMA foreign_keys = ON;
+             PRAGMA journal_mode = truncate; PRAGMA synchronous = normal`);
     this.#learn();
-    this.#capi.sqlite3_set_authorizer(db, (_, code, one, two, three) => this.#authorize(code, one || "", two || "", three || ""), 0);
+    const authorize = (_: number, code: number, ...names: (string | 0)[]): number => this.#authorize(code, names);
+    this.#capi.sqlite3_set_authorizer(db, authorize, 0);
     // the third argument is needed, and missing in the package's types
-    const hook = this.#capi.sqlite3_preupdate_hook as (...args: [...Parameters<CAPI["sqlite3_preupdate_hook"]>, number]) => void;
+    const hook = this.#capi.sqlite3_preupdate_hook as (...args: [...Parameters<Preupdate>, number]) => void;
     hook(db, (_, __, op, ___, table, old, now) => this.#sawWrite(op, table, old, now), 0);
     this.#capi.sqlite3_commit_hook(db, () => this.#sawCommit(), 0);
   }
@@ -61,10 +62,14 @@ export class Connection {
   /** Runs one statement. */
   run(sql: string, params: Params = []): Ran {
     const before = Number(this.#db.changes(true, true));
+    this.#capi.sqlite3_set_last_insert_rowid(this.#db, 0n);
     this.#execute(sql, params);
-    const changes = Number(this.#db.changes(true, true)) - before;
     const last = this.#capi.sqlite3_last_insert_rowid(this.#db);
-    return { changes, lastId: BigInt(Number(last)) === last && Number.isSafeInteger(Number(last)) ? Number(last) : last };
+    const safe = Number.isSafeInteger(Number(last));
+    return {
+      changes: Number(this.#db.changes(true, true)) - before,
+      lastId: last === 0n ? null : safe ? Number(last) : last,
+    };
   }
 
   /** The rows of one statement. */
@@ -82,7 +87,7 @@ export class Connection {
     return { rows: this.select(sql, params), reads: this.#readsOf(sql, params) };
   }
 
-  /** All or nothing of what happens inside; one inside another is part of it. `deferred`: rows may refer to later ones. */
+  /** All or nothing of what happens inside, which may be inside another. `deferred`: rows may refer to later ones. */
   transaction<T>(work: () => T, deferred = false): T {
     if (!this.#capi.sqlite3_get_autocommit(this.#db)) return work();
     this.begin();
@@ -158,8 +163,9 @@ export class Connection {
       return rows;
     } catch (error) {
       if (this.#refused !== undefined) throw refused(this.#refused);
-      const message = error instanceof Error ? error.message.replace(/^SQLITE_\w+: sqlite3 result code \d+: /, "") : String(error);
-      throw new ForgeError("failed", `${message}, in: ${sql.slice(0, 200)}`, "mend the statement", { code: "sql" });
+      const message = error instanceof Error ? error.message : String(error);
+      const short = message.replace(/^SQLITE_\w+: sqlite3 result code \d+: /, "");
+      throw new ForgeError("failed", `${short}, in: ${sql.slice(0, 200)}`, "mend the statement", { code: "sql" });
     }
   }
 
@@ -173,27 +179,27 @@ export class Connection {
     }
   }
 
-  #authorize(code: number, one: string, two: string, three: string): number {
+  #authorize(code: number, [one, two, three]: readonly (string | 0 | undefined)[]): number {
     const capi = this.#capi;
-    if (code === capi.SQLITE_READ) this.#reading?.add(one);
+    if (code === capi.SQLITE_READ && one) this.#reading?.add(one);
     if (!this.#guarded) return capi.SQLITE_OK;
     const temporary = three === "temp" && code !== capi.SQLITE_READ;
     if (temporary) this.#refused = "a temporary table, view, index or trigger";
     else if (code === capi.SQLITE_ATTACH || code === capi.SQLITE_DETACH) this.#refused = "another file";
     else if (code === capi.SQLITE_TRANSACTION) this.#refused = `${one} as a statement`;
-    else if (code === capi.SQLITE_PRAGMA && two !== "" && !QUESTIONS.test(one)) this.#refused = `PRAGMA ${one}`;
+    else if (code === capi.SQLITE_PRAGMA && two && !QUESTIONS.has(one || "")) this.#refused = `PRAGMA ${one}`;
     else return capi.SQLITE_OK;
     return capi.SQLITE_DENY;
   }
 
   #sawWrite(op: number, table: string, old: bigint, now: bigint): void {
-    const { key, owner } = this.#tables.get(table) ?? { key: [], owner: undefined };
+    const { key, owner } = this.#schema.tables.get(table) ?? { key: [], owner: undefined };
     if (owner !== undefined) return this.#pending.addAll(owner);
     if (op !== this.#capi.SQLITE_INSERT) this.#pending.add(table, this.#key(key, old, "sqlite3_preupdate_old_js"));
     if (op !== this.#capi.SQLITE_DELETE) this.#pending.add(table, this.#key(key, now, "sqlite3_preupdate_new_js"));
   }
 
-  #key(columns: readonly number[], rowid: bigint, value: "sqlite3_preupdate_old_js" | "sqlite3_preupdate_new_js"): string {
+  #key(columns: readonly number[], rowid: bigint, value: Value): string {
     if (columns.length === 0) return String(rowid);
     return keyOf(columns.map((column) => this.#capi[value](this.#db, column) as SqlValue));
   }
@@ -202,6 +208,10 @@ export class Connection {
     this.#committed.addRows(this.#pending.take());
     this.#commits = true;
     return 0;
+  }
+
+  #learn(): boolean {
+    return this.#schema.learn((query, params) => this.#own(query, params));
   }
 
   #readsOf(sql: string, params: Params): Rows {
@@ -217,38 +227,7 @@ export class Connection {
     }
     statement.finalize();
     const program = this.#own(`EXPLAIN ${sql}`) as unknown as Instruction[];
-    return rowsRead(reading, program, this.#trees, values);
-  }
-
-  /** Reads the schema if it is not the known one; whether it was another. */
-  #learn(): boolean {
-    const schema = Number(this.#own("PRAGMA schema_version")[0]?.["schema_version"]);
-    if (schema === this.#schema) return false;
-    this.#schema = schema;
-    this.#tables = new Map();
-    this.#trees = new Map();
-    const tables = this.#own("SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main'");
-    const virtual = tables.filter(({ type }) => type === "virtual").map(({ name }) => String(name));
-    for (const { name, type } of tables) {
-      const table = String(name);
-      const owner = type === "shadow" ? virtual.find((one) => table.startsWith(`${one}_`)) : undefined;
-      const key = this.#own("SELECT cid FROM pragma_table_xinfo(?) WHERE pk > 0 ORDER BY pk", [table]);
-      this.#tables.set(table, { key: key.map(({ cid }) => Number(cid)), owner });
-    }
-    const rowidless = new Set(tables.filter(({ wr }) => wr === 1).map(({ name }) => name));
-    const trees = this.#own(
-      "SELECT s.name, tbl_name, rootpage, origin FROM sqlite_schema AS s " +
-        "LEFT JOIN pragma_index_list(tbl_name) AS i ON i.name = s.name WHERE rootpage > 0",
-    );
-    const indexed = new Set(trees.filter(({ origin }) => origin === "pk").map(({ tbl_name }) => tbl_name));
-    for (const { name, tbl_name, rootpage, origin } of trees) {
-      const table = String(tbl_name);
-      const columns = this.#tables.get(table)?.key.length ?? 0;
-      const byRowid = name === table && !indexed.has(table) && !rowidless.has(table);
-      const byKey = origin === "pk" || (name === table && rowidless.has(table));
-      this.#trees.set(Number(rootpage), { table, key: byRowid ? "rowid" : byKey ? columns : "none" });
-    }
-    return true;
+    return rowsRead(reading, program, this.#schema.trees, values);
   }
 }
 

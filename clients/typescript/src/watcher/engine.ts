@@ -4,8 +4,8 @@
  * In come the page's requests and the announcements of other tabs; out go replies, results of live queries, and an
  * announcement of each transaction's writes. A live query runs again when a write meets the rows that it reads, in this
  * tab or another, and the page is told when its result is another one. What always holds: a write is announced before
- * another tab can have its turn; a write whose announcement does not come is noticed by the file's version, and then all
- * queries run again.
+ * another tab can have its turn; a write whose announcement does not come is noticed by the file's version, and then
+ * all queries run again.
  */
 
 import { ForgeError } from "../errors";
@@ -34,18 +34,14 @@ interface Transaction {
   touched: number;
 }
 
-export interface Options {
-  /** Milliseconds for which an announcement may be on its way. */
-  readonly late?: number;
-  /** Milliseconds after which a transaction that does nothing is rolled back: others wait for it. */
-  readonly idle?: number;
-}
+/** Milliseconds for which an announcement may be on its way. */
+const LATE = 250;
+/** Milliseconds after which a transaction that does nothing is rolled back: others wait for it. */
+const IDLE = 10_000;
 
 export class Engine {
   readonly #reply: (reply: Reply) => void;
   readonly #announce: (message: Message) => void;
-  readonly #late: number;
-  readonly #longest: number;
   readonly #lives = new Map<number, Live>();
   #turns: Turns | undefined;
   #heard: Heard | undefined;
@@ -55,11 +51,9 @@ export class Engine {
   #refreshing = false;
   #checking: ReturnType<typeof setTimeout> | undefined;
 
-  constructor(reply: (reply: Reply) => void, announce: (message: Message) => void, { late = 250, idle = 10_000 }: Options = {}) {
+  constructor(reply: (reply: Reply) => void, announce: (message: Message) => void) {
     this.#reply = reply;
     this.#announce = announce;
-    this.#late = late;
-    this.#longest = idle;
   }
 
   /** Opens the database, and brings it to the schema. */
@@ -158,8 +152,9 @@ export class Engine {
   #under(number: number): Transaction {
     const transaction = this.#transaction;
     if (transaction?.number !== number) {
-      const message = `the transaction ended: it was over, or did nothing for ${this.#longest / 1000} s`;
-      throw new ForgeError("refused", message, "wait for nothing but the database inside of it", { code: "transaction_ended" });
+      const message = `the transaction is over, or did nothing for ${IDLE / 1000} s`;
+      const fix = "wait for nothing but the database inside of it";
+      throw new ForgeError("refused", message, fix, { code: "transaction_ended" });
     }
     transaction.touched = performance.now();
     return transaction;
@@ -176,8 +171,8 @@ export class Engine {
         resolve(number);
         const watch = setInterval(() => {
           const quiet = performance.now() - (this.#transaction?.touched ?? 0);
-          if (quiet > this.#longest) this.#transaction?.end(false);
-        }, this.#longest / 10);
+          if (quiet > IDLE) this.#transaction?.end(false);
+        }, IDLE / 10);
         await ended;
         clearInterval(watch);
         this.#transaction = undefined;
@@ -253,7 +248,7 @@ export class Engine {
       if (!this.#heard?.missing) return;
       this.#heard.forgive();
       this.#touch(everything);
-    }, this.#late);
+    }, LATE);
   }
 }
 

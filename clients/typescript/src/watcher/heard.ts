@@ -1,9 +1,9 @@
 /**
  * Whether a tab was told of every transaction that the file has.
  *
- * In come the file's version as it is seen, and the announcements: each leads from one version to the next. Announcements
- * may come late, in another order, or not at all, when the tab that wrote was closed before it could speak. What always
- * holds: while `missing` is false, everything up to the newest version was announced.
+ * In come the file's version as it is seen, and the announcements: each leads from one version to the next.
+ * Announcements may come late, in another order, or not at all, when the tab that wrote was closed before it could
+ * speak. What always holds: while `missing` is false, everything up to the newest version was announced.
  */
 
 export class Heard {

@@ -1,5 +1,5 @@
 /**
- * What a page and its worker say to each other, and workers to the workers of other tabs: plain data that can be posted.
+ * What a page and its worker say to each other, and workers to the workers of other tabs: plain data, to be posted.
  */
 
 import type { ErrorFields } from "../errors";

@@ -4,8 +4,8 @@
  *
  * In come the program that SQLite compiled (the rows of EXPLAIN), the query's parameters and the schema. A table counts
  * as read by key when every cursor on it, or on an index of it, is only ever placed by an equality on the whole primary
- * key, with a value that a parameter or a literal gives. What always holds: in doubt, and with an instruction that is not
- * known here, all rows of the table are read.
+ * key, with a value that a parameter or a literal gives. What always holds: in doubt, and with an instruction that is
+ * not known here, all rows of the table are read.
  */
 
 import { type Keys, keyOf, type Rows } from "./writes";
@@ -19,6 +19,8 @@ export interface Instruction {
   readonly p3: number;
   readonly p4: string | null;
 }
+
+export type Program = readonly Instruction[];
 
 /** A b-tree of the database: a table's rows, or an index. */
 export interface Tree {
@@ -40,8 +42,8 @@ const p3: Written = (op) => [op.p3, op.p3];
 
 /** The instructions that are known, without and with a cursor as their p1. */
 const PLAIN = new Map<string, Written>([
-  ...all(none, "Init Goto Halt Transaction ResultRow Noop IsNull NotNull If IfNot Eq Ne Lt Le Gt Ge ElseEq Jump Compare"),
-  ...all(none, "Once CollSeq Return Affinity Explain Filter"),
+  ...all(none, "Init Goto Halt Transaction ResultRow Noop IsNull NotNull If IfNot Eq Ne Lt Le Gt Ge ElseEq Jump"),
+  ...all(none, "Compare Once CollSeq Return Affinity Explain Filter"),
   ...all(p1, "Cast MustBeInt RealAffinity AddImm AggFinal DecrJumpZero IfPos IfNotZero Gosub Yield InitCoroutine"),
   ...all(p1, "EndCoroutine SoftNull FilterAdd"),
   ...all(p2, "Integer Int64 Real String8 String Variable Blob OffsetLimit BeginSubrtn Not BitNot SCopy IntCopy IsTrue"),
@@ -53,14 +55,16 @@ const PLAIN = new Map<string, Written>([
   ["Move", (op) => [Math.min(op.p1, op.p2), Math.max(op.p1, op.p2) + op.p3]],
 ]);
 const OF_CURSOR = new Map<string, Written>([
-  ...all(none, "OpenRead ReopenIdx OpenEphemeral OpenAutoindex OpenPseudo OpenDup Close SeekRowid NotExists SeekGE SeekGT"),
-  ...all(none, "SeekLE SeekLT IdxGT IdxGE IdxLT IdxLE DeferredSeek FinishSeek NullRow IfNoHope Rewind Last Next Prev Sort"),
-  ...all(none, "SorterOpen SorterSort SorterNext SorterInsert ResetSorter IdxInsert Insert Delete Found NotFound SeekHit"),
-  ...all(none, "SequenceTest"),
+  ...all(none, "OpenRead ReopenIdx OpenEphemeral OpenAutoindex OpenPseudo OpenDup Close SeekRowid NotExists SeekGE"),
+  ...all(none, "SeekGT SeekLE SeekLT IdxGT IdxGE IdxLT IdxLE DeferredSeek FinishSeek NullRow IfNoHope Rewind Last"),
+  ...all(none, "Next Prev Sort SorterOpen SorterSort SorterNext SorterInsert ResetSorter IdxInsert Insert Delete Found"),
+  ...all(none, "NotFound SeekHit SequenceTest"),
   ...all(p2, "Rowid IdxRowid Sequence Count SorterData RowData NewRowid"),
   ...all(p3, "Column IfNullRow"),
 ]);
-/** What may be done with a cursor that is read by key. */
+/** What places a cursor at a key. */
+const SEEKS = new Set(["SeekRowid", "NotExists", "SeekGE"]);
+/** What else may be done with a cursor that is read by key. */
 const HARMLESS = new Set("OpenRead Column Rowid IdxRowid DeferredSeek FinishSeek NullRow IfNullRow Close".split(" "));
 
 function all(written: Written, list: string): [string, Written][] {
@@ -70,7 +74,7 @@ function all(written: Written, list: string): [string, Written][] {
 /** The rows that a query reads of these tables. */
 export function rowsRead(
   tables: ReadonlySet<string>,
-  program: readonly Instruction[],
+  program: Program,
   trees: Trees,
   params: readonly SqlValue[],
 ): Rows {
@@ -93,7 +97,7 @@ export function rowsRead(
 }
 
 /** The root pages that each cursor is opened on. */
-function cursors(program: readonly Instruction[]): Map<number, number[]> {
+function cursors(program: Program): Map<number, number[]> {
   const found = new Map<number, number[]>();
   for (const op of program) {
     if (op.opcode === "OpenRead" || op.opcode === "ReopenIdx") found.set(op.p1, [...(found.get(op.p1) ?? []), op.p2]);
@@ -108,7 +112,7 @@ function cursors(program: readonly Instruction[]): Map<number, number[]> {
 function keyRead(
   cursor: number,
   tree: Tree,
-  program: readonly Instruction[],
+  program: Program,
   params: readonly SqlValue[],
 ): { text: string } | "nothing" | undefined {
   let key: string | undefined;
@@ -116,26 +120,27 @@ function keyRead(
   let end: Instruction | undefined;
   for (const op of program) {
     if (op.p1 !== cursor || PLAIN.has(op.opcode) || HARMLESS.has(op.opcode)) continue;
-    if (seek === undefined && (op.opcode === "SeekRowid" || op.opcode === "NotExists" || op.opcode === "SeekGE")) seek = op;
+    if (seek === undefined && SEEKS.has(op.opcode)) seek = op;
     else if (seek !== undefined && end === undefined && op.opcode === "IdxGT") end = op;
     else return undefined;
   }
   if (seek === undefined) return followed(cursor, program) ? "nothing" : undefined;
   if (seek.opcode === "SeekGE") {
-    const same = end?.p3 === seek.p3 && end.p4 === seek.p4 && Number(seek.p4) === tree.key;
-    key = same && binary(cursor, Number(tree.key), program) ? valuesOf(seek.p3, Number(tree.key), program, params) : undefined;
+    const columns = Number(seek.p4);
+    const same = end?.p3 === seek.p3 && end.p4 === seek.p4 && columns === tree.key;
+    if (same && binary(cursor, columns, program)) key = valuesOf(seek.p3, columns, program, params);
   } else if (tree.key === "rowid" && end === undefined) {
     key = valuesOf(seek.p3, 1, program, params, "D");
   }
   return key === undefined ? undefined : { text: key };
 }
 
-function followed(cursor: number, program: readonly Instruction[]): boolean {
+function followed(cursor: number, program: Program): boolean {
   return program.some((op) => op.opcode === "DeferredSeek" && op.p3 === cursor);
 }
 
 /** Whether the index compares its first columns byte by byte: with another collation, two keys may be the same. */
-function binary(cursor: number, columns: number, program: readonly Instruction[]): boolean {
+function binary(cursor: number, columns: number, program: Program): boolean {
   const opened = program.find((op) => op.opcode === "OpenRead" && op.p1 === cursor);
   const collations = /^k\(\d+,(.*)\)$/.exec(opened?.p4 ?? "")?.[1]?.split(",").slice(0, columns);
   return collations?.every((name) => name === "" || name === "B") ?? false;
@@ -145,7 +150,7 @@ function binary(cursor: number, columns: number, program: readonly Instruction[]
 function valuesOf(
   first: number,
   count: number,
-  program: readonly Instruction[],
+  program: Program,
   params: readonly SqlValue[],
   affinity = affinities(first, count, program),
 ): string | undefined {
@@ -159,7 +164,7 @@ function valuesOf(
 }
 
 /** The affinities that are applied to the registers, a letter each; undefined when it is not that simple. */
-function affinities(first: number, count: number, program: readonly Instruction[]): string | undefined {
+function affinities(first: number, count: number, program: Program): string | undefined {
   const applied = program.filter((op) => op.opcode === "Affinity" && op.p1 < first + count && op.p1 + op.p2 > first);
   if (applied.length > 1) return undefined;
   const letters = Array.from({ length: count }, (_, i) => applied[0]?.p4?.[first + i - applied[0].p1] ?? "A");
@@ -172,7 +177,7 @@ function kept(value: SqlValue, affinity: string): boolean {
   return (typeof value === "number" || typeof value === "bigint") && affinity !== "B";
 }
 
-function constant(register: number, program: readonly Instruction[], params: readonly SqlValue[]): SqlValue | undefined {
+function constant(register: number, program: Program, params: readonly SqlValue[]): SqlValue | undefined {
   const writers = program.filter((op) => {
     const written = PLAIN.get(op.opcode) ?? OF_CURSOR.get(op.opcode);
     const [from, to] = written?.(op) ?? [0, Infinity];

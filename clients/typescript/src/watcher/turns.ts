@@ -1,15 +1,16 @@
 /**
  * Takes turns with the other tabs at the database: one has it open at a time.
  *
- * In come jobs, which are run one after the other with a connection. A tab keeps the database until another tab wants it
- * or it was idle for a while, so a tab that is alone waits for nobody. The turn is a Web Lock, which the browser takes
- * from a tab that ends, with its files: a transaction under way is then rolled back by whoever opens the file next. What
- * always holds: no job runs without the lock, and between two jobs of a tab others get their turn.
+ * In come jobs, which are run one after the other with a connection. A tab keeps the database until another tab wants
+ * it or it was idle for a while, so a tab that is alone waits for nobody. The turn is a Web Lock, which the browser
+ * takes from a tab that ends, with its files: a transaction under way is then rolled back by whoever opens the file
+ * next. What always holds: no job runs without the lock, and between two jobs of a tab others get their turn.
  */
 
 import type { SAHPoolUtil, Sqlite3Static } from "@sqlite.org/sqlite-wasm";
 import { ForgeError } from "../errors";
 import { Connection } from "./connection";
+import { Schema } from "./schema";
 
 type Job = (connection: Connection) => Promise<void>;
 
@@ -131,6 +132,7 @@ export class Turns {
 export class OpfsFiles implements Files {
   readonly #sqlite3: Sqlite3Static;
   readonly #name: string;
+  readonly #schema = new Schema();
   #pool: SAHPoolUtil | undefined;
 
   constructor(sqlite3: Sqlite3Static, name: string) {
@@ -144,7 +146,7 @@ export class OpfsFiles implements Files {
       else await this.#pool.unpauseVfs();
     });
     if (this.#pool === undefined) throw new TypeError("the pool is there by now");
-    return new Connection(this.#sqlite3, new this.#pool.OpfsSAHPoolDb("/database"));
+    return new Connection(this.#sqlite3, new this.#pool.OpfsSAHPoolDb("/database"), this.#schema);
   }
 
   close(connection: Connection): void {
@@ -180,7 +182,8 @@ async function patiently(work: () => Promise<void>): Promise<void> {
 
 function unopened(error: unknown): ForgeError {
   const message = `the database's files cannot be opened: ${error instanceof Error ? error.message : String(error)}`;
-  return new ForgeError("failed", message, "see that the browser lets this site store data, and has room", { code: "storage" });
+  const fix = "see that the browser lets this site store data, and has room";
+  return new ForgeError("failed", message, fix, { code: "storage" });
 }
 
 /** A database of this tab alone. */

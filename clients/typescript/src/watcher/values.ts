@@ -1,12 +1,10 @@
 /**
  * Values of SQLite in JavaScript, and what they are made of.
  *
- * Whole numbers beyond ±(2⁵³ − 1) are bigints both ways, a blob is a Uint8Array. What comes of a Forge server goes into a
- * column as exactly as SQLite has it: a Decimal and a whole number beyond 64 bits as text, a boolean as 0 or 1, an array
- * or an object as JSON. NaN, which SQLite does not have, is NULL.
+ * Whole numbers beyond ±(2⁵³ − 1) are bigints both ways, a blob is a Uint8Array. What comes of a Forge server goes into
+ * a column as exactly as SQLite has it: a Decimal and a whole number beyond 64 bits as text, a boolean as 0 or 1, an
+ * array or an object as JSON. NaN, which SQLite does not have, is NULL.
  */
-
-import { Decimal, UNAVAILABLE } from "../values";
 
 export type SqlValue = string | number | bigint | null | Uint8Array;
 export type Row = Readonly<Record<string, SqlValue>>;
@@ -15,16 +13,22 @@ export type Params = readonly (SqlValue | boolean)[] | Readonly<Record<string, S
 
 /** A value of a server's row as SQLite keeps it; undefined where the server does not tell it. */
 export function asSql(value: unknown): SqlValue | undefined {
-  if (value === undefined || value === UNAVAILABLE) return undefined;
-  if (value === null || typeof value === "string" || typeof value === "number" || value instanceof Uint8Array) return value;
+  // by their form, not by their class: the client may be another copy of it, the one that the server serves
+  if (value === undefined || typeof value === "symbol") return undefined;
+  if (value === null || value instanceof Uint8Array) return value;
+  if (typeof value === "string" || typeof value === "number") return value;
   if (typeof value === "boolean") return Number(value);
   if (typeof value === "bigint") return BigInt.asIntN(64, value) === value ? value : String(value);
-  return value instanceof Decimal ? String(value) : JSON.stringify(plain(value));
+  return isDecimal(value) ? String(value) : JSON.stringify(plain(value));
+}
+
+function isDecimal(value: unknown): boolean {
+  return typeof value === "object" && value !== null && "toNumber" in value && typeof value.toNumber === "function";
 }
 
 /** What JSON has a form for: big and decimal numbers are texts. */
 function plain(value: unknown): unknown {
-  if (typeof value === "bigint" || value instanceof Decimal) return String(value);
+  if (typeof value === "bigint" || isDecimal(value)) return String(value);
   if (Array.isArray(value)) return value.map(plain);
   if (typeof value !== "object" || value === null) return value;
   return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, plain(part)]));

@@ -1,8 +1,8 @@
 /**
  * A database in the browser whose queries stay true, in this tab and all others of the site.
  *
- * `openWatcher` takes a worker that serves it, a name that tabs share, and the schema; it gives a `Watcher`. Writes of any
- * tab, and changes of a server that are applied, reach the live queries of all tabs that read rows which they wrote.
+ * `openWatcher` takes a worker that serves it, a name that tabs share, and the schema; it gives a `Watcher`. Writes of
+ * any tab, and changes of a server that are applied, reach the live queries of all tabs that read what they wrote.
  */
 
 import { closed } from "../errors";
@@ -72,21 +72,23 @@ export class Watcher implements Statements {
 
   /** All or nothing of what `work` does with what it is given; other tabs wait, so wait for nothing else inside. */
   async transaction<T>(work: (tx: Statements) => Promise<T>): Promise<T> {
-    const transaction = await this.#calls.ask("begin", {});
+    const calls = this.#calls;
+    const transaction = await calls.ask("begin", {});
     const tx: Statements = {
-      exec: (sql) => this.#calls.ask("exec", { sql, transaction }),
-      run: (sql, params = []) => this.#calls.ask("run", { sql, params, transaction }),
-      select: <R>(sql: string, params: Params = []) => this.#calls.ask("select", { sql, params, transaction }) as Promise<R[]>,
+      exec: (sql) => calls.ask("exec", { sql, transaction }),
+      run: (sql, params = []) => calls.ask("run", { sql, params, transaction }),
+      select: <R>(sql: string, params: Params = []) =>
+        calls.ask("select", { sql, params, transaction }) as Promise<R[]>,
     };
     let result: T;
     try {
       result = await work(tx);
     } catch (error) {
       // the error that ended the work says more than one of a transaction that is over already
-      await this.#calls.ask("end", { transaction, commit: false }).catch(() => undefined);
+      await calls.ask("end", { transaction, commit: false }).catch(() => undefined);
       throw error;
     }
-    await this.#calls.ask("end", { transaction, commit: true });
+    await calls.ask("end", { transaction, commit: true });
     return result;
   }
 
@@ -123,7 +125,8 @@ export class Watcher implements Statements {
     const ended = new AbortController();
     const signal = AbortSignal.any([ended.signal, this.#mirrors.signal]);
     const work = (): Promise<void> => this.#follow(live, table, signal);
-    const done = this.storage === "memory" ? work() : navigator.locks.request(`forge:watcher:${this.name}:${table}`, { signal }, work);
+    const lock = `forge:watcher:${this.name}:${table}`;
+    const done = this.storage === "memory" ? work() : navigator.locks.request(lock, { signal }, work);
     done.catch((error: unknown) => {
       if (!signal.aborted) reportError(error);
     });

@@ -22,16 +22,20 @@ interface Port {
 
 /** Serves the page that started this worker. */
 export function serveWatcher(init: () => Promise<Sqlite3Static>, port: Port = globalThis as unknown as Port): void {
-  let serving: Promise<Engine> | undefined;
+  let serving: Promise<Engine | undefined> | undefined;
   const reply = (message: Reply): void => port.postMessage(message);
   port.addEventListener("message", ({ data: request }) => {
-    if (request.ask !== "open") return void serving?.then((engine) => engine.handle(request), () => undefined);
+    if (request.ask !== "open") return void serving?.then((engine) => engine?.handle(request));
     const { id, name, schema } = request;
-    const opening = open(init, name, schema, reply);
-    serving = opening.then(({ engine }) => engine);
-    opening.then(
-      ({ kind }) => reply({ id, answer: kind }),
-      (error: unknown) => reply({ id, error: asError(error).toJSON() }),
+    serving = open(init, name, schema, reply).then(
+      ({ engine, kind }) => {
+        reply({ id, answer: kind });
+        return engine;
+      },
+      (error: unknown) => {
+        reply({ id, error: asError(error).toJSON() });
+        return undefined;
+      },
     );
   });
 }
@@ -45,7 +49,8 @@ async function open(
   const sqlite3 = await init();
   if (sqlite3.version.libVersionNumber < OLDEST) {
     const message = `sqlite-wasm ${sqlite3.version.libVersion} is too old`;
-    throw new ForgeError("refused", message, "install @sqlite.org/sqlite-wasm 3.54 or newer", { code: "sqlite_version" });
+    const fix = "install @sqlite.org/sqlite-wasm 3.54 or newer";
+    throw new ForgeError("refused", message, fix, { code: "sqlite_version" });
   }
   const shared = await isShareable();
   const channel = shared ? new BroadcastChannel(`forge:watcher:${name}`) : undefined;
