@@ -33,6 +33,7 @@ async def test_a_write_by_psql_appears_in_two_tabs(
     psql(database, "UPDATE orders SET status = 'paid' WHERE id = 2")
     for page in pages:
         await shows(page, "1 placed 12.30", "2 paid 99.00")
+    assert len(served.node.sessions) == 1, "tabs share one connection"
     first = (await pages[0].evaluate("window.states"))[-1]["data"][0]
     assert first == {"id": 1, "status": "placed", "total": {"$numeric": "12.30"}, "big": "9007199254740993n"}
 
