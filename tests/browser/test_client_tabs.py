@@ -35,3 +35,26 @@ async def test_a_second_tab_leads_when_the_first_closes(tabs: Tabs, served: Serv
         await equals(orders, *pages[gone + 1 :])
     await pages[2].close()
     await until(lambda: not served.node.sessions)
+
+
+@pytest.mark.long
+async def test_a_tab_that_was_suspended_while_it_led_follows_when_it_wakes(
+    tabs: Tabs, served: Served, orders: Connection
+) -> None:
+    asleep, awake = [await tabs.open(f"{served.url}/page/live.html") for _ in range(2)]
+    await equals(orders, asleep, awake)
+    before = set(served.node.sessions)
+    debugger = await tabs.context.new_cdp_session(asleep)
+    await debugger.send("Debugger.enable")
+    await debugger.send("Debugger.pause")
+    await awake.bring_to_front()
+    await until(lambda: set(served.node.sessions) - before)
+    orders.execute("UPDATE orders SET status = 'meanwhile' WHERE id = 1")
+    await equals(orders, awake)
+    await debugger.send("Debugger.resume")
+    await debugger.send("Debugger.disable")
+    await equals(orders, asleep)
+    await until(lambda: len(served.node.sessions) == 1)
+    assert before.isdisjoint(served.node.sessions)
+    orders.execute("UPDATE orders SET status = 'together again' WHERE id = 1")
+    await equals(orders, asleep, awake)
