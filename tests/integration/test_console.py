@@ -1,0 +1,285 @@
+"""The console's queries: each answers what its page says, lives on by itself, and shows nothing that is hidden."""
+
+import asyncio
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge.app import Forge
+from forge.changelog.connection import Connection
+from forge.deliver.webhooks.endpoints import Endpoints
+from forge.react.group import Settings
+from tests.integration.serving import SOON, Served, serving
+
+QUICK = Settings(quiet=0.005, longest=0.05, check=0.2)
+PAGE = Path(__file__).parents[2] / "docs/how-to/console.md"
+
+
+@pytest.fixture
+def shop(connection: Connection) -> Connection:
+    connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, status text, total numeric, card text, pin text)")
+    connection.execute("SELECT public.forge_enable_reactivity('orders')")
+    connection.execute("""CREATE TABLE "odd.names" (a int, "B c" text, PRIMARY KEY ("B c", a))""")
+    return connection
+
+
+def application(database: str) -> Forge:
+    app = Forge(database, settings=QUICK, title="Shop")
+
+    @app.query(scope="public", key="id")
+    async def orders(ctx: Any, status: str = "placed") -> Any:
+        return await ctx.db.fetch("SELECT id, total FROM orders WHERE status = %(status)s ORDER BY id")
+
+    @app.mutation
+    async def tell(ctx: Any, topic: str) -> Any:
+        return await ctx.outbox(topic, {"pin": "9999"}, key="k")
+
+    @app.consumer("search", tables=["orders"], tries=1, backoff=(0.01, 0.01))
+    async def search(ctx: Any, change: Any) -> None:
+        if change.after and change.after["status"] == "broken":
+            raise ValueError("cannot be indexed")
+
+    @app.on_outbox("mail", tries=1)
+    async def mail(message: Any) -> None:
+        raise ValueError("no such mailbox")
+
+    return app
+
+
+async def ask(served: Served, name: str, **arguments: Any) -> Any:
+    answer = await served.post(f"/forge/query/forge.{name}", arguments, timeout=SOON)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["result"]
+
+
+async def do(served: Served, name: str, **arguments: Any) -> Any:
+    answer = await served.post(f"/forge/mutation/forge.{name}", arguments)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["result"]
+
+
+async def until(served: Served, name: str, condition: Any, **arguments: Any) -> Any:
+    """The answer when it is so."""
+    async with asyncio.timeout(SOON):
+        while True:
+            found = await ask(served, name, **arguments)
+            if condition(found):
+                return found
+            await asyncio.sleep(0.02)
+
+
+def documented(query: str) -> set[str]:
+    """The words that the page has of a query."""
+    line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `forge.{query}` |"))
+    return set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", line))))
+
+
+def names(value: Any) -> Iterable[str]:
+    """The names of a row's fields, and of the rows inside of it; not those of rows of users' tables."""
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, dict):
+            yield from each
+            for name in ("scope", "ring", "entries", "diff", "tables", "recent", "steps"):
+                yield from names(each.get(name) or [])
+
+
+async def test_every_query_answers_what_its_page_says(database: str, shop: Connection) -> None:
+    await Endpoints(database).add("crm", "https://crm.example/hush", tables=["untouched"])
+    async with serving(application(database)) as served, served.stream("/forge/live/orders") as live:
+        await live.next()
+        shop.execute("INSERT INTO orders VALUES (1, 'placed', 1.50), (2, 'broken', 2)")
+        await live.next()
+        await served.post("/forge/mutation/tell", {"topic": "mail"})
+        await served.post("/forge/mutation/tell", {"topic": "unrouted"})
+        letters = await until(served, "dead_letters", lambda found: len(found) == 2)
+        entries = (await ask(served, "audit", table="orders", op="insert"))["entries"]
+        found = {
+            "overview": await until(served, "overview", lambda found: found["dead_letters"] == 2),
+            "tables": await ask(served, "tables"),
+            "queries": await ask(served, "queries"),
+            "metrics": await ask(served, "metrics"),
+            "consumers": await ask(served, "consumers"),
+            "dead_letters": letters,
+            "outbox": await ask(served, "outbox"),
+            "webhooks": await ask(served, "webhooks"),
+            "doctor": await ask(served, "doctor"),
+            "history": await ask(served, "history", table="orders", key=1),
+            "as_of": await until(served, "as_of", lambda then: then["row"], table="orders", key=1, at="now"),
+            "audit": {"entries": entries, "next": None},
+            "revert_plan": await ask(served, "revert_plan", transaction=entries[0]["transaction"]),
+        }
+        assert await ask(served, "pipeline") is None
+        for query, answer in found.items():
+            assert answer, query
+            assert set(names(answer)) <= documented(query), query
+        assert found["overview"]["title"] == "Shop"
+        assert found["overview"]["tables_tracked"] == 1
+        assert [each["consumer"] for each in letters] == ["search", "mail"]
+        assert "cannot be indexed" in letters[0]["error"]
+        assert [(each["topic"], each["dead"]) for each in found["outbox"] if each["dead"]] == [("mail", 1)]
+        assert found["webhooks"][0]["url"] == "https://crm.example/…"
+        assert "hush" not in str(found)
+        assert [each["name"] for each in found["consumers"]] == ["search"]
+        assert found["revert_plan"]["rows"] == len(found["revert_plan"]["steps"]) == 2
+        assert {each["level"] for each in found["doctor"]} <= {"ok", "info", "warning", "problem"}
+        assert all(each["fix"] for each in found["doctor"] if each["level"] in ("warning", "problem"))
+
+
+@pytest.mark.contract("R16")
+async def test_tables_are_live_and_can_be_tracked_from_here(database: str, shop: Connection) -> None:
+    async with serving(application(database)) as served, served.stream("/forge/live/forge.tables?mode=delta") as tables:
+        rows = {each["table"]: each for each in (await tables.next()).body["rows"]}
+        assert {name: each["tracked"] for name, each in rows.items()} == {"orders": True, "odd.names": False}
+        odd = rows["odd.names"]
+        assert (odd["name"], odd["key"]) == ('public."odd.names"', ["B c", "a"])
+        enabled = rows["orders"]["last_change"]
+        assert (rows["orders"]["changes_per_minute"], odd["last_change"]) == (0, None)
+        await do(served, "enable", table=odd["name"], exclude=["a"][:0], mask=[])
+        delta = await tables.until(lambda event: "odd.names" in event.data)
+        assert [(each["table"], each["tracked"]) for each in delta.body["changed"]] == [("odd.names", True)]
+        shop.execute("INSERT INTO orders VALUES (1), (2)")
+        shop.execute("""INSERT INTO "odd.names" VALUES (1, 'x')""")
+        seen: dict[str, Any] = {}
+        while not all(seen.get(name, {}).get("last_change") for name in ("orders", "odd.names")):
+            seen.update({each["table"]: each for each in (await tables.next()).body["changed"]})
+        assert seen["orders"]["last_change"] > enabled
+        assert (seen["orders"]["changes_per_minute"], seen["odd.names"]["changes_per_minute"]) == (2, 2)
+        history = await ask(served, "history", table=odd["name"], key={"a": 1, "B c": "x"})
+        assert [entry["op"] for entry in history["entries"]] == ["INSERT", "SCHEMA"]
+        assert await do(served, "disable", table=odd["name"]) == {"disabled": True}
+        assert await do(served, "disable", table=odd["name"]) == {"disabled": False}
+        gone = await served.post("/forge/mutation/forge.enable", {"table": "nothing"})
+        assert (gone.status_code, "nothing" in gone.text) == (422, True)
+
+
+async def test_enable_keeps_what_is_not_said_and_waits_for_no_lock(database: str, shop: Connection) -> None:
+    async with serving(application(database)) as served:
+        await do(served, "enable", table="orders", exclude=["pin"], mask=["card"])
+        await do(served, "enable", table="orders")
+        (orders,) = [each for each in await ask(served, "tables") if each["table"] == "orders"]
+        assert (orders["excluded"], orders["masked"]) == (["pin"], ["card"])
+        with shop.transaction():
+            shop.execute("UPDATE orders SET status = status")
+            held = await served.post("/forge/mutation/forge.disable", {"table": "orders"})
+        assert (held.status_code, held.json()["error"]["code"]) == (422, "tracking_error")
+        assert "does not end" in held.text
+
+
+async def test_the_consoles_own_queries_are_neither_counted_nor_checked(database: str, shop: Connection) -> None:
+    async with (
+        serving(application(database)) as served,
+        served.stream("/forge/live/forge.metrics") as metrics,
+        served.stream("/forge/live/forge.queries?mode=delta") as queries,
+        served.stream("/forge/live/orders") as live,
+    ):
+        await live.next()
+        shop.execute("INSERT INTO orders VALUES (1, 'placed')")
+        await live.next()
+        shop.execute("UPDATE orders SET card = 'x'")
+        found = (await metrics.until(lambda event: event.body["value"]["changes"] == 2)).body["value"]
+        counted = {name: found[name] for name in ("runs", "pushed", "wasted", "missed", "failed", "touched", "pruned")}
+        expected = {"runs": 2, "pushed": 2, "wasted": 0, "missed": 0, "failed": 0, "touched": 1, "pruned": 1}
+        assert (counted, found["groups"], found["subscribers"], found["sessions"]) == (expected, 1, 1, 3)
+        assert found["commit_to_push_p50_ms"] > 0
+        assert len(found["ring"]) == 120
+        assert sum(second["changes"] for second in found["ring"]) == 2
+        rows: dict[str, Any] = {}
+        while rows.get("orders", {}).get("runs") != 2 or rows.get("forge.metrics", {}).get("runs", 0) < 3:
+            event = await queries.next()
+            for row in event.body.get("rows", []) + event.body.get("changed", []) + event.body.get("added", []):
+                rows[row["query"]] = row
+        own, mine = rows["forge.metrics"], rows["orders"]
+        assert (own["own"], own["failed"]) == (True, 0)
+        assert (mine["own"], mine["arguments"], mine["scope"]["kind"]) == (False, {"status": "placed"}, "public")
+        assert (mine["reads"], mine["rows"], mine["subscribers"]) == (["public.orders"], 1, 1)
+        assert mine["last_ms"] > 0
+        node = served.node
+        assert (node.reactor.metrics.runs, node.reactor.metrics.missed) == (2, 0)
+
+
+async def test_letters_are_sent_again_and_forgotten(database: str, shop: Connection) -> None:
+    async with serving(application(database)) as served:
+        shop.execute("INSERT INTO orders VALUES (1, 'broken'), (2, 'broken')")
+        shop.execute("UPDATE orders SET total = 1 WHERE id = 1")
+        await served.post("/forge/mutation/tell", {"topic": "mail"})
+        letters = await until(served, "dead_letters", lambda found: len(found) == 4)
+        by_key = {(each["key"], each["behind"]): each["id"] for each in letters}
+        assert await do(served, "discard_letter", id=by_key["2", False]) == {"discarded": 1}
+        again = await served.post("/forge/mutation/forge.discard_letter", {"id": by_key["2", False]})
+        assert (again.status_code, again.json()["error"]["code"]) == (422, "letter_unknown")
+        # those of a row go together, in their order, and come back when they fail again
+        assert await do(served, "replay_letter", id=by_key["1", True]) == {"replayed": 2}
+        tried = await until(
+            served, "dead_letters", lambda found: any(each["tries"] == 2 for each in found if each["key"] == "1")
+        )
+        assert len(tried) == 3
+        message = by_key["k", False]
+        assert await do(served, "replay_letter", id=message) == {"replayed": 1}
+        await until(served, "dead_letters", lambda found: len(found) == 3)
+        assert await do(served, "discard_letter", id=message) == {"discarded": 1}
+        assert {each["kind"] for each in await ask(served, "dead_letters")} == {"consumer"}
+        for id in ("", "consumer:x", "other:1", "consumer:99999999999999999999"):
+            assert (await served.post("/forge/mutation/forge.replay_letter", {"id": id})).status_code == 400
+
+
+async def test_hidden_values_are_in_no_answer(database: str, shop: Connection) -> None:
+    async with serving(application(database)) as served:
+        shop.execute("INSERT INTO orders VALUES (1, 'broken', 1, 'card-4711', 'pin-1234')")
+        shop.execute("UPDATE orders SET card = 'card-0815', pin = 'pin-5678', total = 2")
+        await until(served, "dead_letters", lambda found: len(found) == 2)
+        shown = await ask(served, "history", table="orders", key=1)
+        assert "card-4711" in str(shown)
+        await do(served, "enable", table="orders", exclude=["pin"], mask=["card"])
+        transaction = (await ask(served, "audit", op="update"))["entries"][0]["transaction"]
+        answers = [
+            await ask(served, "history", table="orders", key=1),
+            await until(served, "as_of", lambda then: then["row"], table="orders", key=1, at="now"),
+            await ask(served, "revert_plan", transaction=transaction),
+            *[await ask(served, name) for name in ("audit", "dead_letters", "tables", "queries", "consumers")],
+        ]
+        assert answers[2]["steps"][0]["then"]["total"] == 1
+        for value in ("card-4711", "card-0815", "pin-1234", "pin-5678"):
+            assert value not in str(answers)
+
+
+async def test_hostile_values_are_cut_and_stay_what_they_are(database: str, shop: Connection) -> None:
+    hostile = "<script>alert(1)</script>\x01\x1b[31m\u202egnirts\u202c 🙂"
+    huge = hostile + "x" * 5_000_000
+    async with serving(application(database)) as served:
+        shop.execute("INSERT INTO orders VALUES (9007199254740993, %s, 'NaN', %s)", (hostile, huge))
+        shop.execute("UPDATE orders SET card = card || 'y'")
+        key = {"id": {"$int": "9007199254740993"}}
+        answer = await ask(served, "history", table="orders", key=key)
+        assert answer["key"] == key
+        update, insert = answer["entries"][:2]
+        first = {each["column"]: each["after"] for each in insert["diff"]}
+        assert (first["status"], first["total"]) == (hostile, {"$numeric": "NaN"})
+        assert first["card"].startswith(hostile)
+        assert first["card"].endswith(f"… ({len(huge):,} characters)")
+        assert len(str(answer)) < 100_000
+        assert update["diff"][0]["after"].endswith(f"… ({len(huge) + 1:,} characters)")
+
+
+async def test_what_cannot_be_answered_says_why(database: str, shop: Connection) -> None:
+    wrong: list[tuple[str, dict[str, Any], int]] = [
+        ("history", {"table": "orders", "key": 1, "limit": 0}, 400),
+        ("history", {"table": "orders", "key": {"no": 1}}, 422),
+        ("history", {"table": "orders", "key": "a\0b"}, 422),
+        ("history", {"table": "a\0b", "key": 1}, 422),
+        ("history", {"table": "orders", "key": 1, "before": "nowhere"}, 400),
+        ("as_of", {"table": "orders", "key": 1, "at": "yesterday"}, 422),
+        ("audit", {"op": "upsert"}, 400),
+        ("audit", {"since": "2026-01-01"}, 422),
+        ("revert_plan", {}, 422),
+        ("revert_plan", {"trace": "none"}, 422),
+        ("dead_letters", {"limit": 100_000}, 400),
+        ("history", {"table": "orders", "key": {"$odd": 1}}, 422),
+        ("nothing", {}, 404),
+    ]
+    async with serving(application(database)) as served:
+        for name, arguments, code in wrong:
+            answer = await served.post(f"/forge/query/forge.{name}", arguments)
+            assert (answer.status_code, bool(answer.json()["error"]["fix"])) == (code, True), (name, answer.text)
