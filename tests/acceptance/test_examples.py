@@ -87,10 +87,9 @@ async def test_the_shop_is_live_for_the_python_client(shop: str) -> None:
         assert (await anext(orders))[2] == {"id": placed.result, "status": "placed", "total": Decimal("9.90")}
 
 
-async def test_the_shop_is_live_for_its_page(shop: str) -> None:
-    """What the page's EventSource and fetch do, with the origin that it is opened from."""
+async def test_the_shop_is_live_for_a_page(shop: str) -> None:
+    """What a page's EventSource and fetch do, with the origin that it is opened from."""
     await ready(shop)
-    page = (EXAMPLES / "page.html").read_text()
     headers = {"origin": "http://127.0.0.1:8000"}
     async with asyncio.timeout(SOON), httpx.AsyncClient(base_url=shop, headers=headers) as client:
         args = json.dumps({"customer_id": 7})
@@ -106,7 +105,6 @@ async def test_the_shop_is_live_for_its_page(shop: str) -> None:
             assert (await client.post("/forge/mutation/pay", json={"order_id": 2})).json()["result"] == 1
             name, body = await event(lines)
             assert name == "update"
-            assert f'addEventListener("{name}"' in page
             assert [row["status"] for row in body["rows"]] == ["placed", "paid"]
             assert body["rows"][0]["total"] == {"$numeric": "12.30"}
             assert [cause["function"] for cause in body["cause"]] == ["pay"]
