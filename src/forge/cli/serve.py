@@ -32,13 +32,18 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8710,
     workers: Annotated[int, typer.Option(min=1, help="Processes; each is a node of its own.")] = 1,
 ) -> None:
-    """Serve an application: live queries over SSE and WebSocket, mutations, the raw feed, metrics."""
+    """Serve an application: live queries over SSE and WebSocket, mutations, the raw feed, the console, metrics."""
     run = session(context)
     sys.path.insert(0, os.getcwd())
-    check(target, run).check()
+    app = check(target, run)
+    app.check()
     listening = listen(host, port, target)
     import uvicorn
     from uvicorn.supervisors import Multiprocess
+
+    at = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    opened = app.options.console is not None or app.options.auth is None
+    console = [f"console {at}/console"] if opened else []
 
     class Server(uvicorn.Server):
         """Says that it serves once it does."""
@@ -46,7 +51,7 @@ def serve(
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
-                run.done(f"serving {target} at http://{host}:{port}")
+                run.done(f"serving {target} at {at}", *console)
 
     options = uvicorn.Config(
         target,
@@ -63,7 +68,7 @@ def serve(
         server_header=False,
     )
     if workers > 1:
-        run.done(f"serving {target} at http://{host}:{port} by {workers} processes")
+        run.done(f"serving {target} at {at} by {workers} processes", *console)
         Multiprocess(options, [listening]).run()
         return
     server = Server(options)

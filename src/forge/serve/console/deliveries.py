@@ -19,8 +19,9 @@ from forge.deliver.webhooks.endpoints import Endpoints
 from forge.errors import ForgeError
 from forge.react.database import Context
 from forge.react.registry import BadArguments
-from forge.serve.console.desk import OFTEN, Desk, utc
+from forge.serve.console.desk import Desk, utc
 
+EVERY: Final = 1.9
 MOST_LETTERS: Final = 1000
 _log = logging.getLogger(__name__)
 
@@ -115,10 +116,10 @@ def register(desk: Desk) -> None:
         _told("discarded", id, count, ctx)
         return {"discarded": count}
 
-    desk.query(consumers, "forge.consumers", key=("name", "shard"), every=OFTEN)
-    desk.query(webhooks, "forge.webhooks", key=("name",), every=OFTEN)
-    desk.query(dead_letters, "forge.dead_letters", key=("id",), every=OFTEN)
-    desk.query(outbox, "forge.outbox", key=("topic",), every=OFTEN)
+    desk.query(consumers, "forge.consumers", key=("name", "shard"), every=EVERY)
+    desk.query(webhooks, "forge.webhooks", key=("name",), every=EVERY)
+    desk.query(dead_letters, "forge.dead_letters", key=("id",), every=EVERY)
+    desk.query(outbox, "forge.outbox", key=("topic",), every=EVERY)
     desk.mutation(replay_letter, "forge.replay_letter")
     desk.mutation(discard_letter, "forge.discard_letter")
 

@@ -48,9 +48,9 @@ class Desk:
     def mutation(self, function: Function, name: str) -> None:
         self.registry.mutation(function, name=name, permission=self.node.options.operate, own=True)
 
-    async def ask(self, ask: Callable[[Connection], T]) -> T:
-        """What a function says of the database, in a thread and not for ever."""
-        return await asked(self.node, "console", ask, less="ask for less: a table, a shorter time")
+    async def ask(self, ask: Callable[[Connection], T], kind: str = "console") -> T:
+        """What a function says of the database, in a thread and not for ever; others of its kind may wait for it."""
+        return await asked(self.node, kind, ask, less="ask for less: a table, a shorter time")
 
 
 def utc(at: datetime | None) -> datetime | None:

@@ -20,6 +20,7 @@ from forge.react.registry import BadArguments
 from forge.serve.console.desk import Desk, given, shown, utc
 
 EVERY: Final = 2.0
+KIND: Final = "console past"
 MOST: Final = 200
 """Entries of a page, and rows of a plan."""
 _VEILED: Final = """
@@ -44,7 +45,7 @@ def register(desk: Desk) -> None:
                 "next": page.next,
             }
 
-        return await desk.ask(look)
+        return await desk.ask(look, KIND)
 
     async def as_of(ctx: Context, table: str, key: Any, at: str) -> dict[str, Any]:
         """One row as it was."""
@@ -54,7 +55,7 @@ def register(desk: Desk) -> None:
             row = None if past.row is None else {name: shown(value) for name, value in past.row.items()}
             return {"table": past.table, "at": utc(past.at), "row": row}
 
-        return await desk.ask(look)
+        return await desk.ask(look, KIND)
 
     async def audited(
         ctx: Context,
@@ -72,7 +73,7 @@ def register(desk: Desk) -> None:
         ops = () if op is None else (_op(op),)
         begin, end = (None if at is None else instant(at) for at in (since, until))
         choice = Choice(user, table, ops, trace, begin, end)
-        page = await desk.ask(lambda connection: audit(connection, choice, limit=limit, before=before))
+        page = await desk.ask(lambda connection: audit(connection, choice, limit=limit, before=before), KIND)
         entries = [{**msgspec.structs.asdict(entry), "op": entry.op.name} for entry in page.entries]
         return {"entries": entries, "next": page.next}
 
@@ -91,7 +92,7 @@ def register(desk: Desk) -> None:
                 "conflicts": [str(conflict) for conflict in plan.conflicts[:MOST]],
             }
 
-        return await desk.ask(look)
+        return await desk.ask(look, KIND)
 
     desk.query(history, "forge.history", every=EVERY)
     desk.query(as_of, "forge.as_of", every=None)

@@ -1,8 +1,9 @@
 """`forge.queries` and `forge.metrics`: what this node keeps fresh, and at what cost. No database is asked."""
 
 import hashlib
+import heapq
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -11,7 +12,9 @@ from forge.react.group import Group
 from forge.react.registry import Auth
 from forge.serve.console.desk import OFTEN, Desk, shown
 
-COUNTS = ("changes", "touched", "pruned", "runs", "pushed", "wasted", "missed", "failed", "checked", "resyncs")
+MOST: Final = 500
+"""Groups that are shown, those with most subscribers."""
+COUNTS: Final = ("changes", "touched", "pruned", "runs", "pushed", "wasted", "missed", "failed", "checked", "resyncs")
 
 
 def register(desk: Desk) -> None:
@@ -19,8 +22,8 @@ def register(desk: Desk) -> None:
 
     async def queries(ctx: Context) -> list[dict[str, Any]]:
         """The queries that this node keeps fresh, each with its arguments and for whom."""
-        found = [_group(group) for group in node.reactor.groups.values()]
-        return sorted(found, key=lambda each: (each["own"], each["query"], each["id"]))
+        groups = heapq.nlargest(MOST, node.reactor.groups.values(), key=lambda group: len(group.subscribers))
+        return sorted(map(_group, groups), key=lambda each: (each["own"], each["query"], each["id"]))
 
     async def metrics(ctx: Context) -> dict[str, Any]:
         """What this node did since it started, and in the last two minutes."""
