@@ -17,6 +17,7 @@ export default defineConfig({
     rollupOptions: {
       preserveEntrySignatures: "allow-extension",
       external: ["react", "@tanstack/query-core", "@sqlite.org/sqlite-wasm"],
+      output: { minify: true, comments: false }, // white space too, which Vite leaves in libraries
     },
   },
   plugins: [

@@ -27,3 +27,22 @@ export class Backoff {
     this.#limit = this.#first;
   }
 }
+
+/** A wait that can be cut short. */
+export class Pause {
+  #go: (() => void) | undefined;
+
+  wait(ms: number): Promise<void> {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms);
+      this.#go = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  wake(): void {
+    this.#go?.();
+  }
+}

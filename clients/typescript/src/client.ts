@@ -172,7 +172,7 @@ class Page implements Client {
 
   /** A page that is seen again, or has its network back, does not wait any longer. */
   #watchPage(): void {
-    if (typeof addEventListener === "undefined" || typeof document === "undefined") return;
+    if (!globalThis.document) return;
     const { signal } = this.#leaving;
     const wake = (): void => {
       this.#upstream.wake();
@@ -187,8 +187,6 @@ const MOST_AFTER = 50;
 
 /** Whoever is shown a transaction is shown all that was answered before it began. */
 function superseded(after: ReadonlySet<string>, known: ReadonlySet<string>, xid: string): ReadonlySet<string> {
-  const left = new Set([...after].filter((one) => !known.has(one))).add(xid);
-  if (left.size <= MOST_AFTER) return left;
-  const numbers = [...left].map((one) => BigInt(one.replace("~", "")));
-  return new Set([`~${numbers.reduce((a, b) => (a > b ? a : b))}`]);
+  const left = [...after].filter((one) => !known.has(one));
+  return new Set([...left.slice(1 - MOST_AFTER), xid]);
 }

@@ -67,7 +67,7 @@ export interface Told {
   readonly code?: string;
   readonly message?: string;
   readonly fix?: string;
-  readonly retry_after_secs?: number;
+  readonly retry_after_secs?: number | undefined;
 }
 
 /** The error that the server told, by its status, or by its code where it has none. */

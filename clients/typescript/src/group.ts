@@ -7,6 +7,7 @@
  */
 
 import { sha256 } from "./sha256";
+import { fromBase64 } from "./values";
 
 const PASSING = new Set(["iat", "exp", "nbf", "jti"]);
 
@@ -18,9 +19,7 @@ export function groupOf(base: string, token: string | undefined): string {
 /** What does not change when a token is renewed; all of it where it is no JWT. */
 function stable(token: string): string {
   try {
-    const bytes = Uint8Array.from(atob((token.split(".")[1] as string).replace(/-/g, "+").replace(/_/g, "/")), (char) =>
-      char.charCodeAt(0),
-    );
+    const bytes = fromBase64((token.split(".")[1] as string).replace(/-/g, "+").replace(/_/g, "/"));
     const claims = Object.entries(JSON.parse(new TextDecoder().decode(bytes)) as object);
     return JSON.stringify(claims.filter(([name]) => !PASSING.has(name)).sort(([a], [b]) => (a < b ? -1 : 1)));
   } catch {

@@ -84,8 +84,6 @@ const USE = "use the URL of a Forge server";
 async function failure(path: string, response: Response): Promise<ForgeError> {
   const { status } = response;
   const body = await response.text();
-  const header = Number(response.headers.get("retry-after") ?? Number.NaN);
-  const waits = Number.isFinite(header) ? { retry_after_secs: header } : {};
   let error: Told | undefined;
   try {
     error = (JSON.parse(body) as { error?: Told }).error;
@@ -93,7 +91,7 @@ async function failure(path: string, response: Response): Promise<ForgeError> {
     // what is no JSON is no answer of Forge's
   }
   error ??= { code: "not_forge", message: `${path} was answered with ${status}`, fix: USE };
-  return told({ ...waits, ...error }, status);
+  return told({ retry_after_secs: Number(response.headers.get("retry-after")) || undefined, ...error }, status);
 }
 
 /** Runs calls by POST. */

@@ -61,22 +61,20 @@ export function readPush({ name, lines }: Event): Named {
       groups.at(-1)?.push(line.endsWith(",") ? line.slice(0, -1) : line);
     }
   }
-  const head = parse(frame) as Head;
-  const { subscription = "", hash, snapshot = null, cause = [], key = [] } = head;
-  const common = { hash, snapshot, cause };
+  const { subscription = "", ...head } = parse(frame) as Head;
+  const common = { snapshot: null, cause: [], key: [], ...head };
   if (name === "delta") {
     const [changed, added] = groups;
     if (!changed || !added) throw malformed("a delta without rows");
-    const { from, removed, at, order } = head;
-    const push = { event: name, ...common, from, removed: removed.map(text), changed, added, at } as const;
-    return { subscription, push: order === undefined ? push : { ...push, order: order.map(text) } };
+    const removed = head.removed.map(text);
+    return { subscription, push: { ...common, event: name, removed, changed, added, order: head.order?.map(text) } };
   }
   const event = name === "update" ? name : "snapshot";
-  if (head.unchanged) return { subscription, push: { event, ...common, key, unchanged: true } };
-  if (groups[0]) return { subscription, push: { event, ...common, key, rows: groups[0] } };
+  if (head.unchanged) return { subscription, push: { ...common, event } };
+  if (groups[0]) return { subscription, push: { ...common, event, rows: groups[0] } };
   // Inside of strings quotes are escaped, so this is the name of a field, and the object's own is the first.
   const value = frame.slice(frame.indexOf(VALUE) + VALUE.length, -1);
-  return { subscription, push: { event, ...common, key, value } };
+  return { subscription, push: { ...common, event, value } };
 }
 
 /** Any other event. */

@@ -7,7 +7,7 @@
  * they outlive the page, until they are answered.
  */
 
-import { Backoff } from "./backoff";
+import { Backoff, Pause } from "./backoff";
 import type { Message, Waiting } from "./channel";
 import { asError, closed, ForgeError } from "./errors";
 import type { Member, Seat } from "./leader";
@@ -43,12 +43,12 @@ export class Queue implements Member {
   readonly #store: Store;
   readonly #own = new Map<string, Own>();
   readonly #backoff = new Backoff();
+  readonly #pause = new Pause();
   #jobs: Job[] = [];
   #told: readonly Waiting[] = [];
   /** Whether what was kept is known. */
   #ready = false;
   #sending = false;
-  #wake: (() => void) | undefined;
   #last = 0;
   #closed = false;
 
@@ -75,7 +75,7 @@ export class Queue implements Member {
   }
 
   wake(): void {
-    this.#wake?.();
+    this.#pause.wake();
   }
 
   close(): void {
@@ -83,7 +83,7 @@ export class Queue implements Member {
     this.#jobs = [];
     const own = [...this.#own.values()];
     this.#own.clear();
-    this.#wake?.();
+    this.#pause.wake();
     for (const { failed } of own) failed(closed());
     this.#show();
   }
@@ -100,7 +100,7 @@ export class Queue implements Member {
         else if (this.#seat.leading) this.#take(entry);
       }
     });
-    void Promise.race([reading, this.#pause(READING)]).then(() => {
+    void Promise.race([reading, this.#pause.wait(READING)]).then(() => {
       this.#ready = this.#seat.leading;
       void this.#work();
     });
@@ -109,7 +109,7 @@ export class Queue implements Member {
   lost(): void {
     this.#jobs = [];
     this.#ready = false;
-    this.#wake?.();
+    this.#pause.wake();
     this.#show();
   }
 
@@ -166,7 +166,7 @@ export class Queue implements Member {
     job.tries++;
     job.error = end;
     this.#tell();
-    await this.#pause(this.#backoff.next((end.retryAfter ?? 0) * 1000));
+    await this.#pause.wait(this.#backoff.next((end.retryAfter ?? 0) * 1000));
   }
 
   /** Whether it is not for this tab to say: a token that is not taken is not all tabs'. */
@@ -188,18 +188,6 @@ export class Queue implements Member {
     this.#tell();
     if (end instanceof ForgeError) own?.failed(end);
     else own?.done(end);
-  }
-
-  #pause(ms: number): Promise<void> {
-    return new Promise((resolve) => {
-      const go = (): void => {
-        clearTimeout(timer);
-        if (this.#wake === go) this.#wake = undefined;
-        resolve();
-      };
-      const timer = setTimeout(go, ms);
-      this.#wake = go;
-    });
   }
 
   // What is known of what waits

@@ -7,7 +7,7 @@
  * what still comes under an old name is of no interest.
  */
 
-import { Backoff } from "./backoff";
+import { Backoff, Pause } from "./backoff";
 import { asError, closed, ForgeError, told, unreachable } from "./errors";
 import { type Event, readFields, readPush } from "./messages";
 import type { Tokens } from "./tokens";
@@ -49,6 +49,7 @@ const MOST_ASKING = 4;
 const SETTLED = 5_000;
 /** A server sends something every 25 s. */
 const KEEP_ALIVE = 27_000;
+const PASSING = new Set(["failed", "too_many", "unreachable"]);
 const FINAL = new Set(["auth_failed", "bad_arguments", "forbidden", "query_refused", "unknown_name"]);
 
 export class Session implements Upstream {
@@ -56,11 +57,11 @@ export class Session implements Upstream {
   readonly #tokens: Tokens;
   readonly #silence: number;
   readonly #entries = new Map<Sink, Entry>();
+  readonly #pause = new Pause();
   #running: AbortController | undefined;
   #stream: Stream | undefined;
   #names = 0;
   #connected = false;
-  #wake: (() => void) | undefined;
   #closed = false;
 
   /** `silence`: milliseconds without anything after which a stream counts as dead. */
@@ -88,7 +89,7 @@ export class Session implements Upstream {
   }
 
   wake(): void {
-    this.#wake?.();
+    this.#pause.wake();
     const stream = this.#stream;
     if (stream && Date.now() - stream.heardAt > KEEP_ALIVE) stream.cut.abort();
   }
@@ -118,7 +119,7 @@ export class Session implements Upstream {
       if (!this.#passes(error)) return this.#end(error);
       for (const { sink } of [...this.#entries.values()]) sink.fault(error, false);
       if (Date.now() - opened > SETTLED) backoff.reset();
-      await this.#pause(backoff.next(Math.max(wait, (error.retryAfter ?? 0) * 1000)), running.signal);
+      await this.#pause.wait(backoff.next(Math.max(wait, (error.retryAfter ?? 0) * 1000)));
     }
   }
 
@@ -127,9 +128,16 @@ export class Session implements Upstream {
     const cut = new AbortController();
     const stop = (): void => cut.abort();
     running.signal.addEventListener("abort", stop);
-    const rest = { named: new Map<string, Entry>(), queue: [], asking: 0, heardAt: Date.now(), wait: 0 };
-    const stream: Stream = { session: "", cut, expelled: undefined, ...rest };
-    this.#stream = stream;
+    const stream: Stream = (this.#stream = {
+      session: "",
+      cut,
+      named: new Map(),
+      queue: [],
+      asking: 0,
+      heardAt: Date.now(),
+      wait: 0,
+      expelled: undefined,
+    });
     let watch: ReturnType<typeof setTimeout>;
     const look = (): void => {
       const left = stream.heardAt + this.#silence - Date.now();
@@ -194,8 +202,7 @@ export class Session implements Upstream {
 
   /** Whether it is worth opening a stream again. What something else than the server refuses may be on the way only. */
   #passes({ kind }: ForgeError): boolean {
-    if (kind === "not_forge") return this.#connected;
-    return kind === "failed" || kind === "too_many" || kind === "unreachable";
+    return PASSING.has(kind) || (this.#connected && kind === "not_forge");
   }
 
   /** Nothing more comes, for anybody. */
@@ -215,20 +222,7 @@ export class Session implements Upstream {
     const running = this.#running;
     this.#running = this.#stream = undefined;
     running?.abort();
-  }
-
-  #pause(ms: number, signal: AbortSignal): Promise<void> {
-    return new Promise((resolve) => {
-      const go = (): void => {
-        clearTimeout(timer);
-        signal.removeEventListener("abort", go);
-        this.#wake = undefined;
-        resolve();
-      };
-      const timer = setTimeout(go, ms);
-      signal.addEventListener("abort", go);
-      this.#wake = go;
-    });
+    this.#pause.wake();
   }
 
   // What is said on a session

@@ -35,7 +35,8 @@ export function sha256(text: string, digits = 64): string {
 export class Digest {
   #seen = new Int32Array(0);
   #length = 0;
-  #marks = new Int32Array(0);
+  /** The state before each stride of what was seen. */
+  readonly #marks = [START];
 
   of(text: string, digits: number): string {
     const most = text.length * 3 + 72;
@@ -46,48 +47,40 @@ export class Digest {
     bytes.fill(0, length, end);
     bytes[length] = 0x80;
     const view = new DataView(words.buffer);
-    view.setUint32(end - 8, Math.floor(length / 0x20000000));
+    view.setUint32(end - 8, length / 0x20000000);
     view.setUint32(end - 4, length << 3);
 
-    const mark = this.#begin(length);
-    const state = mark > 0 ? this.#marks.slice(mark * 8, mark * 8 + 8) : START.slice();
-    for (let at = mark * STRIDE; at < end; at += 64) {
-      if (at > 0 && at % STRIDE === 0 && at <= length) this.#marks.set(state, (at / STRIDE) * 8);
+    const begin = this.#begin(length);
+    const state = Int32Array.from(this.#marks[begin / STRIDE] as Int32Array);
+    for (let at = begin; at < end; at += 64) {
+      if (at % STRIDE === 0 && at <= length) this.#marks[at / STRIDE] = state.slice();
       block(state, view, at);
     }
-    let hex = "";
-    for (const word of state) hex += (word >>> 0).toString(16).padStart(8, "0");
-    return hex.slice(0, digits);
+    return Array.from(state, (word) => (word >>> 0).toString(16).padStart(8, "0")).join("").slice(0, digits);
   }
 
-  /** How many strides are as they were; and the text is the one that is compared with next time. */
+  /** The first stride that is not as it was; and the text is the one that is compared with next time. */
   #begin(length: number): number {
-    const seen = this.#seen;
     const most = Math.min(length, this.#length) >> 2;
     let same = 0;
-    while (same < most && words[same] === seen[same]) same++;
-    const mark = Math.floor((same * 4) / STRIDE);
+    while (same < most && words[same] === this.#seen[same]) same++;
     const size = (length + 3) >> 2;
-    if (seen.length < size) {
-      this.#seen = words.slice(0, size + (size >> 1));
-      const marks = this.#marks;
-      this.#marks = new Int32Array((Math.floor((this.#seen.length * 4) / STRIDE) + 1) * 8);
-      this.#marks.set(marks);
-    } else {
-      seen.set(words.subarray((mark * STRIDE) >> 2, size), (mark * STRIDE) >> 2);
-    }
+    if (this.#seen.length < size) this.#seen = words.slice(0, size * 1.5);
+    else this.#seen.set(words.subarray(same, size), same);
     this.#length = length;
-    return mark;
+    return (same * 4) & -STRIDE;
   }
 }
+
+const turned = (x: number, by: number): number => (x >>> by) | (x << (32 - by));
 
 function block(state: Int32Array, view: DataView, at: number): void {
   for (let i = 0; i < 16; i++) W[i] = view.getInt32(at + i * 4);
   for (let i = 16; i < ROUNDS; i++) {
     const x = W[i - 15] as number;
     const y = W[i - 2] as number;
-    const s0 = ((x >>> 7) | (x << 25)) ^ ((x >>> 18) | (x << 14)) ^ (x >>> 3);
-    const s1 = ((y >>> 17) | (y << 15)) ^ ((y >>> 19) | (y << 13)) ^ (y >>> 10);
+    const s0 = turned(x, 7) ^ turned(x, 18) ^ (x >>> 3);
+    const s1 = turned(y, 17) ^ turned(y, 19) ^ (y >>> 10);
     W[i] = (W[i - 16] as number) + s0 + (W[i - 7] as number) + s1;
   }
   let a = state[0] as number;
@@ -99,9 +92,9 @@ function block(state: Int32Array, view: DataView, at: number): void {
   let g = state[6] as number;
   let h = state[7] as number;
   for (let i = 0; i < ROUNDS; i++) {
-    const s1 = ((e >>> 6) | (e << 26)) ^ ((e >>> 11) | (e << 21)) ^ ((e >>> 25) | (e << 7));
+    const s1 = turned(e, 6) ^ turned(e, 11) ^ turned(e, 25);
     const t1 = (h + s1 + ((e & f) ^ (~e & g)) + (K[i] as number) + (W[i] as number)) | 0;
-    const s0 = ((a >>> 2) | (a << 30)) ^ ((a >>> 13) | (a << 19)) ^ ((a >>> 22) | (a << 10));
+    const s0 = turned(a, 2) ^ turned(a, 13) ^ turned(a, 22);
     const t2 = (s0 + ((a & b) ^ (a & c) ^ (b & c))) | 0;
     h = g;
     g = f;

@@ -15,9 +15,6 @@ interface Waiting {
 }
 
 const EVENT = /^\{"event":"([a-z]+)"/;
-/** Close codes. */
-const UNAUTHORIZED = 4401;
-const TOO_MANY = 4429;
 
 /** One connection at a time, to the server of an Http. */
 export class Socket implements Transport {
@@ -79,7 +76,7 @@ export class Socket implements Transport {
         signal.removeEventListener("abort", leave);
         if (this.#open === socket) this.#lost();
         if (begun) resolve();
-        else reject(error ?? failure(code));
+        else reject(error ?? unreachable(`the connection was closed with ${code}`));
       };
     });
   }
@@ -106,10 +103,4 @@ export class Socket implements Transport {
     this.#waiting.clear();
     for (const { failed } of left) failed(unreachable("the connection was closed"));
   }
-}
-
-function failure(code: number): ForgeError {
-  if (code === UNAUTHORIZED) return told({ code: "auth_failed", message: "the token is not acceptable" });
-  if (code === TOO_MANY) return told({ code: "too_many", message: "there are too many sessions" });
-  return unreachable(`the connection was closed with ${code}`);
 }

@@ -63,7 +63,7 @@ export interface Delta extends Common {
   readonly changed: readonly string[];
   readonly added: readonly string[];
   readonly at: readonly number[];
-  readonly order?: readonly string[];
+  readonly order?: readonly string[] | undefined;
 }
 
 export type Push = Whole | Delta;

@@ -11,7 +11,7 @@ import { malformed } from "./errors";
 /** A column that is not in the log: excluded, generated or dropped. Only the raw feed has such. */
 export const UNAVAILABLE: unique symbol = Symbol("unavailable");
 
-const DECIMAL = /^-?(\d+(\.\d+)?([eE][+-]?\d+)?|NaN|Infinity)$/;
+const DECIMAL = /^(-?)(?:(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?|NaN|Infinity)$/;
 
 /** An exact decimal: its text, as the database writes it. For sums, use a library of your choice, or the database. */
 export class Decimal {
@@ -43,8 +43,7 @@ export class Decimal {
 
 /** Digits without leading and trailing zeros, and the exponent of the last one. */
 function normal(text: string): string {
-  const [, sign = "", whole = "", fraction = "", exponent = "0"] =
-    /^(-?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?$/.exec(text) ?? [];
+  const [, sign = "", whole = "", fraction = "", exponent = "0"] = DECIMAL.exec(text) ?? [];
   if (!whole) return text;
   const digits = (whole + fraction).replace(/^0+/, "");
   const short = digits.replace(/0+$/, "");
@@ -57,11 +56,15 @@ const TAGS: Record<string, (value: never) => unknown> = {
   $int: (value: string) => BigInt(value),
   $numeric: (value: string) => new Decimal(value),
   $float: (value: string) => Number(value),
-  $bytes: (value: string) => Uint8Array.from(atob(value), (char) => char.charCodeAt(0)),
+  $bytes: fromBase64,
   $object: (value: { [name: string]: Json }) => decodeColumns(value),
   $json: (value: null) => value,
   $unavailable: () => UNAVAILABLE,
 };
+
+export function fromBase64(text: string): Uint8Array {
+  return Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+}
 
 /** A value from parsed JSON; what it is given is used up. */
 export function decodeValue(value: unknown): unknown {
@@ -122,7 +125,9 @@ export function encodeArgs(args: object = {}): string {
 }
 
 function encode(value: unknown): string | undefined {
-  if (typeof value === "bigint" || value instanceof Decimal || value instanceof Uint8Array) return encodeExact(value);
+  if (typeof value === "bigint") return String(value);
+  if (value instanceof Decimal) return encode(String(value));
+  if (value instanceof Uint8Array) return encode(btoa(Array.from(value, (byte) => String.fromCharCode(byte)).join("")));
   if (Array.isArray(value)) return `[${value.map((inner) => encode(inner) ?? "null").join()}]`;
   if (typeof value !== "object" || value === null || "toJSON" in value) return JSON.stringify(value);
   const parts: string[] = [];
@@ -131,12 +136,4 @@ function encode(value: unknown): string | undefined {
     if (text !== undefined) parts.push(`${JSON.stringify(name)}:${text}`);
   }
   return `{${parts.join()}}`;
-}
-
-function encodeExact(value: bigint | Decimal | Uint8Array): string {
-  if (typeof value === "bigint") return String(value);
-  if (value instanceof Decimal) return JSON.stringify(String(value));
-  let binary = "";
-  for (const byte of value) binary += String.fromCharCode(byte);
-  return JSON.stringify(btoa(binary));
 }
