@@ -199,11 +199,15 @@ def test_grant_and_revoke(forge: Run, school: Connection) -> None:
         return [(item["type"], item["changeVersion"]) for item in found[:-1]]
 
     assert seen() == []
-    assert "at version 11" in forge("grant", str(plan.id), "ada").stdout
+    assert forge("grant", str(plan.id), "ada").stdout == f"✓ ada sees document {plan.id}, at version 11\n"
     assert seen() == [("upsert", 11)]
     assert lines(forge("revoke", str(plan.id), "ada", "--json"))[0]["version"] == 12
     assert seen() == [("delete", 12)]
     assert "did not see" in forge("revoke", str(plan.id), "ada").stdout
+    forge("declare", "ed-fi/graduationPlans", "--open")
+    granted = forge("grant", str(plan.id), "ada").stdout
+    assert "is open to all" in granted
+    assert "forge versions declare ed-fi/graduationPlans --by-access" in granted
     assert "there is no document 99999" in forge("grant", "99999", "ada", code=1).stderr
 
 

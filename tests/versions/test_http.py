@@ -22,6 +22,7 @@ from forge.postgres import PostgresServer
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.node import Options
+from forge.versions import reading
 from forge.versions.access import grant
 from forge.versions.documents import delete, find, put
 from forge.versions.errors import TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
@@ -135,7 +136,11 @@ async def test_what_cannot_be_asked(url: str, school: Connection) -> None:
             ("minChangeVersion=0", 410, "window_expired"),
             (f"pageToken={good}", 410, "window_expired"),
             ("resourceVersion=2", 404, "unknown_resource"),
-            ("resourceVersion=%00", 400, "bad_arguments"),
+            ("resourceVersion=%00", 404, "unknown_resource"),
+            ("limit=1.5", 400, "bad_arguments"),
+            ("limit=1180591620717411303424", 400, "bad_arguments"),
+            ("pageToken=%00", 400, "token_invalid"),
+            ("pageToken=%ED%A0%80", 400, "token_invalid"),
         ):
             answer = await served.client.get(f"/versions/ed-fi/students?{query}")
             told = answer.json()
@@ -212,6 +217,52 @@ async def test_access_is_the_tokens_subjects(url: str, school: Connection) -> No
     async with serving(Forge(url)) as served:  # nobody has a name here
         answer = await served.client.get(path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+
+
+async def test_a_resource_that_is_closed_while_it_is_read(
+    url: str, school: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks as nobody is not shown all of it as somebody without a subject would be."""
+    read = reading.standing
+
+    def switched(connection: Connection, resource: Resource) -> Any:
+        found = read(connection, resource)
+        if not found.by_access:
+            declare(connection, resource, by_access=True)
+        return found
+
+    monkeypatch.setattr(reading, "standing", switched)
+    async with serving(Forge(url)) as served:
+        answer = await served.client.get("/versions/ed-fi/graduationPlans")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+
+
+async def test_a_copy_of_a_resource_that_is_closed_or_opened_is_begun_anew(
+    url: str, school: Connection, tmp_path: Path
+) -> None:
+    path = tmp_path / "copy.db"
+    found = find(school, PLANS, {"plan": "P1"})
+    assert found is not None
+    grant(school, found, "ada")
+    async with serving(Forge(url, options=Options(auth=AUTH))) as served:
+
+        def keep() -> Synced:
+            source = HttpSource(served.url, PLANS, token=coded(scope="forge:versions:ed-fi/graduationPlans"))
+            with closing(source), closing(SqliteMirror(path, PLANS)) as mirror:
+                return sync(source, mirror)
+
+        assert (await asyncio.to_thread(keep)).upserts == 5
+        for by_access, subject in ((True, "ada"), (False, None)):
+            declare(school, PLANS, by_access=by_access)
+            assert "who sees the resource" in ((await asyncio.to_thread(keep)).anew or "")
+            assert copy_in_sqlite(path, PLANS) == source_of(school, PLANS, subject)
+            assert (await asyncio.to_thread(keep)).anew is None
+        headers = token(scope="forge:versions:ed-fi/graduationPlans")
+        told = await served.client.get("/versions/available?resource=ed-fi/graduationPlans", headers=headers)
+        assert told.json()["epoch"] == 2
+        for resource, code in (("ed-fi/students", 403), ("ed-fi", 404), ("ed-fi/graduationPlans/9", 404)):
+            told = await served.client.get(f"/versions/available?resource={resource}", headers=headers)
+            assert told.status_code == code
 
 
 async def test_a_page_token_is_of_its_subject(url: str, school: Connection) -> None:
@@ -294,6 +345,7 @@ async def test_answers_are_as_the_document_says(url: str, school: Connection) ->
             return answer.status_code
 
         assert await code("/versions/available", "") == 200
+        assert await code("/versions/available", "?resource=ed-fi/students") == 200
         for end in ("", "/deletes", "/keyChanges", "/stream"):
             path = "/versions/{project}/{resource}" + end
             queries = ("?minChangeVersion=3&limit=2", "?minChangeVersion=1", "?pageToken=x")
@@ -333,8 +385,9 @@ class Elsewhere(BaseHTTPRequestHandler):
     answers: ClassVar = {
         "page": (200, b"<html>"),
         "empty": (200, b"{}"),
-        "number": (200, b'{"items": 1, "next": null}'),
-        "strange": (200, b'{"items": [{"type": "x"}], "next": null}'),
+        "number": (200, b'{"items": 1, "next": null, "epoch": 0}'),
+        "strange": (200, b'{"items": [{"type": "x"}], "next": null, "epoch": 0}'),
+        "older": (200, b'{"items": [], "next": null}'),
         "list": (200, b"[]"),
         "proxy": (502, b"<html>"),
     }
@@ -356,7 +409,7 @@ def test_what_is_no_forge_server_is_told() -> None:
         serving = threading.Thread(target=elsewhere.serve_forever)
         serving.start()
         try:
-            for name in ("page", "empty", "number", "strange", "list"):
+            for name in ("page", "empty", "number", "strange", "older", "list"):
                 source = HttpSource(f"{url}/{name}", PLANS)
                 with closing(source), pytest.raises(ForgeError, match="not understood"):
                     source.page(1, 2, after=None, limit=1)

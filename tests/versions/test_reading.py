@@ -1,5 +1,6 @@
 """What is read of changes: each document once, at the version that is derived for it, in pages that lose nothing."""
 
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import product
@@ -11,7 +12,7 @@ import pytest
 from forge.changelog.connection import Connection, connect
 from forge.changelog.queries import queries
 from forge.versions import reading
-from forge.versions.available import available
+from forge.versions.available import Available, available
 from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
 from forge.versions.nouns import Deletion, Event, KeyChange, Page, Resource, Upsert
 from forge.versions.reading import (
@@ -24,6 +25,8 @@ from forge.versions.reading import (
     statement_of,
     stream,
 )
+from forge.versions.resources import declare, resource_id
+from forge.versions.retention import Policy, maintain
 from forge.versions.stamps import newest
 from tests.versions.world import STRATEGIES, World, derived, within
 
@@ -239,8 +242,61 @@ class TestAccess:
                 changes(world.connection, plans, after=token, subject=subject)
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_resource_that_is_closed_while_it_is_read_shows_nothing_more(
+    world: World, versions_url: str, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    plans = world.resource("plans")
+    mine, secret = world.put(plans, "mine"), world.put(plans, "secret")
+    world.grant(mine, "ada")
+    read = reading.standing
+
+    def switched(connection: Connection, resource: Resource) -> Any:
+        found = read(connection, resource)
+        if not found.by_access:
+            with connect(versions_url) as other:
+                declare(other, plans, by_access=True)
+        return found
+
+    monkeypatch.setattr(reading, "standing", switched)
+    asked: list[bool] = []
+
+    def who(by_access: bool) -> str:
+        asked.append(by_access)
+        return "ada"
+
+    page = changes(world.connection, plans, None if listed else 1, subject=who)
+    assert [item.id for item in page.items] == [mine] != [mine, secret]
+    assert (asked, page.epoch) == ([False, True], 1)
+
+
 class TestWindows:
     """What cannot be asked is refused by name."""
+
+    @pytest.mark.parametrize("ask", [changes, deletes, key_changes, stream])
+    def test_what_is_no_version_no_size_and_no_token(self, world: World, ask: Any) -> None:
+        plans = world.resource("plans", by_access=True)
+        world.put(plans, "a")
+        for wrong in (True, False, 1.0, 0.5, float("nan"), float("inf"), "1", b"1", Decimal(1), [], 2**70, -(2**70)):
+            for given in ({"min": wrong}, {"max": wrong}, {"limit": wrong}, {"min": 1, "max": wrong}):
+                with pytest.raises(WindowInvalid) as raised:
+                    ask(world.connection, plans, **given)
+                assert raised.value.fix
+        for wrong in ("\0", "a\0b", "\ud800", "é", "", b"abc", 1, True, 1.5, ["a"]):
+            with pytest.raises(TokenInvalid):
+                ask(world.connection, plans, after=wrong)
+        for wrong in ("a\0b", "\ud800", b"ada", 1, True):
+            with pytest.raises(WindowInvalid, match="nobody can be named"):
+                ask(world.connection, plans, 1, subject=wrong)
+        for name in ("a\0b", "\ud800"):
+            for resource in (Resource(name, "a"), Resource("a", name), Resource("a", "b", name)):
+                with pytest.raises(UnknownResource):
+                    ask(world.connection, resource)
+                with pytest.raises(UnknownResource):
+                    declare(world.connection, resource)
+                with pytest.raises(UnknownResource):
+                    resource_id(world.connection, resource)
+        assert told(ask(world.connection, plans, 1)) == ([(1, 1)] if ask in (changes, stream) else [])
 
     @pytest.mark.parametrize("ask", [changes, deletes, key_changes, stream])
     def test_nonsense(self, world: World, ask: Any) -> None:
@@ -316,6 +372,30 @@ def test_nothing_uncommitted_is_passed_over(world: World, versions_url: str) -> 
             assert told(changes(world.connection, plans, 1)) == [(1, 1)]
             assert available(world.connection).newest == 1
     assert told(changes(world.connection, plans, 2)) == [(2, quick - 1), (3, quick)]
+
+
+def test_the_oldest_is_never_beyond_what_follows_the_newest(
+    world: World, versions_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others write and trim between the two that are told: what is told can be asked for."""
+    plans = world.resource("plans")
+    world.put(plans, 0)
+    found = newest
+    turns = iter(range(1, 10))
+
+    def overtaken(connection: Connection) -> int:
+        last = found(connection)
+        if next(turns) == 1:
+            with connect(versions_url) as other:
+                for key in range(1, 6):
+                    World(other).put(plans, key)
+                assert maintain(other, Policy(versions=1)).oldest == 6
+        return last
+
+    monkeypatch.setattr(sys.modules[available.__module__], "newest", overtaken)
+    told = available(world.connection)
+    assert told == Available(6, 6)
+    assert len(changes(world.connection, plans, told.oldest, told.newest).items) == 1
 
 
 def test_numbers_and_texts_come_as_they_were_written(world: World) -> None:
@@ -453,6 +533,7 @@ def _plan(connection: Connection, statement: str, strategy: str, resource: Resou
     values: dict[str, tuple[str, str]] = {
         "strategy": ("text", f"'{strategy}'"),
         "resource": ("integer", str(standing(connection, resource).resource)),
+        "epoch": ("integer", "0"),
         "subject": ("text", "'ada'"),
         **dict.fromkeys(("first", "from"), ("bigint", str(begin))),
         **dict.fromkeys(("after", "after_key", "after_deletion", "after_upsert"), ("bigint", "0")),

@@ -120,7 +120,14 @@ def test_who_changed_by_himself_is_not_asked_what_he_refers_to(strategic: World)
     plans = bulk(strategic, content=str(LATE))
     refer(strategic, str(DOCUMENTS))
     found = standing(strategic.connection, plans)
-    values = {"strategy": found.strategy, "resource": found.resource, "after": 0, "max": LATE - 1, "limit": 10}
+    values = {
+        "strategy": found.strategy,
+        "resource": found.resource,
+        "after": 0,
+        "max": LATE - 1,
+        "limit": 10,
+        "epoch": 0,
+    }
     statement = statement_of(found.strategy, None, False)
     plan = _explained(strategic.connection, statement, {**values, "candidates": CANDIDATES})
     read = {node.get("Relation Name") for node in _nodes(plan) if node["Actual Loops"]}
@@ -239,7 +246,7 @@ def test_identities_that_changed_again_are_passed_over_in_steps(world: World, re
 
 def _explained(connection: Connection, statement: str, values: dict[str, Any]) -> dict[str, Any]:
     """How a statement runs, prepared, with the settings of a page."""
-    kinds = {"strategy": "text", "subject": "text", "resource": "integer"}
+    kinds = {"strategy": "text", "subject": "text", "resource": "integer", "epoch": "integer"}
     used = [name for name in values if f"%({name})s" in statement]
     for place, name in enumerate(used, 1):
         statement = statement.replace(f"%({name})s", f"${place}")

@@ -303,6 +303,52 @@ def test_a_grant_brings_what_is_old_and_a_revocation_takes_it(kept: Kept, url: s
         assert kept.shown() == source_of(connection, PLANS, "ada")
 
 
+def test_a_resource_that_is_closed_or_opened_begins_it_anew(kept: Kept, url: str, source: Connection) -> None:
+    plan = find(source, PLANS, {"plan": "P1"})
+    assert plan is not None
+    grant(source, plan, "ada")
+    with closing(DatabaseSource(url, PLANS, subject="ada")) as seen:
+        assert kept.sync(seen).upserts == 5
+        declare(source, PLANS, by_access=True)
+        done = kept.sync(seen)
+        assert (done.anew, done.removed) == ("it was changed since who sees the resource", 4)
+        assert kept.shown() == source_of(source, PLANS, "ada") != {}
+        declare(source, PLANS, by_access=True)
+        declare(source, PLANS)
+        assert kept.sync(seen).anew is None
+        declare(source, PLANS, by_access=False)
+        assert kept.sync(seen).anew is not None
+        assert kept.shown() == source_of(source, PLANS)
+        declare(source, PLANS, by_access=True)
+        declare(source, PLANS, by_access=False)
+        assert kept.sync(seen).anew is not None
+
+
+@pytest.mark.parametrize("listing", [True, False])
+def test_a_resource_that_is_closed_while_it_is_copied_begins_it_anew(
+    in_file: Kept, url: str, source: Connection, listing: bool
+) -> None:
+    plan = find(source, PLANS, {"plan": "P1"})
+    assert plan is not None
+    grant(source, plan, "ada")
+    with closing(DatabaseSource(url, PLANS, subject="ada")) as seen:
+        if not listing:
+            in_file.sync(seen)
+            changed(source)
+        pages: list[Progress] = []
+
+        def close(progress: Progress) -> None:
+            pages.append(progress)
+            if len(pages) == 2:
+                declare(source, PLANS, by_access=True)
+
+        done = in_file.sync(seen, limit=1, tell=close)
+        assert done.anew == "it was changed meanwhile who sees the resource"
+        assert in_file.shown() == source_of(source, PLANS, "ada")
+        assert set(in_file.shown()) == {plan.id}
+        assert in_file.sync(seen).anew is None
+
+
 def test_one_sync_at_a_time_keeps_a_file(tmp_path: Path, plans: DatabaseSource) -> None:
     kept = Kept("sqlite", tmp_path)
     with closing(kept.open()) as mirror:

@@ -306,10 +306,14 @@ def grant(context: typer.Context, document: Document, subject: Subject) -> None:
     run = session(context)
     with _connection(run) as connection:
         found = access.grant(connection, document, subject)
+        resource = found.document.resource
+        closed = resources(connection)[resource]
     if run.json:
         run.emit({"document": document, "subject": subject, "version": found.version})
     else:
         run.done(f"{subject} sees document {document}, at version {found.version}")
+        if not closed:
+            run.note(f"{resource} is open to all, who see it anyway: forge versions declare {resource} --by-access")
 
 
 def revoke(context: typer.Context, document: Document, subject: Subject) -> None:

@@ -129,19 +129,27 @@ class AuditBody(msgspec.Struct):
 
 
 class AvailableBody(msgspec.Struct):
-    """The versions that windows may begin and end with, the installation that they are of, and who asks."""
+    """The versions that windows may begin and end with, the installation that they are of, and who asks.
+
+    Of one resource also `epoch`, which is another once it was changed who sees it.
+    """
 
     oldest: int
     newest: int
     install: str
     subject: str | None
+    epoch: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class VersionsBody(msgspec.Struct):
-    """A page of what happened, in the order of versions, and the token of the following one; null at the end."""
+    """A page of what happened, in the order of versions, and the token of the following one; null at the end.
+
+    `epoch` is another once it was changed who sees the resource: a copy is begun anew then.
+    """
 
     items: list[dict[str, Any]]
     next: str | None
+    epoch: int
 
 
 class ExpiredBody(msgspec.Struct):
@@ -344,6 +352,7 @@ class _Paths:
             "versions",
             "Which versions can be asked for; nothing up to the newest is still to come.",
             self._answers(AvailableBody, 401, 403, 404, 413, 503),
+            parameters=[_chosen("resource", "Also how often it was changed who sees this: ed-fi/students.")],
         )
         expired = _answer("The window begins before the oldest version that is known.", self._bodies[ExpiredBody])
         for path, id, summary in (

@@ -1,6 +1,6 @@
 """What changed since a version, over HTTP: for documents that depend on each other.
 
-    GET /versions/available
+    GET /versions/available, or of one resource with ?resource=project/name
     GET /versions/{project}/{resource}?minChangeVersion=98000&maxChangeVersion=99120&limit=100&pageToken=…
     GET /versions/{project}/{resource}/deletes, /keyChanges, /stream, with the same parameters
 
@@ -50,13 +50,20 @@ _STATUS: Final[Mapping[type[ForgeError], int]] = {
 
 async def versions_available(node: Node, request: Request) -> Response:
     """GET /versions/available"""
+    name = request.query_params.get("resource")
+    try:
+        resource = None if name is None else Resource.parse(name)
+    except UnknownResource as error:
+        return _failure(error)
 
     def ask(connection: Connection, auth: Auth) -> Answer:
         found = available(connection)
-        about = {"install": install_id(connection), "subject": subject(auth)}
+        about: Answer = {"install": install_id(connection), "subject": subject(auth)}
+        if resource is not None:
+            about["epoch"] = standing(connection, resource).epoch
         return {"oldest": found.oldest, "newest": found.newest, **about}
 
-    return await _answered(node, request, None, ask)
+    return await _answered(node, request, resource, ask)
 
 
 async def versions_page(node: Node, query: Query, request: Request) -> Response:
@@ -73,9 +80,9 @@ async def versions_page(node: Node, query: Query, request: Request) -> Response:
             _number("maxChangeVersion", given.get("maxChangeVersion")),
             after=given.get("pageToken"),
             limit=_limit(given.get("limit")),
-            subject=_seen_by(connection, resource, auth),
+            subject=lambda by_access: _seen_by(resource, auth) if by_access else None,
         )
-        return {"items": [told(item) for item in page.items], "next": page.next}
+        return {"items": [told(item) for item in page.items], "next": page.next, "epoch": page.epoch}
 
     return await _answered(node, request, resource, ask)
 
@@ -135,10 +142,8 @@ def subject(auth: Auth) -> str | None:
     return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
-def _seen_by(connection: Connection, resource: Resource, auth: Auth) -> str | None:
-    """For whom the answer is; None where all see the same."""
-    if not standing(connection, resource).by_access:
-        return None
+def _seen_by(resource: Resource, auth: Auth) -> str:
+    """For whom the answer is, of a resource by access."""
     who = subject(auth)
     if who is None:
         raise Forbidden(f"{resource} is shown by access, and nobody is named", fix="send a token that names a user")

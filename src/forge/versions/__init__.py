@@ -21,4 +21,53 @@ stamps        the newest version, below which nothing is still uncommitted
 reading       what changed, was deleted, or has another key, in a window of versions
 strategies    what is kept on writing so that reading costs less; the answers are the same
 ============  ==========================================================================================
+
+What applications need of these is here by name; copies are in `forge.versions.sync`.
 """
+
+from forge.versions.access import grant, revoke
+from forge.versions.available import Available, available
+from forge.versions.documents import delete, find, get, put, set_references
+from forge.versions.identity import change_identity
+from forge.versions.install import install
+from forge.versions.nouns import Deletion, Document, Event, KeyChange, Page, Reference, Resource, Upsert
+from forge.versions.reading import changes, deletes, key_changes, pages, representation, stream
+from forge.versions.resources import declare
+from forge.versions.retention import Policy, maintain
+from forge.versions.stamps import newest
+from forge.versions.strategies import use_strategy
+from forge.versions.triggers import write_by
+
+__all__ = [
+    "Available",
+    "Deletion",
+    "Document",
+    "Event",
+    "KeyChange",
+    "Page",
+    "Policy",
+    "Reference",
+    "Resource",
+    "Upsert",
+    "available",
+    "change_identity",
+    "changes",
+    "declare",
+    "delete",
+    "deletes",
+    "find",
+    "get",
+    "grant",
+    "install",
+    "key_changes",
+    "maintain",
+    "newest",
+    "pages",
+    "put",
+    "representation",
+    "revoke",
+    "set_references",
+    "stream",
+    "use_strategy",
+    "write_by",
+]

@@ -114,10 +114,26 @@ Event = Upsert | Deletion | KeyChange
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """Some of the answer, and the token that asks for what follows; None at the end."""
+    """Some of the answer, and the token that asks for what follows; None at the end.
+
+    `epoch` counts how often it was changed who sees the resource: what was read of another is another answer.
+    """
 
     items: list[T]
     next: str | None = None
+    epoch: int = 0
+
+
+def storable(text: str) -> bool:
+    """Whether PostgreSQL can have it as a text: without U+0000, and without halves of surrogate pairs.
+
+    >>> storable("Zoë"), storable("a\\0"), storable("\\ud800")
+    (True, False, False)
+    """
+    try:
+        return "\0" not in text and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def encode(value: Mapping[str, Any]) -> str:

@@ -14,27 +14,27 @@ FROM (VALUES ('enable_sort', 'off'), ('enable_hashagg', 'off'), ('enable_hashjoi
 -- page: Up to `limit` items of a window in the order of version, document and kind; nothing where the settings are
 -- others than the caller believes. There is always a row, which says what they are. Each kind looks at `candidates` at
 -- the most; the last of so many is there though it is not `shown`: whatever comes behind it is to be asked for from there.
-SELECT s.oldest, s.strategy, p.version, p.document, p.kind, p.identity::text, p.old_identity::text, p.body::text,
-       p.content_version, p.identity_version, p.refers::text, p.shown, p.last
-FROM forge_versions.setting s
+SELECT s.oldest, s.strategy, r.epoch, p.version, p.document, p.kind, p.identity::text, p.old_identity::text,
+       p.body::text, p.content_version, p.identity_version, p.refers::text, p.shown, p.last
+FROM forge_versions.setting s JOIN forge_versions.resource r ON r.id = %(resource)s
 LEFT JOIN LATERAL (
     SELECT f.* FROM ({found}) f
-    WHERE s.strategy = %(strategy)s AND s.oldest <= %(first)s
+    WHERE s.strategy = %(strategy)s AND r.epoch = %(epoch)s AND s.oldest <= %(first)s
     ORDER BY f.version, f.document, f.kind LIMIT %(limit)s
 ) p ON true
 ORDER BY p.version, p.document, p.kind;
 
 -- everything: Up to `limit` documents of a resource, in their own order, that have not changed after `max`. One that
 -- changed by itself is not asked for what it refers to.
-SELECT s.oldest, s.strategy, p.version, p.document, 2, p.identity::text, NULL, p.body::text, p.content_version,
-       p.identity_version, p.refers::text, p.shown, p.last
-FROM forge_versions.setting s
+SELECT s.oldest, s.strategy, r.epoch, p.version, p.document, 2, p.identity::text, NULL, p.body::text,
+       p.content_version, p.identity_version, p.refers::text, p.shown, p.last
+FROM forge_versions.setting s JOIN forge_versions.resource r ON r.id = %(resource)s
 LEFT JOIN LATERAL (
     SELECT greatest(d.own, {others}) AS version, d.id AS document, d.identity, d.body, d.content_version,
            d.identity_version, o.refers, greatest(d.own, {others}) <= %(max)s AS shown, d.n = %(candidates)s AS last
     FROM (SELECT a.*, row_number() OVER (ORDER BY a.id) AS n FROM ({all}) a ORDER BY a.id LIMIT %(candidates)s) d
     CROSS JOIN LATERAL ({refers} AND d.own <= %(max)s OFFSET 0) o
-    WHERE s.strategy = %(strategy)s AND (greatest(d.own, {others}) <= %(max)s OR d.n = %(candidates)s)
+    WHERE s.strategy = %(strategy)s AND r.epoch = %(epoch)s AND (greatest(d.own, {others}) <= %(max)s OR d.n = %(candidates)s)
     ORDER BY d.id LIMIT %(limit)s
 ) p ON true
 ORDER BY p.document;

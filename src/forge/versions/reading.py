@@ -12,7 +12,8 @@ nothing yet.
   in the window is told once, however often others write between the pages. All stamps up to the newest are settled, so
   none comes into a window later.
 - A document's version is derived: the highest of its own two stamps and the identity stamps of what it refers to. Where
-  a resource is by access, `subject` sees what it has access to, from the version of that on; None sees all.
+  a resource is by access, `subject` sees what it has access to, from the version of that on; None sees all. A page is
+  read by the statement that sees whether it is.
 - The strategies find the same. Which one is in use is read by the statement that stands on it.
 - A page costs what lies between its first and its last item, whatever the size of the window or the journals: events
   come in order out of indexes, are merged, and are read until the page is full. Where most of a window has changed
@@ -35,8 +36,20 @@ from psycopg.types.numeric import Int8
 
 from forge.changelog.connection import Connection
 from forge.changelog.queries import queries
-from forge.versions.errors import UnknownResource, WindowExpired, WindowInvalid
-from forge.versions.nouns import Deletion, Document, Event, Json, KeyChange, Page, Reference, Resource, Upsert, decode
+from forge.versions.errors import TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
+from forge.versions.nouns import (
+    Deletion,
+    Document,
+    Event,
+    Json,
+    KeyChange,
+    Page,
+    Reference,
+    Resource,
+    Upsert,
+    decode,
+    storable,
+)
 from forge.versions.operation import typed
 from forge.versions.pages import Place, Question, opened, sealed
 from forge.versions.stamps import newest, outside, settled
@@ -58,6 +71,8 @@ _PARTS: Final = {
     UPSERTS: ("upserts", "upserts"),
 }
 T = TypeVar("T")
+Subject = str | Callable[[bool], str | None] | None
+"""Who asks: a subject, None for somebody who sees all, or what tells it where a resource is by access, or is not."""
 
 
 class Way(IntEnum):
@@ -76,6 +91,7 @@ class Row(NamedTuple):
 
     oldest: int
     strategy: str
+    epoch: int
     version: int
     document: int
     kind: int
@@ -90,7 +106,7 @@ class Row(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What the database is set to, and the resource that is asked about."""
+    """What the database is set to, and the resource that is asked about; `epoch`: how often its access changed."""
 
     oldest: int
     strategy: str
@@ -98,6 +114,10 @@ class Standing(NamedTuple):
     resource: int
     by_access: bool
     epoch: int
+
+
+class _Switched(Exception):
+    """The resource is by access by now, or no more."""
 
 
 def changes(
@@ -108,7 +128,7 @@ def changes(
     *,
     after: str | None = None,
     limit: int = LIMIT,
-    subject: str | None = None,
+    subject: Subject = None,
 ) -> Page[Upsert]:
     """The documents that were made or changed, a page of them; `after` is the page token of the page before."""
     return _page(connection, "changes", (UPSERTS,), resource, (min, max), after, limit, subject)
@@ -122,7 +142,7 @@ def deletes(
     *,
     after: str | None = None,
     limit: int = LIMIT,
-    subject: str | None = None,
+    subject: Subject = None,
 ) -> Page[Deletion]:
     """What was deleted, or taken from the subject's sight, a page of it; without `min`, from the oldest on."""
     return _page(connection, "deletes", (DELETIONS,), resource, (min, max), after, limit, subject)
@@ -136,7 +156,7 @@ def key_changes(
     *,
     after: str | None = None,
     limit: int = LIMIT,
-    subject: str | None = None,
+    subject: Subject = None,
 ) -> Page[KeyChange]:
     """Which documents got another identity, every time that one did; without `min`, from the oldest on."""
     return _page(connection, "key_changes", (KEYS,), resource, (min, max), after, limit, subject)
@@ -150,7 +170,7 @@ def stream(
     *,
     after: str | None = None,
     limit: int = LIMIT,
-    subject: str | None = None,
+    subject: Subject = None,
 ) -> Page[Event]:
     """All three in the order of versions, a page of them. Who applies them in that order has the resource as it is.
 
@@ -178,6 +198,8 @@ def representation(document: Document) -> Json:
 def standing(connection: Connection, resource: Resource) -> Standing:
     """The settings and the resource's number; UnknownResource when it has none."""
     named = {"project": resource.project, "name": resource.name, "version": resource.version}
+    if not all(storable(part) for part in named.values()):
+        raise UnknownResource("there can be no resource of such a name", fix="write it without U+0000")
     with typed():
         row = _rows(connection, queries("forge.versions", "queries.sql")["standing"], named)[0]
     if row[3] is None:
@@ -193,12 +215,31 @@ def _page(
     window: tuple[int | None, int | None],
     token: str | None,
     limit: int,
+    subject: Subject,
+) -> Page[Any]:
+    _check(window, token, limit, subject)
+    while True:
+        found = standing(connection, resource)
+        who = subject(found.by_access) if callable(subject) else subject
+        try:
+            return _page_of(
+                connection, query, kinds, resource, window, token, limit, found, who if found.by_access else None
+            )
+        except _Switched:
+            continue
+
+
+def _page_of(
+    connection: Connection,
+    query: str,
+    kinds: Sequence[int],
+    resource: Resource,
+    window: tuple[int | None, int | None],
+    token: str | None,
+    limit: int,
+    found: Standing,
     subject: str | None,
 ) -> Page[Any]:
-    if not 1 <= limit <= MOST:
-        raise WindowInvalid(f"a page cannot have {limit} items", fix=f"ask for 1 to {MOST:,}")
-    found = standing(connection, resource)
-    subject = subject if found.by_access else None
     question = Question(query, found.resource, subject)
     if token is None:
         place = _window(connection, window, None if UPSERTS in kinds else found.oldest)
@@ -206,10 +247,33 @@ def _page(
         place = opened(found.key, question, token)
         _same(place, window)
     if place.min is not None and place.min > place.max:
-        return Page([])
+        return Page([], epoch=found.epoch)
     rows, following = _full(connection, found, kinds, place, limit, subject)
     items = _items(connection, resource, subject, rows)
-    return Page(items, None if following is None else sealed(found.key, question, following))
+    return Page(items, None if following is None else sealed(found.key, question, following), found.epoch)
+
+
+def _check(window: tuple[Any, Any], token: Any, limit: Any, subject: Any) -> None:
+    """What cannot be asked, whatever the database has; types are not the caller's alone: values come from others."""
+    for name, value in (("begins", window[0]), ("ends", window[1])):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise WindowInvalid(f"the window {name} at {_short(value)}, which is no version", fix="give a whole number")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST:
+        raise WindowInvalid(f"a page cannot have {_short(limit)} items", fix=f"ask for 1 to {MOST:,}")
+    if token is not None and not isinstance(token, str):
+        raise TokenInvalid(f"a page token is a text, not {_short(token)}", fix="give `next` of the page before")
+    if subject is not None and not callable(subject) and not (isinstance(subject, str) and storable(subject)):
+        raise WindowInvalid(f"nobody can be named {_short(subject)}", fix="name the subject by a text without U+0000")
+
+
+def _short(value: Any) -> str:
+    """As it is written, on one line.
+
+    >>> _short(2**70), _short("a" * 50)
+    ('1180591620717411303424', "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…")
+    """
+    text = ascii(value)
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _full(
@@ -297,11 +361,16 @@ def _found(
             "after": Int8(place.document),
             **{f"after_{name}": Int8(place.after(kind)) for kind, name in enumerate(("key", "deletion", "upsert"))},
             "limit": Int8(limit),
+            "epoch": standing.epoch,
             "candidates": Int8(CANDIDATES),
         }
         statement = statement_of(strategy, None if begin is None else tuple(kinds), subject is not None, place.way)
         rows = _planned(connection, statement, values)
-        oldest, strategy = rows[0][:2]
+        if not rows:
+            raise _Switched
+        oldest, strategy, epoch = rows[0][:3]
+        if epoch != standing.epoch:
+            raise _Switched
         if begin is not None and oldest > values["first"]:
             raise WindowExpired(
                 f"the window begins at {begin}, and the oldest that is known is {oldest}",
@@ -309,7 +378,7 @@ def _found(
                 oldest=oldest,
             )
         if strategy == values["strategy"]:
-            return [Row(*row) for row in rows if row[3] is not None]
+            return [Row(*row) for row in rows if row[4] is not None]
 
 
 @cache

@@ -4,9 +4,9 @@
   and what happened after N is read as windows. So nothing falls between them, however others write.
 - A window [last + 1, newest] is read in pages. Each page is kept with where the next one begins: who is cut short goes
   on from there.
-- A window that the source can no longer answer, another installation than the one that was copied, or somebody else who
-  asks, begins the copy anew. Until the new listing is complete, documents of the old copy stay; what it does not name
-  goes when it is.
+- A window that the source can no longer answer, another installation than the one that was copied, somebody else who
+  asks, or a resource that is by access since, or open to all, begins the copy anew. Until the new listing is complete,
+  documents of the old copy stay; what it does not name goes when it is.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from forge.errors import ForgeError
 from forge.versions.errors import TokenInvalid, WindowExpired
 from forge.versions.nouns import Deletion, Event, KeyChange
 from forge.versions.sync.mirror import Mirror, State
@@ -22,6 +23,10 @@ from forge.versions.sync.source import Reach, Source
 LIMIT: Final = 500
 ATTEMPTS: Final = 3
 """How often one call begins a copy anew before it says why it cannot be had."""
+
+
+class AccessChanged(ForgeError):
+    """It was changed who sees the resource while it was copied."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -63,7 +68,7 @@ def sync(
             state = _begun(mirror, reach)
         try:
             state = _kept(source, mirror, state, reach, limit, done, tell)
-        except WindowExpired as expired:
+        except (WindowExpired, AccessChanged) as expired:
             if attempt == ATTEMPTS:
                 raise
             done.anew = str(expired)
@@ -80,6 +85,8 @@ def _other(state: State, reach: Reach) -> str | None:
         return "the source is another installation than the one that was copied"
     if state.subject != reach.subject:
         return f"it was copied as {state.subject or 'nobody'} sees it, and {reach.subject or 'nobody'} asks now"
+    if state.epoch != reach.epoch:
+        return "it was changed since who sees the resource"
     if max(state.upto, state.until or 0) > reach.newest:
         return f"the source is at version {reach.newest} and was at {max(state.upto, state.until or 0)} before"
     return None
@@ -88,7 +95,14 @@ def _other(state: State, reach: Reach) -> str | None:
 def _begun(mirror: Mirror, reach: Reach) -> State:
     before = mirror.state()
     generation = 1 if before is None else before.generation + 1
-    state = State(upto=reach.newest, listing=True, generation=generation, install=reach.install, subject=reach.subject)
+    state = State(
+        upto=reach.newest,
+        listing=True,
+        generation=generation,
+        install=reach.install,
+        subject=reach.subject,
+        epoch=reach.epoch,
+    )
     mirror.take([], state)
     return state
 
@@ -116,6 +130,8 @@ def _kept(
                 raise
             state = msgspec.structs.replace(state, token=None)  # the page was not the source's: read it all again
             continue
+        if page.epoch != state.epoch:
+            raise AccessChanged("it was changed meanwhile who sees the resource", fix="try again")
         _count(done, page.items)
         if page.next is not None:
             state = msgspec.structs.replace(state, token=page.next)

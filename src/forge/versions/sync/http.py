@@ -47,7 +47,7 @@ class HttpSource:
 
     def available(self) -> Reach:
         try:
-            return msgspec.convert(self._get("/versions/available", {}), Reach)
+            return msgspec.convert(self._get("/versions/available", {"resource": str(self.resource)}), Reach)
         except msgspec.ValidationError as error:
             raise _misunderstood(str(error)) from None
 
@@ -73,12 +73,12 @@ class HttpSource:
             window["pageToken"] = after
         answer = self._get(f"{self._path}/stream", window)
         try:
-            items, token = answer["items"], answer["next"]
-            if not isinstance(token, str | None) or not isinstance(items, list):
-                raise TypeError("items or next")
+            items, token, epoch = answer["items"], answer["next"], answer["epoch"]
+            if not isinstance(token, str | None) or not isinstance(items, list) or not isinstance(epoch, int):
+                raise TypeError("items, next or epoch")
         except (KeyError, TypeError) as error:
             raise _misunderstood(str(error)) from None
-        return Page([read(self.resource, item) for item in items], token)
+        return Page([read(self.resource, item) for item in items], token, epoch)
 
     def close(self) -> None:
         self._http.close()

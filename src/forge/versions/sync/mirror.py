@@ -35,6 +35,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Which installation it is a copy of."""
     subject: str | None = None
     """As who sees it."""
+    epoch: int = 0
+    """How often it had been changed who sees the resource."""
 
 
 class Mirror(Protocol):

@@ -12,12 +12,16 @@ from forge.versions.reading import standing, stream
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """The versions that can be asked for, of which installation, and who asks, where that matters."""
+    """The versions that can be asked for, of which installation, and who asks, where that matters.
+
+    `epoch` counts how often it was changed who sees the resource.
+    """
 
     oldest: int
     newest: int
     install: str | None = None
     subject: str | None = None
+    epoch: int = 0
 
 
 class Source(Protocol):
@@ -52,7 +56,8 @@ class DatabaseSource:
     def available(self) -> Reach:
         with typed_errors():
             found = available(self._connection)
-            return Reach(found.oldest, found.newest, install_id(self._connection), self._subject)
+            epoch = standing(self._connection, self.resource).epoch
+            return Reach(found.oldest, found.newest, install_id(self._connection), self._subject, epoch)
 
     def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
         with typed_errors():
