@@ -1,4 +1,7 @@
-"""SQL Server's files: T-SQL to two parsers of that dialect, with the tables of PostgreSQL's. No server has run them."""
+"""SQL Server's files: T-SQL to two parsers of that dialect, with the tables of PostgreSQL's.
+
+What they do is tested by tests/versions/test_stores.py, where a server is named; none has run them here.
+"""
 
 import logging
 import os
@@ -22,6 +25,7 @@ from forge.versions.nouns import Page
 from forge.versions.reading import changes, deletes, key_changes
 from forge.versions.resources import declare, resource_id
 from forge.versions.strategies import Strategy, use_strategy
+from tests.versions.mssql import batches as cut_batches
 from tests.versions.school import PLANS, STUDENTS, changed, school_database
 from tests.versions.tsql import tsql_parser
 
@@ -49,7 +53,7 @@ def batches(name: str) -> list[str]:
     """The batches of a script, as sqlcmd cuts them."""
     text = FOLDER.joinpath(name).read_text("utf-8")
     assert text.endswith("GO\n")
-    return [batch.strip() for batch in re.split(r"^GO$", text, flags=re.MULTILINE) if batch.strip()]
+    return cut_batches(text)
 
 
 def parsed(batch: str) -> list[exp.Expr]:

@@ -108,7 +108,7 @@ CREATE TABLE forge_versions.deletion (
     at         datetime2(7) NOT NULL CONSTRAINT DF_deletion_at DEFAULT (SYSUTCDATETIME())
 ) ON forge_versions_by_version (version);
 GO
-CREATE CLUSTERED INDEX IX_deletion_resource ON forge_versions.deletion (resource, version, document)
+CREATE CLUSTERED INDEX IX_deletion_resource ON forge_versions.deletion (resource, subject, version, document)
 ON forge_versions_by_version (version);
 GO
 

@@ -1,0 +1,230 @@
+"""A store in SQL Server, by pymssql: documents are written by plain SQL, and the triggers do the rest.
+
+`FORGE_TEST_SQLSERVER_URL` names a server and a user who may make databases: `mssql://sa:password@host:1433`. pymssql is
+imported only then (`pip install pymssql`); no dependency of Forge.
+"""
+
+import importlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from forge.changelog.queries import queries
+from forge.cli.versions import sqlserver_script
+from forge.versions.strategies import Strategy
+from tests.versions.stores import Found, Kind, Rows, Store, spelled
+
+URL: Final = os.environ.get("FORGE_TEST_SQLSERVER_URL")
+UNSET: Final = "FORGE_TEST_SQLSERVER_URL names no server (mssql://user:password@host:1433, with pymssql installed)"
+
+PARAMETERS: Final = {
+    "resource": "integer",
+    "min": "bigint",
+    "max": "bigint",
+    "after_version": "bigint",
+    "after_document": "bigint",
+    "limit": "integer",
+    "subject": "nvarchar(256)",
+}
+QUERIES: Final = {"journal": "changes", "denormalized": "changes_denormalized", "monotonic": "changes_monotonic"}
+STATEMENTS: Final = {
+    "declare": "INSERT INTO forge_versions.resource (project, name, version, by_access)"
+    " VALUES (N'test', @name, N'1', @by_access)",
+    "resource": "SELECT id FROM forge_versions.resource WHERE name = @name",
+    "put": "INSERT INTO forge_versions.document (resource, [identity], body)"
+    " SELECT r.id, @identity, N'{}' FROM forge_versions.resource AS r WHERE r.name = @name;"
+    " SELECT CAST(SCOPE_IDENTITY() AS bigint) AS id",
+    "change": "UPDATE forge_versions.document SET body = @body WHERE id = @document",
+    "rename": "UPDATE forge_versions.document SET [identity] = @identity WHERE id = @document",
+    "unrefer": "DELETE FROM forge_versions.reference WHERE parent = @document",
+    "refer": "INSERT INTO forge_versions.reference (parent, name, child)"
+    " SELECT @document, e.[key], CAST(e.[value] AS bigint) FROM OPENJSON(@edges) AS e",
+    "delete": "DELETE FROM forge_versions.document WHERE id = @document",
+    "grant": "EXEC forge_versions.grant_access @document, @subject",
+    "revoke": "EXEC forge_versions.revoke_access @document, @subject",
+    "newest": "EXEC forge_versions.newest @version OUTPUT; SELECT @version AS version",
+    "strategy": "UPDATE forge_versions.setting SET strategy = N'monotonic'",
+    "identities": "SELECT r.name, c.[identity] FROM forge_versions.reference AS r"
+    " JOIN forge_versions.document AS c ON c.id = r.child WHERE r.parent = @document",
+    "documents": "SELECT d.id, r.name, d.content_version, d.identity_version FROM forge_versions.document AS d"
+    " JOIN forge_versions.resource AS r ON r.id = d.resource",
+    "edges": "SELECT parent, child FROM forge_versions.reference",
+    "access": "SELECT subject, document, version FROM forge_versions.access",
+}
+"""Each with parameters by @name, as the page queries have them."""
+TYPES: Final = {
+    **PARAMETERS,
+    "name": "nvarchar(256)",
+    "by_access": "bit",
+    "identity": "nvarchar(max)",
+    "body": "nvarchar(max)",
+    "edges": "nvarchar(max)",
+    "document": "bigint",
+    "version": "bigint",
+}
+
+
+def batches(script: str) -> list[str]:
+    """The batches of a script, as sqlcmd cuts them."""
+    return [batch.strip() for batch in re.split(r"^GO$", script, flags=re.MULTILINE) if batch.strip()]
+
+
+def declared(statement: str, given: Mapping[str, Any]) -> str:
+    """A statement with its parameters before it: the driver writes values where `%(name)s` is."""
+    wanted = sorted({name for name in re.findall(r"@(\w+)", statement) if name in TYPES})
+    values = [f"@{name} {TYPES[name]}" + (f" = %({name})s" if name in given else "") for name in wanted]
+    return f"SET NOCOUNT ON; {'DECLARE ' + ', '.join(values) + ';' if values else ''}\n{statement};"
+
+
+class SqlServerStore:
+    """A store on a connection. What every strategy stands on is kept from the beginning, so each can be asked."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._connection = _connect(database)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def another(self) -> Iterator[Store]:
+        store = SqlServerStore(self._database)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        return self._block()
+
+    @contextmanager
+    def _block(self) -> Iterator[None]:
+        self._connection.autocommit(False)
+        try:
+            yield
+            self._connection.commit()
+        except BaseException:
+            self._connection.rollback()
+            raise
+        finally:
+            self._connection.autocommit(True)
+
+    def install(self) -> None:
+        for batch in batches(sqlserver_script()):
+            self._run(batch)
+        self._do("strategy")
+
+    def declare(self, name: str, *, by_access: bool = False) -> None:
+        self._do("declare", name=name, by_access=int(by_access))
+
+    def put(self, resource: str, identity: Mapping[str, Any], references: Mapping[str, int] | None = None) -> int:
+        ((made,),) = self._do("put", name=resource, identity=spelled(identity))
+        if references:
+            self._do("refer", document=made, edges=json.dumps(references))
+        return int(made)
+
+    def change(self, document: int, body: Mapping[str, Any]) -> None:
+        self._do("change", document=document, body=spelled(body))
+
+    def rename(self, document: int, identity: Mapping[str, Any]) -> None:
+        self._do("rename", document=document, identity=spelled(identity))
+
+    def refer(self, document: int, references: Mapping[str, int]) -> None:
+        self._do("unrefer", document=document)
+        self._do("refer", document=document, edges=json.dumps(references))
+
+    def delete(self, document: int) -> None:
+        self._do("delete", document=document)
+
+    def grant(self, document: int, subject: str) -> None:
+        self._do("grant", document=document, subject=subject)
+
+    def revoke(self, document: int, subject: str) -> None:
+        self._do("revoke", document=document, subject=subject)
+
+    def next_stamp(self, version: int) -> None:
+        self._run(f"ALTER SEQUENCE forge_versions.change_version RESTART WITH {version:d}")
+
+    def newest(self) -> int:
+        ((version,),) = self._do("newest")
+        return int(version)
+
+    def pages(
+        self,
+        kind: Kind,
+        resource: str,
+        window: tuple[int, int],
+        limit: int,
+        *,
+        strategy: Strategy = "journal",
+        subject: str | None = None,
+    ) -> Iterator[list[Found]]:
+        ((number,),) = self._do("resource", name=resource)
+        name = QUERIES[strategy] if kind == "changes" and subject is None else kind
+        query = queries("forge.versions", "sql/sqlserver/queries.sql")[name + ("_of_subject" if subject else "")]
+        asked = {"resource": number, "min": window[0], "max": window[1], "limit": limit, "subject": subject}
+        after: Found = (0, 0)
+        while True:
+            given = {**asked, "after_version": after[0], "after_document": after[1]}
+            page = [(int(row[0]), int(row[1])) for row in self._run(declared(query, given), given)]
+            yield page
+            if len(page) < limit:
+                return
+            after = page[-1]
+
+    def identities(self, document: int) -> dict[str, Any]:
+        return {name: json.loads(identity) for name, identity in self._do("identities", document=document)}
+
+    def rows(self) -> Rows:
+        return Rows(
+            {id: (name, content, identity) for id, name, content, identity in self._do("documents")},
+            [(parent, child) for parent, child in self._do("edges")],
+            {(subject, document): version for subject, document, version in self._do("access")},
+        )
+
+    def _do(self, statement: str, /, **given: Any) -> list[tuple[Any, ...]]:
+        return self._run(declared(STATEMENTS[statement], given), given)
+
+    def _run(self, statement: str, given: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, given or None)
+            return list(cursor.fetchall()) if cursor.description else []
+
+
+@contextmanager
+def sqlserver_store() -> Iterator[SqlServerStore]:
+    """A store in a database of its own, which is dropped afterwards."""
+    database = f"forge_test_{uuid.uuid4().hex[:12]}"
+    admin = _connect("master")
+    try:
+        with admin.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {database}")
+        store = SqlServerStore(database)
+        try:
+            store.install()
+            yield store
+        finally:
+            store.close()
+            with admin.cursor() as cursor:
+                cursor.execute(f"ALTER DATABASE {database} SET SINGLE_USER WITH ROLLBACK IMMEDIATE")
+                cursor.execute(f"DROP DATABASE {database}")
+    finally:
+        admin.close()
+
+
+def _connect(database: str) -> Any:
+    assert URL is not None
+    parts = urlsplit(URL)
+    return importlib.import_module("pymssql").connect(
+        server=parts.hostname,
+        port=str(parts.port or 1433),
+        user=unquote(parts.username or "sa"),
+        password=unquote(parts.password or ""),
+        database=database,
+        autocommit=True,
+    )

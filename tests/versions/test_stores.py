@@ -1,0 +1,214 @@
+"""The same on every database: the worked example, every strategy as brute force derives, pages, access, the newest.
+
+On PostgreSQL always; on SQL Server where `FORGE_TEST_SQLSERVER_URL` names one (see tests/versions/mssql.py).
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+import sqlglot
+from sqlglot import ErrorLevel, exp
+
+from forge.changelog.connection import Connection
+from forge.cli.versions import sqlserver_script
+from forge.versions.strategies import STRATEGIES, Strategy
+from tests.versions.mssql import STATEMENTS, TYPES, UNSET, URL, batches, declared, sqlserver_store
+from tests.versions.stores import Kind, PostgresStore, Store, derived, within
+
+KINDS = ("schools", "courses", "plans")
+"""The last is by access."""
+
+
+@pytest.fixture(params=["postgresql", "sqlserver"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    if request.param == "sqlserver" and URL is None:
+        pytest.skip(UNSET)
+    if request.param == "sqlserver":
+        with sqlserver_store() as made:
+            yield made
+    else:
+        connection: Connection = request.getfixturevalue("versions")
+        yield PostgresStore(connection, request.getfixturevalue("versions_url"))
+
+
+def told(
+    store: Store,
+    kind: Kind,
+    resource: str,
+    window: tuple[int, int],
+    limit: int = 100,
+    strategy: Strategy = "journal",
+    subject: str | None = None,
+) -> list[tuple[int, int]]:
+    found = store.pages(kind, resource, window, limit, strategy=strategy, subject=subject)
+    return [item for page in found for item in page]
+
+
+class Life:
+    """Documents of three resources that are made, changed, referred to, renamed, deleted, granted and revoked."""
+
+    def __init__(self, store: Store, seed: int) -> None:
+        self.store, self.random = store, Random(seed)
+        for name in KINDS:
+            store.declare(name, by_access=name == KINDS[-1])
+        self.documents: dict[int, dict[str, int]] = {}
+        self.keys = 0
+        self.deleted: set[int] = set()
+
+    def step(self) -> None:
+        """One change, of some kind."""
+        choice = self.random.random()
+        if choice < 0.3 or len(self.documents) < 4:
+            references = self._references()
+            self.documents[self.store.put(self.random.choice(KINDS), self._key(), references)] = references
+        elif choice < 0.5:
+            self.store.change(self._any(), {"n": self.random.randrange(3)})
+        elif choice < 0.6:
+            changed = self._any()
+            self.documents[changed] = self._references()
+            self.store.refer(changed, self.documents[changed])
+        elif choice < 0.75:
+            self.store.rename(self._any(), self._key())
+        elif choice < 0.85:
+            used = {child for references in self.documents.values() for child in references.values()}
+            if free := sorted(self.documents.keys() - used):
+                gone = self.random.choice(free)
+                self.store.delete(gone)
+                del self.documents[gone]
+                self.deleted.add(gone)
+        else:
+            act = self.store.grant if self.random.random() < 0.6 else self.store.revoke
+            act(self._any(), self.random.choice(("ada", "bob")))
+
+    def _any(self) -> int:
+        return self.random.choice(sorted(self.documents))
+
+    def _references(self) -> dict[str, int]:
+        return {f"r{n}": self._any() for n in range(self.random.randrange(4)) if self.documents}
+
+    def _key(self) -> dict[str, Any]:
+        self.keys += 1
+        return {"key": self.keys}
+
+
+@pytest.mark.contract("V1", "V4", "V9")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_worked_example(store: Store, strategy: Strategy) -> None:
+    """A student's identity changes at 100, and the plan that refers to it is told; nothing of the plan was written."""
+    store.declare("students")
+    store.declare("plans")
+    student = store.put("students", {"studentUniqueId": "604821"})
+    plan = store.put("plans", {"year": 2026}, {"student": student})
+    assert told(store, "changes", "plans", (1, store.newest()), strategy=strategy) != []
+    store.next_stamp(100)
+    before = store.rows().documents[plan]
+    store.rename(student, {"studentUniqueId": "604999"})
+    assert store.newest() == 100
+    assert store.rows().documents[plan] == before
+    for resource, document in (("plans", plan), ("students", student)):
+        assert told(store, "changes", resource, (99, 100), strategy=strategy) == [(100, document)]
+        assert told(store, "changes", resource, (1, 99), strategy=strategy) == []
+    assert told(store, "key_changes", "students", (99, 100)) == [(100, student)]
+    assert told(store, "key_changes", "plans", (99, 100)) == []
+    assert store.identities(plan) == {"student": {"studentUniqueId": "604999"}}
+
+
+@pytest.mark.contract("V4", "V8", "V9")
+def test_every_strategy_tells_what_brute_force_derives(store: Store) -> None:
+    life = Life(store, 3)
+    for _ in range(3):
+        for _ in range(25):
+            life.step()
+        newest, rows = store.newest(), store.rows()
+        first = life.random.randint(1, newest)
+        windows = (1, newest), (first, life.random.randint(first, newest))
+        for strategy, window, resource in product(STRATEGIES, windows, KINDS):
+            found = told(store, "changes", resource, window, life.random.choice((3, 100)), strategy)
+            assert found == within(derived(rows, resource), window), (strategy, resource, window)
+        for window, subject in product(windows, ("ada", "bob")):
+            found = told(store, "changes", KINDS[-1], window, life.random.choice((3, 100)), subject=subject)
+            assert found == within(derived(rows, KINDS[-1], subject), window), (subject, window)
+    gone = [document for kind in KINDS for _, document in told(store, "deletes", kind, (1, store.newest()), 2)]
+    assert sorted(gone) == sorted(life.deleted)
+    assert life.deleted
+
+
+@pytest.mark.contract("V4", "V9")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_pages_skip_and_repeat_nothing_that_stays(store: Store, strategy: Strategy) -> None:
+    """Between the pages others change what comes, what was told, and what those refer to."""
+    store.declare("students")
+    store.declare("plans")
+    students = [store.put("students", {"n": n}) for n in range(4)]
+    plans = [store.put("plans", {"n": n}, {"student": students[n % 4]}) for n in range(12)]
+    newest = store.newest()
+    found = store.pages("changes", "plans", (1, newest), 2, strategy=strategy)
+    seen = [document for _, document in next(found)]
+    assert seen == plans[:2]
+    store.change(plans[0], {"changed": "after it was told"})
+    store.change(plans[5], {"changed": "before it would be"})
+    store.rename(students[3], {"n": 33})
+    store.put("plans", {"n": 99}, {"student": students[0]})
+    seen += [document for page in found for _, document in page]
+    stay = [plan for n, plan in enumerate(plans) if n % 4 != 3 and n not in (0, 5)]
+    assert seen == [plans[0], *stay]
+    later = told(store, "changes", "plans", (newest + 1, store.newest()), 2, strategy)
+    assert {document for _, document in later} >= {plans[n] for n in (0, 3, 5, 7, 11)}
+    assert later == within(derived(store.rows(), "plans"), (newest + 1, store.newest()))
+
+
+@pytest.mark.contract("V6", "V9")
+def test_who_is_given_access_sees_it_and_who_loses_it_is_told(store: Store) -> None:
+    store.declare("plans", by_access=True)
+    plan, other = (store.put("plans", {"n": n}) for n in range(2))
+    store.grant(other, "ada")
+    before = store.newest()
+    store.grant(plan, "ada")
+    given = store.newest()
+    assert given > before
+    assert told(store, "changes", "plans", (before + 1, given), subject="ada") == [(given, plan)]
+    assert told(store, "changes", "plans", (1, given), subject="eve") == []
+    store.revoke(plan, "ada")
+    lost = store.newest()
+    assert told(store, "changes", "plans", (given, lost), subject="ada") == []
+    assert told(store, "deletes", "plans", (given, lost), subject="ada") == [(lost, plan)]
+    assert told(store, "deletes", "plans", (1, lost)) == []
+    store.delete(other)
+    assert told(store, "deletes", "plans", (lost + 1, store.newest()), subject="ada") == [(store.newest(), other)]
+
+
+@pytest.mark.contract("V5", "V9")
+def test_a_lower_stamp_that_is_not_committed_holds_the_newest_back(store: Store) -> None:
+    store.declare("plans")
+    store.put("plans", {"n": 0})
+    settled = store.newest()
+    with store.another() as slow:
+        with slow.transaction():
+            slow.put("plans", {"n": 1})
+            store.put("plans", {"n": 2})
+            assert store.newest() == settled
+        assert store.newest() == settled + 2
+    assert len(told(store, "changes", "plans", (settled + 1, settled + 2))) == 2
+
+
+@pytest.mark.contract("V9")
+@pytest.mark.parametrize("name", sorted(STATEMENTS))
+def test_what_is_sent_to_sql_server_is_t_sql(name: str) -> None:
+    """Without a server at least a parser reads it, with the parameters that come before it."""
+    given = {parameter: 1 for parameter in TYPES if parameter != "version"}
+    text = re.sub(r"%\(\w+\)s", "NULL", declared(STATEMENTS[name], given))
+    found = [one for one in sqlglot.parse(text, dialect="tsql", error_level=ErrorLevel.RAISE) if one is not None]
+    commands = [one for one in found if isinstance(one, exp.Command)]
+    assert [one.this.upper() for one in commands] in ([], ["EXEC"])
+    assert len(found) >= 2
+
+
+def test_the_script_is_cut_as_sqlcmd_does() -> None:
+    found = batches(sqlserver_script())
+    assert len(found) > 30
+    assert not any(re.search(r"^GO$", batch, re.MULTILINE) for batch in found)
+    assert not any("%" in batch for batch in found)
