@@ -149,14 +149,15 @@ def _told(path: str, found: _Ledger | None, lag: Any) -> dict[str, Any]:
         "lag_events": None if lag is None else lag.events,
         "equal": None if checked is None else checked[0],
         "compared_at": None if checked is None else utc(checked[1]),
-        "problems": [
-            f"{each['quarantined']:,} rows of {each['name']} did not fit and are in quarantine"
-            for each in tables
-            if each["quarantined"]
-        ],
+        "problems": [_misfits(each["name"], each["quarantined"]) for each in tables if each["quarantined"]],
         "tables": tables,
         "recent": recent,
     }
+
+
+def _misfits(table: str, rows: int) -> str:
+    words, are = ("row", "is") if rows == 1 else ("rows", "are")
+    return f"{rows:,} {words} of {table} did not fit and {are} in quarantine"
 
 
 def _batch(row: dict[str, Any], checked: tuple[bool, datetime] | None) -> dict[str, Any]:
