@@ -218,6 +218,29 @@ async def test_a_table_that_mirrors_a_live_query_follows_the_database_in_every_t
     await until(other, "shown.all.length === 2")
 
 
+@pytest.mark.contract("W7")
+async def test_the_raw_feed_is_followed_by_one_tab_and_nothing_is_lost_when_it_closes(
+    tabs: Tabs, served: Served, orders: Connection
+) -> None:
+    url = f"{served.url}/page/watcher.html"
+    one, other = await opened(tabs, url), await opened(tabs, url)
+    await live(other, "all", ALL)
+    follow = "void (window.feed = watcher.follow({ url: location.origin, tables: { orders: 'orders' } }))"
+    await one.evaluate(follow)
+    await until(one, "feed.getSnapshot().status === 'live'")
+    orders.execute(b"UPDATE orders SET status = 'seen'")
+    await until(other, "shown.all.length === 3")
+    await other.evaluate(follow)
+    assert await other.evaluate("feed.getSnapshot().status") == "waiting"
+    orders.execute(b"UPDATE orders SET id = 9 WHERE id = 1")
+    await until(other, "shown.all.map(({ id }) => id).join() === '2,3,9'")
+    assert await other.evaluate("feed.getSnapshot().status") == "waiting"
+    await one.close()
+    orders.execute(b"UPDATE orders SET status = 'late' WHERE id = 3; DELETE FROM orders WHERE id = 2")
+    await until(other, "shown.all.map(({ id, status }) => id + status).join() === '3late,9seen'")
+    await other.evaluate("feed.stop()")
+
+
 async def test_rows_that_did_not_change_are_the_same_objects(tabs: Tabs, pages: str) -> None:
     page = await opened(tabs, pages)
     await run(page, "INSERT INTO orders (id, status) VALUES (1, 'a'), (2, 'b')")

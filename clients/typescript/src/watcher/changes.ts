@@ -67,10 +67,28 @@ export function rowOf(values: Readonly<Record<string, unknown>> | null | undefin
   return row;
 }
 
-/** Writes them, in one transaction. */
-export function applyChanges(connection: Connection, changes: readonly Change[]): void {
+/** Where a source of changes stands. */
+export interface Cursor {
+  readonly source: string;
+  readonly at: string;
+}
+
+const CURSORS = "CREATE TABLE IF NOT EXISTS forge_cursors (source TEXT PRIMARY KEY, at TEXT NOT NULL) WITHOUT ROWID";
+
+export function storedCursor(connection: Connection, source: string): string | null {
+  if (connection.columns("forge_cursors").length === 0) return null;
+  const [row] = connection.select("SELECT at FROM forge_cursors WHERE source = ?", [source]);
+  return row === undefined ? null : String(row["at"]);
+}
+
+/** Writes them, in one transaction, and the cursor with them. */
+export function applyChanges(connection: Connection, changes: readonly Change[], cursor?: Cursor): void {
   const tables = new Map<string, Table>();
   connection.transaction(() => {
+    if (cursor !== undefined) {
+      if (connection.columns("forge_cursors").length === 0) connection.run(CURSORS);
+      connection.run("REPLACE INTO forge_cursors VALUES (?, ?)", [cursor.source, cursor.at]);
+    }
     for (const change of changes) {
       let table = tables.get(change.table);
       if (table === undefined) tables.set(change.table, (table = new Table(connection, change.table)));

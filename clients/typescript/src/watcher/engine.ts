@@ -9,7 +9,7 @@
  */
 
 import { ForgeError } from "../errors";
-import { applyChanges, replaceRows } from "./changes";
+import { applyChanges, replaceRows, storedCursor } from "./changes";
 import type { Connection } from "./connection";
 import { Heard } from "./heard";
 import type { Message, Reply, Request, Requests } from "./protocol";
@@ -98,7 +98,9 @@ export class Engine {
       case "end":
         return this.#end(request.transaction, request.commit);
       case "apply":
-        return this.#use((connection) => applyChanges(connection, request.changes));
+        return this.#use((connection) => applyChanges(connection, request.changes, request.cursor));
+      case "cursor":
+        return this.#use((connection) => storedCursor(connection, request.source));
       case "mirror":
         return this.#use((connection) => replaceRows(connection, request.table, request.rows, request.gone));
       case "watch": {

@@ -4,8 +4,9 @@
 export { ForgeError } from "../index";
 export type { Names, RemoteChange } from "./changes";
 export type { Ran } from "./connection";
+export type { FeedOptions, FeedState } from "./feed";
 export type { LocalLive } from "./local";
 export type { Kind } from "./protocol";
 export type { Params, Row, SqlValue } from "./values";
-export { openWatcher, type Statements, type Watcher, type WatcherOptions } from "./watcher";
+export { type Following, openWatcher, type Statements, type Watcher, type WatcherOptions } from "./watcher";
 export { serveWatcher } from "./worker";

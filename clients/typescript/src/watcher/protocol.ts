@@ -3,7 +3,7 @@
  */
 
 import type { ErrorFields } from "../errors";
-import type { Change } from "./changes";
+import type { Change, Cursor } from "./changes";
 import type { Ran } from "./connection";
 import type { Params, Row } from "./values";
 import type { Rows } from "./writes";
@@ -20,7 +20,10 @@ export interface Requests {
   /** Answered with the transaction's number when it is its turn. */
   begin: [Record<string, never>, number];
   end: [{ transaction: number; commit: boolean }, void];
-  apply: [{ changes: readonly Change[] }, void];
+  /** `cursor`: where the source of the changes stands behind them, stored with them. */
+  apply: [{ changes: readonly Change[]; cursor?: Cursor | undefined }, void];
+  /** Where a source stands, as it was stored. */
+  cursor: [{ source: string }, string | null];
   /** The table gets these rows, and loses those that are gone; all others when that is not said. */
   mirror: [{ table: string; rows: readonly Row[]; gone?: readonly Row[] | undefined }, void];
   watch: [{ live: number; sql: string; params: Params }, void];

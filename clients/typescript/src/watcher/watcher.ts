@@ -11,6 +11,7 @@ import type { Readable } from "../readable";
 import { localChanges, type Names, type RemoteChange, rowOf } from "./changes";
 import { Calls } from "./calls";
 import type { Ran } from "./connection";
+import { Feed, type FeedOptions } from "./feed";
 import { LocalLive } from "./local";
 import type { Kind } from "./protocol";
 import { lineOf, type Params, type Row } from "./values";
@@ -34,6 +35,9 @@ export interface Statements {
   select<T = Row>(sql: string, params?: Params): Promise<T[]>;
 }
 
+/** What follows a feed: a store of how it stands, until it is stopped. */
+export type Following = Feed & { stop(): void };
+
 /** Opens the database, or makes it. */
 export async function openWatcher(options: WatcherOptions): Promise<Watcher> {
   const calls = new Calls(options.worker);
@@ -48,7 +52,7 @@ export class Watcher implements Statements {
   readonly storage: Kind;
   readonly #calls: Calls;
   readonly #lives = new Map<string, LocalLive<unknown>>();
-  readonly #mirrors = new AbortController();
+  readonly #closing = new AbortController();
 
   constructor(name: string, storage: Kind, calls: Calls) {
     this.name = name;
@@ -122,31 +126,53 @@ export class Watcher implements Statements {
    * does the writing.
    */
   mirror<T extends object>(live: Pick<Live<readonly T[]>, keyof Readable<unknown>>, table: string): () => void {
+    return this.#alone(`mirror ${table}`, (signal) => this.#mirror(live, table, signal));
+  }
+
+  /**
+   * Writes every change of a server's tables into local ones, once, from where it stopped the last time; `stop` ends
+   * that. Of several tabs that do it, one does the writing, and the others wait for its end.
+   */
+  follow(options: FeedOptions): Following {
+    const source = `${options.url} ${Object.keys(options.tables).sort().join()}`;
+    const feed = new Feed(options, {
+      cursor: () => this.#calls.ask("cursor", { source }),
+      write: (remote, at) => {
+        const changes = localChanges(remote, options.tables);
+        return this.#calls.ask("apply", { changes, cursor: { source, at } });
+      },
+    });
+    const stop = this.#alone(`feed ${source}`, (signal) => feed.run(signal));
+    return Object.assign(feed, { stop });
+  }
+
+  async close(): Promise<void> {
+    removeEventListener("pageshow", this.#check);
+    document.removeEventListener("visibilitychange", this.#check);
+    this.#closing.abort();
+    await this.#calls.ask("close", {});
+    this.#calls.end();
+    for (const live of this.#lives.values()) live.fail(closed());
+  }
+
+  /** Does the work while no other tab does it; returns how to end that. */
+  #alone(what: string, work: (signal: AbortSignal) => Promise<void>): () => void {
     const ended = new AbortController();
-    const signal = AbortSignal.any([ended.signal, this.#mirrors.signal]);
-    const work = (): Promise<void> => this.#follow(live, table, signal);
-    const lock = `forge:watcher:${this.name}:${table}`;
-    const done = this.storage === "memory" ? work() : navigator.locks.request(lock, { signal }, work);
+    const signal = AbortSignal.any([ended.signal, this.#closing.signal]);
+    const lock = `forge:watcher:${this.name}:${what}`;
+    const done =
+      this.storage === "memory" ? work(signal) : navigator.locks.request(lock, { signal }, () => work(signal));
     done.catch((error: unknown) => {
       if (!signal.aborted) reportError(error);
     });
     return () => ended.abort();
   }
 
-  async close(): Promise<void> {
-    removeEventListener("pageshow", this.#check);
-    document.removeEventListener("visibilitychange", this.#check);
-    this.#mirrors.abort();
-    await this.#calls.ask("close", {});
-    this.#calls.end();
-    for (const live of this.#lives.values()) live.fail(closed());
-  }
-
   readonly #check = (): void => {
     if (document.visibilityState === "visible") void this.#calls.ask("check", {}).catch(() => undefined);
   };
 
-  async #follow<T extends object>(
+  async #mirror<T extends object>(
     live: Pick<Live<readonly T[]>, keyof Readable<unknown>>,
     table: string,
     signal: AbortSignal,

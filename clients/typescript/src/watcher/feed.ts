@@ -1,0 +1,173 @@
+/**
+ * The raw feed of a Forge server, written into the local tables: every change once, whatever happens in between.
+ *
+ * In come the events of `/forge/changes`, out go batches of changes, each with the cursor behind it; both are stored in
+ * one transaction, and the next stream begins behind what is stored. Changes that come while a batch is written are the
+ * next batch. What always holds: the cursor is never ahead of the rows, and no change is left out.
+ */
+
+import { Backoff } from "../backoff";
+import { asError, ForgeError, unreachable } from "../errors";
+import { Http } from "../http";
+import type { Event } from "../messages";
+import { Cell } from "../readable";
+import { read } from "../sse";
+import { type Token, Tokens } from "../tokens";
+import { decodeRow, parse } from "../values";
+import type { Names, RemoteChange } from "./changes";
+
+export interface FeedOptions {
+  /** Of the Forge server. */
+  readonly url: string;
+  readonly token?: Token;
+  /** Local tables by the names of the remote ones; the feed is asked for these alone. */
+  readonly tables: Names;
+  /** Where to begin when nothing is stored yet: behind what is there now, or with the oldest change of the log. */
+  readonly from?: "now" | "start";
+}
+
+export interface FeedState {
+  readonly status: "waiting" | "connecting" | "live" | "stale" | "error";
+  readonly error: ForgeError | undefined;
+}
+
+/** Where batches go. */
+export interface Store {
+  /** The cursor that is stored. */
+  cursor(): Promise<string | null>;
+  write(changes: readonly RemoteChange[], cursor: string): Promise<void>;
+}
+
+/** Milliseconds without anything after which a stream counts as dead: a server sends something every 25 s. */
+const SILENCE = 45_000;
+/** Milliseconds for an answer. */
+const TIMEOUT = 15_000;
+/** What does not get better by trying again. */
+const FINAL = new Set([
+  ...["auth_failed", "forbidden", "bad_arguments", "cursor_expired", "cursor_foreign", "invalidated"],
+  ...["sql", "no_key", "closed"],
+]);
+
+export class Feed extends Cell<FeedState> {
+  readonly #http: Http;
+  readonly #path: string;
+  readonly #from: string;
+  readonly #store: Store;
+  #batch: RemoteChange[] = [];
+  #cursor = "";
+  #writing: Promise<void> | undefined;
+
+  constructor({ url, token, tables, from = "now" }: FeedOptions, store: Store) {
+    super({ status: "waiting", error: undefined });
+    this.#http = new Http(url, new Tokens(token), TIMEOUT);
+    const named = Object.keys(tables).map((table) => `table=${encodeURIComponent(table)}`);
+    this.#path = `/forge/changes?${["backpressure=pause", ...named].join("&")}`;
+    this.#from = from;
+    this.#store = store;
+  }
+
+  /** Follows until the signal, or an error that stays. */
+  async run(signal: AbortSignal): Promise<void> {
+    const backoff = new Backoff();
+    while (!signal.aborted) {
+      let error: ForgeError;
+      try {
+        this.set({ status: "connecting", error: undefined });
+        await this.#listen(signal, () => {
+          backoff.reset();
+          this.set({ status: "live", error: undefined });
+        });
+        error = unreachable("it ended the stream");
+      } catch (thrown) {
+        error = asError(thrown);
+      }
+      if (signal.aborted) return;
+      const final = FINAL.has(error.code);
+      this.set({ status: final ? "error" : "stale", error });
+      if (final) return;
+      await pause(backoff.next((error.retryAfter ?? 0) * 1000), signal);
+    }
+  }
+
+  async #listen(signal: AbortSignal, live: () => void): Promise<void> {
+    const stored = await this.#store.cursor();
+    const cut = new AbortController();
+    let silence: ReturnType<typeof setTimeout> | undefined;
+    let expired: string | undefined;
+    let failed: unknown;
+    const heard = (event?: Event): void => {
+      clearTimeout(silence);
+      silence = setTimeout(() => cut.abort(), SILENCE);
+      live();
+      if (event?.name === "auth") expired = reasonOf(event) ?? expired;
+      if (event?.name !== "change") return;
+      this.#batch.push(changeOf(event));
+      this.#cursor = event.id;
+      this.#writing ??= this.#write().catch((error: unknown) => {
+        failed = error;
+        cut.abort();
+      });
+    };
+    try {
+      const from = stored ?? this.#from;
+      const path = `${this.#path}&from=${encodeURIComponent(from)}`;
+      const either = AbortSignal.any([signal, cut.signal]);
+      await read(await this.#http.stream(path, { accept: "text/event-stream" }, either), heard);
+    } catch (error) {
+      throw failed ?? error;
+    } finally {
+      clearTimeout(silence);
+      await this.#writing;
+      this.#batch = [];
+    }
+    if (failed !== undefined) throw failed;
+    if (expired !== undefined) await this.#http.tokens.replace(expired);
+  }
+
+  async #write(): Promise<void> {
+    try {
+      while (this.#batch.length > 0) {
+        const [batch, cursor] = [this.#batch, this.#cursor];
+        this.#batch = [];
+        await this.#store.write(batch, cursor);
+        const unknown = batch.find(({ operation }) => operation === "INVALIDATE");
+        if (unknown !== undefined) throw invalidated(unknown.table);
+      }
+    } finally {
+      this.#writing = undefined;
+    }
+  }
+}
+
+type Row = Record<string, unknown>;
+
+function reasonOf(event: Event): string | undefined {
+  return (parse(event.lines.join("\n")) as { reason?: string }).reason;
+}
+
+function invalidated(table: string): ForgeError {
+  const message = `something changed in ${table} that the server's log does not have`;
+  return new ForgeError("failed", message, `have its rows anew, by a mirror, then follow again`, { code: "invalidated" });
+}
+
+function changeOf(event: Event): RemoteChange {
+  const change = parse(event.lines.join("\n")) as RemoteChange;
+  const { key, before, after } = change;
+  const decoded = (row: unknown): Row | null => (row ? (decodeRow(row) as Row) : null);
+  return { ...change, key: decoded(key), before: decoded(before), after: decoded(after) };
+}
+
+/** Waits, but not longer than until the network is back. */
+function pause(milliseconds: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const over = new AbortController();
+    const end = (): void => {
+      clearTimeout(timer);
+      over.abort();
+      resolve();
+    };
+    const timer = setTimeout(end, milliseconds);
+    globalThis.addEventListener("online", end, { signal: over.signal });
+    signal.addEventListener("abort", end, { signal: over.signal });
+  });
+}
