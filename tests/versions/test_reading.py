@@ -277,6 +277,7 @@ class TestWindows:
     def test_what_is_no_version_no_size_and_no_token(self, world: World, ask: Any) -> None:
         plans = world.resource("plans", by_access=True)
         world.put(plans, "a")
+        wrong: Any
         for wrong in (True, False, 1.0, 0.5, float("nan"), float("inf"), "1", b"1", Decimal(1), [], 2**70, -(2**70)):
             for given in ({"min": wrong}, {"max": wrong}, {"limit": wrong}, {"min": 1, "max": wrong}):
                 with pytest.raises(WindowInvalid) as raised:
