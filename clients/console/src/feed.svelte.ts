@@ -3,7 +3,7 @@
  * at the most, however many come.
  *
  * Paused, it goes on collecting, and shows what there was; resumed, it shows all at once. A broken stream is taken up
- * behind the last cursor, so nothing is shown twice, and what was left out is counted in `missed`.
+ * behind the last cursor, so nothing is left out or shown twice, unless the server does not know that cursor any more.
  */
 
 import { Ring, type Seen } from "./ring";
@@ -23,7 +23,8 @@ export class Feed {
   /** How many came since it was paused. */
   waiting = $state(0);
   total = $state(0);
-  missed = $state(0);
+  /** How often it had to begin anew. */
+  gaps = $state(0);
   /** How many came in each of the last 60 seconds, the newest last. */
   rates = $state.raw<readonly number[]>(new Array(SECONDS).fill(0));
 
@@ -65,15 +66,16 @@ export class Feed {
           this.status = "live";
           this.refusal = null;
           if (message.event === "change") this.#take(JSON.parse(message.data) as Change);
-          if (message.event === "gap") this.missed += (JSON.parse(message.data) as { dropped: number }).dropped;
           if (message.id) this.#cursor = message.id;
         }
       } catch (error) {
         if (this.#stop.signal.aborted) return;
         if (error instanceof Refused) {
           this.refusal = error;
-          if (error.status === 410) this.#cursor = "now";
-          else if (error.status < 500 && error.status !== 429) {
+          if (error.status === 410) {
+            this.#cursor = "now";
+            this.gaps += 1;
+          } else if (error.status < 500 && error.status !== 429) {
             this.status = "refused";
             return;
           }

@@ -1,23 +1,22 @@
 /** A live query as state: what it is follows what the function returns, and nothing is subscribed to when unused. */
 
-import type { Live } from "@forge/client";
+import type { ForgeError, Live } from "@forge/client";
 import { SvelteDate } from "svelte/reactivity";
 
 export interface Watched<T> {
   readonly status: "connecting" | "live" | "stale" | "error";
   readonly data: T | undefined;
-  readonly error: { message: string; code?: string; fix?: string | null } | null;
+  /** Why nothing new comes. */
+  readonly error: ForgeError | undefined;
 }
 
 /** Must be called where effects may be: at the top of a component. */
 export function watch<T>(live: () => Live<T> | null): Watched<T> {
-  let state = $state.raw<Watched<T>>({ status: "connecting", data: undefined, error: null });
+  let state = $state.raw<Watched<T>>({ status: "connecting", data: undefined, error: undefined });
   $effect(() => {
     const followed = live();
-    state = { status: "connecting", data: undefined, error: null };
-    return followed?.subscribe((next) => {
-      state = { status: next.status, data: next.data, error: (next.error as Watched<T>["error"]) ?? null };
-    });
+    state = { status: "connecting", data: undefined, error: undefined };
+    return followed?.subscribe((next) => (state = next));
   });
   return {
     get status() {

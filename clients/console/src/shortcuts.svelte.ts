@@ -30,7 +30,7 @@ class Shortcuts {
   press(event: KeyboardEvent): void {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     const target = event.target as HTMLElement | null;
-    if (target?.closest("dialog")) return;
+    if (target?.closest("dialog") || (event.key === "Enter" && target?.closest("a, button"))) return;
     if (target?.closest("input:not([type=range]):not([type=checkbox]), textarea, select")) {
       if (event.key === "Escape") target.blur();
       return;

@@ -66,7 +66,7 @@ export async function connect(url: string, bearer: string | null): Promise<Sourc
     ask: <T>(name: string, args: Args = {}) => client.query<T>(name, args),
     mutate: async <T>(name: string, args: Args) => (await client.mutate<T>(name, args)).result,
     async *changes(from, signal) {
-      const query = new URLSearchParams({ from, backpressure: "drop" });
+      const query = new URLSearchParams({ from, backpressure: "pause" });
       const stream = await fetch(`${url}/forge/changes?${query}`, { headers, signal, credentials: "omit" });
       if (!stream.ok || stream.body === null) throw await refusal(stream);
       yield* messages(stream.body);
