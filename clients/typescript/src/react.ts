@@ -1,9 +1,10 @@
 /** Live results for React: a hook. */
 
 import { useSyncExternalStore } from "react";
-import type { Live, State } from "./live";
+import type { State } from "./live";
+import type { Readable } from "./readable";
 
-/** The state of a live result, and of each one that follows; rows that did not change are the same objects. */
-export function useLive<T>(live: Live<T>): State<T> {
+/** The state of a live result, a server's or a local one, and of each that follows; what did not change is the same. */
+export function useLive<T>(live: Readable<State<T>>): State<T> {
   return useSyncExternalStore(live.subscribe, live.getSnapshot, live.getSnapshot);
 }

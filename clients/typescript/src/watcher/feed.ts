@@ -147,7 +147,7 @@ function reasonOf(event: Event): string | undefined {
 
 function invalidated(table: string): ForgeError {
   const message = `something changed in ${table} that the server's log does not have`;
-  return new ForgeError("failed", message, `have its rows anew, by a mirror, then follow again`, { code: "invalidated" });
+  return new ForgeError("failed", message, "have its rows anew, then follow again", { code: "invalidated" });
 }
 
 function changeOf(event: Event): RemoteChange {

@@ -57,8 +57,8 @@ const PLAIN = new Map<string, Written>([
 const OF_CURSOR = new Map<string, Written>([
   ...all(none, "OpenRead ReopenIdx OpenEphemeral OpenAutoindex OpenPseudo OpenDup Close SeekRowid NotExists SeekGE"),
   ...all(none, "SeekGT SeekLE SeekLT IdxGT IdxGE IdxLT IdxLE DeferredSeek FinishSeek NullRow IfNoHope Rewind Last"),
-  ...all(none, "Next Prev Sort SorterOpen SorterSort SorterNext SorterInsert ResetSorter IdxInsert Insert Delete Found"),
-  ...all(none, "NotFound SeekHit SequenceTest"),
+  ...all(none, "Next Prev Sort SorterOpen SorterSort SorterNext SorterInsert ResetSorter IdxInsert Insert Delete"),
+  ...all(none, "Found NotFound SeekHit SequenceTest"),
   ...all(p2, "Rowid IdxRowid Sequence Count SorterData RowData NewRowid"),
   ...all(p3, "Column IfNullRow"),
 ]);

@@ -41,6 +41,7 @@ export class Turns {
   #held: { connection: Connection; end: () => void } | undefined;
   #wanted = false;
   #working = false;
+  #closing: (() => void) | undefined;
   #idle: ReturnType<typeof setTimeout> | undefined;
 
   /** `opened` is told of each connection before the first job has it. */
@@ -88,6 +89,7 @@ export class Turns {
       if (this.#wanted) this.#release();
     }
     this.#working = false;
+    if (this.#closing !== undefined) return this.#closing();
     this.#idle = setTimeout(() => this.#release(), IDLE);
   }
 
@@ -121,10 +123,15 @@ export class Turns {
   }
 
   /** After the jobs that are here. */
-  async close(): Promise<void> {
-    while (this.#working) await this.use(() => undefined);
-    clearTimeout(this.#idle);
-    this.#release();
+  close(): Promise<void> {
+    return new Promise((resolve) => {
+      this.#closing = () => {
+        clearTimeout(this.#idle);
+        this.#release();
+        resolve();
+      };
+      if (!this.#working) this.#closing();
+    });
   }
 }
 
