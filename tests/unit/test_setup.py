@@ -24,10 +24,16 @@ def installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "STAMP": venv / "stamp",
         "JAVA_TRIED": venv / "java-tried",
         "JARS": venv / "jars",
+        "CLIENTS": tmp_path / "clients",
+        "CLIENTS_BUILT": venv / "clients",
+        "PACKAGES_BUILT": tmp_path / "clients" / "packages",
+        "STATIC": tmp_path / "static",
     }.items():
         monkeypatch.setattr(setup, name, path)
     setup.LOCK.write_text(LOCK)
     setup.PYPROJECT.write_text("[project]")
+    (tmp_path / "clients" / "console" / "src").mkdir(parents=True)
+    (tmp_path / "clients" / "package-lock.json").write_text("{}")
     commands: list[str] = []
 
     def run(command: list[str], fix: str, env: dict[str, str] | None = None) -> str:
@@ -37,11 +43,15 @@ def installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if "forge.pipeline.jars" in command:
             (tmp_path / "delta.jar").touch()
             return f"{tmp_path / 'delta.jar'}\n"
+        if "build" in command:
+            (tmp_path / "static" / "console").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "static" / "console" / "index.html").touch()
         return ""
 
     monkeypatch.setattr(setup, "run", run)
     monkeypatch.setattr(setup, "need_ensurepip", lambda screen: None)
     monkeypatch.setattr(setup, "has_java", lambda: True)
+    monkeypatch.setattr(setup, "node_version", lambda: setup.OLDEST_NODE)
     monkeypatch.setattr("subprocess.call", lambda *_, **__: 0)
     monkeypatch.setattr("sys.argv", ["setup.py"])
     return commands
@@ -52,9 +62,12 @@ def test_the_first_run_installs_from_the_lock_with_hashes(installs: list[str]) -
     from_the_lock = [command for command in installs if str(setup.LOCK) in command]
     assert from_the_lock
     assert all("--require-hashes" in command for command in from_the_lock)
-    assert "--offline" in installs[-2]
-    assert "--editable" in installs[-2]
-    assert "forge.pipeline.jars" in installs[-1]
+    editable, jars, packages, build = installs[-4:]
+    assert "--offline" in editable
+    assert "--editable" in editable
+    assert "forge.pipeline.jars" in jars
+    assert packages.startswith("npm ci")
+    assert build.startswith("npm run build")
 
 
 def test_a_second_run_does_nothing(
@@ -163,6 +176,29 @@ def test_elsewhere_the_missing_java_is_named(
     assert setup.main() == 0
     assert setup.JAVAS[0] in capsys.readouterr().out
     assert not any("apt-get" in command or "forge.pipeline.jars" in command for command in installs)
+
+
+def test_the_browsers_side_is_built_again_when_it_changed(installs: list[str]) -> None:
+    assert setup.main() == 0
+    installs.clear()
+    (setup.CLIENTS / "console" / "src" / "main.ts").write_text("// changed")
+    assert setup.main() == 0
+    assert [command.split(" --")[0] for command in installs] == ["npm run build"]
+    installs.clear()
+    (setup.CLIENTS / "package-lock.json").write_text('{"packages": {}}')
+    assert setup.main() == 0
+    assert [command.split(" --")[0] for command in installs] == ["npm ci", "npm run build"]
+
+
+@pytest.mark.parametrize("version", [0, 18])
+def test_without_node_all_else_is_set_up(
+    installs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: int
+) -> None:
+    monkeypatch.setattr(setup, "node_version", lambda: version)
+    assert setup.main() == 0
+    assert "Node.js" in capsys.readouterr().out
+    assert not any(command.startswith("npm") for command in installs)
+    assert setup.is_current()
 
 
 def requirements() -> list[str]:

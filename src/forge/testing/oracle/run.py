@@ -89,7 +89,7 @@ class Report(msgspec.Struct, frozen=True):
         )
 
 
-def run(plan: Plan, server: PostgresServer, *, seconds: float = 1e9, patience: float = 20) -> Report:
+def run(plan: Plan, server: PostgresServer, *, seconds: float = 1e9, least: int = 0, patience: float = 20) -> Report:
     """Carry out the plan in a new database, as many rounds as begin within the time.
 
     Nodes get `patience` seconds to settle after each round.
@@ -97,7 +97,7 @@ def run(plan: Plan, server: PostgresServer, *, seconds: float = 1e9, patience: f
     server.start()
     with fresh_database(server) as url:
         try:
-            return asyncio.run(_Run(plan, server, url, patience).carry_out(seconds))
+            return asyncio.run(_Run(plan, server, url, patience).carry_out(seconds, least))
         finally:
             server.start()  # so that the database can be dropped
 
@@ -204,7 +204,7 @@ class _Run:
         self._refused_asks: set[int] = set()
         self._comparisons = self._pushes = self._deltas = 0
 
-    async def carry_out(self, seconds: float) -> Report:
+    async def carry_out(self, seconds: float, least: int) -> Report:
         began = time.monotonic()
         views = await asyncio.to_thread(prepare, self._plan, self._url)
         done = 0
@@ -216,7 +216,7 @@ class _Run:
                 stack.push_async_callback(node.serving.stop)
                 self._nodes.append(node)
             for number, each in enumerate(self._plan.rounds):
-                if time.monotonic() - began > seconds:
+                if time.monotonic() - began > seconds and done >= least:
                     break
                 await self._round(number, each)
                 done += 1
