@@ -9,7 +9,7 @@ import psycopg
 from forge.changelog.connection import Connection
 from forge.testing.versions.plan import BY_ACCESS, RESOURCES, SUBJECTS
 from forge.versions.access import grant, revoke
-from forge.versions.documents import delete, put, set_references
+from forge.versions.documents import delete, get, put, set_references
 from forge.versions.errors import VersionsError
 from forge.versions.identity import change_identity
 from forge.versions.nouns import encode
@@ -38,8 +38,12 @@ def by_api(connection: Connection, chance: random.Random, keys: int) -> None:
     references = dict(zip("abc", _some(connection, chance, chance.randrange(4)), strict=False))
     inside = {name for name in references if chance.random() < 0.3}
     roll = chance.random()
-    if not one or roll < 0.4:
+    if not one or roll < 0.25:
         put(connection, chance.choice(RESOURCES), _identity(chance, keys), _body(chance), references, inside)
+    elif roll < 0.4:
+        known = get(connection, one[0])
+        given = references if chance.random() < 0.5 else None
+        put(connection, known.resource, known.identity, _body(chance), given)
     elif roll < 0.6:
         change_identity(connection, one[0], _identity(chance, keys))
     elif roll < 0.75:

@@ -32,7 +32,7 @@ END $$;
 -- to them, if that is known, against all (`whole`) or against other writers. All in the order of their ids, as everybody
 -- does. `child` is NULL where there is none.
 DROP FUNCTION IF EXISTS forge_versions.hold(jsonb);
-CREATE OR REPLACE FUNCTION forge_versions.hold(wanted jsonb, parent bigint, whole boolean)
+CREATE OR REPLACE FUNCTION forge_versions.hold(wanted jsonb, parent bigint DEFAULT NULL, whole boolean DEFAULT false)
 RETURNS TABLE (name text, child bigint, identity jsonb) LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
