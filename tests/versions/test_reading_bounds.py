@@ -12,7 +12,7 @@ from forge.versions.nouns import Page, Resource
 from forge.versions.reading import changes, deletes, key_changes, pages, standing, statement_of, stream
 from tests.versions.world import STRATEGIES, World, derived, within
 
-DOCUMENTS, CANDIDATES = 3_000, 150
+DOCUMENTS, CANDIDATES = 1_000, 100
 BOUND = CANDIDATES * 5
 """Rows of one table that a statement may read: candidates, and the few that each refers to."""
 OLD, BULK, LATE = 10, 20, 30
@@ -208,7 +208,7 @@ def test_one_stamp_that_very_many_have(
     monkeypatch.setattr(reading, "FEW", few)
     plans = bulk(
         strategic,
-        content=f"CASE WHEN g % 2000 = 0 THEN {BULK} WHEN g % 3 = 0 THEN {LATE} ELSE {OLD} END",
+        content=f"CASE WHEN g % 400 = 0 THEN {BULK} WHEN g % 3 = 0 THEN {LATE} ELSE {OLD} END",
         identity=f"CASE WHEN g <= 4 THEN {BULK} ELSE {OLD} END",
     )
     strategic.connection.execute(
