@@ -69,7 +69,7 @@ export class Http {
 
   #once(path: string, request: RequestInit, token: string | undefined): Promise<Response> {
     const headers = token ? { ...request.headers, authorization: `Bearer ${token}` } : request.headers;
-    return this.#fetch(this.base + path, { ...request, ...(headers && { headers }), credentials: "omit" });
+    return this.#fetch(this.base + path, { ...request, ...(headers && { headers }) });
   }
 
   #failure(error: unknown, signal: AbortSignal): ForgeError {

@@ -88,7 +88,9 @@ export class Live<T> extends Cell<State<T>> implements Holder {
 
   /** Ask again after an error that was final. */
   retry(): void {
-    if (this.watched) this.#upstream.add(this);
+    if (!this.watched) return;
+    if (this.state.status === "error") this.#show({ status: this.#idle(), error: undefined });
+    this.#upstream.add(this);
   }
 
   /** Show what the overlay makes of the result now. */
@@ -125,7 +127,7 @@ export class Live<T> extends Cell<State<T>> implements Holder {
 
   protected override started(): void {
     clearTimeout(this.#leaving);
-    this.#upstream.add(this);
+    this.retry();
   }
 
   protected override ended(): void {

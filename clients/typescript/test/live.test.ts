@@ -98,7 +98,7 @@ test("a query that is refused is not asked for again before somebody says so", a
   expect(server.connections.size).toBe(0);
   live.retry();
   await settle();
-  expect(statuses()).toEqual(["connecting", "live", "error", "live"]);
+  expect(statuses()).toEqual(["connecting", "live", "error", "stale", "live"]);
 });
 
 test("results that never have their hash end it after a few", async () => {
