@@ -178,8 +178,8 @@ export class Seat {
 
   #heard(message: Message, from: string): void {
     if (this.leading) {
-      if (message.type === "who") return this.say({ type: "lead" }, from);
-      if (message.type === "ping") return this.say({ type: "pong" }, from);
+      if (message.type === "who") this.say({ type: "lead" }, from);
+      else if (message.type === "ping") return this.say({ type: "pong" }, from);
     } else if (message.type === "lead") {
       this.leader = from;
       this.#heardAt = Date.now();

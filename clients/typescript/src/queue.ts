@@ -20,6 +20,7 @@ const OLDEST = 6 * 86_400_000;
 
 /** How long to wait for what was kept, in milliseconds. */
 const READING = 2_000;
+const LOOKS = 60_000;
 
 /** What a tab's own mutation is waited for with. */
 interface Own {
@@ -49,6 +50,7 @@ export class Queue implements Member {
   /** Whether what was kept is known. */
   #ready = false;
   #sending = false;
+  #looking: ReturnType<typeof setInterval> | undefined;
   #last = 0;
   #closed = false;
 
@@ -80,12 +82,10 @@ export class Queue implements Member {
 
   close(): void {
     this.#closed = true;
-    this.#jobs = [];
     const own = [...this.#own.values()];
     this.#own.clear();
-    this.#pause.wake();
+    this.lost();
     for (const { failed } of own) failed(closed());
-    this.#show();
   }
 
   // Of a member
@@ -93,20 +93,16 @@ export class Queue implements Member {
   led(): void {
     this.#told = [];
     for (const { entry } of this.#own.values()) this.#take(entry);
+    this.#looking = setInterval(() => void this.#look(), LOOKS); // a tab may have gone before it could tell
     // what is kept was made before what comes now
-    const reading = this.#kept(async (group) => {
-      for (const entry of await this.#store.all(group)) {
-        if (entry.at < Date.now() - OLDEST) void this.#store.remove(group, entry);
-        else if (this.#seat.leading) this.#take(entry);
-      }
-    });
-    void Promise.race([reading, this.#pause.wait(READING)]).then(() => {
+    void Promise.race([this.#look(), this.#pause.wait(READING)]).then(() => {
       this.#ready = this.#seat.leading;
       void this.#work();
     });
   }
 
   lost(): void {
+    clearInterval(this.#looking);
     this.#jobs = [];
     this.#ready = false;
     this.#pause.wake();
@@ -132,6 +128,16 @@ export class Queue implements Member {
   }
 
   // Of the tab that leads
+
+  /** Take what is kept. */
+  #look(): Promise<void> {
+    return this.#kept(async (group) => {
+      for (const entry of await this.#store.all(group)) {
+        if (entry.at < Date.now() - OLDEST) void this.#store.remove(group, entry);
+        else if (this.#seat.leading) this.#take(entry);
+      }
+    });
+  }
 
   #take(entry: Entry): void {
     if (this.#closed || this.#jobs.some((job) => job.entry.key === entry.key)) return;
@@ -159,8 +165,10 @@ export class Queue implements Member {
     if (!(end instanceof ForgeError) || !passes(end)) {
       if (end instanceof ForgeError && this.#leaves(end, entry.key)) return;
       this.#backoff.reset();
-      this.#seat.say(end instanceof ForgeError ? failure(entry.key, end) : { type: "done", key: entry.key, answer: end });
-      return this.#finish(entry.key, end);
+      const { key } = entry;
+      const told = end instanceof ForgeError ? { error: end.toJSON() } : { answer: end };
+      this.#seat.say({ type: "done", key, ...told });
+      return this.#finish(key, end);
     }
     if (!this.#jobs.includes(job)) return; // another tab has answered it, or leads
     job.tries++;
@@ -219,8 +227,4 @@ export class Queue implements Member {
 /** Whether it may be taken later. What a proxy says while the server is away is no word of the server's. */
 function passes({ kind, status = 0 }: ForgeError): boolean {
   return kind === "unreachable" || kind === "too_many" || (status >= 502 && status <= 504);
-}
-
-function failure(key: string, error: ForgeError): Message {
-  return { type: "done", key, error: error.toJSON() };
 }

@@ -10,7 +10,8 @@ import type { Message } from "./channel";
 import { closed, ForgeError } from "./errors";
 import { Held } from "./held";
 import type { Member, Seat } from "./leader";
-import { type Asked, type Cause, type Holder, keyOf, type Push, type Sink, type Upstream, type Whole } from "./upstream";
+import { type Asked, type Cause, type Holder, keyOf, type Push, type Sink, type Upstream } from "./upstream";
+import type { Whole } from "./upstream";
 
 const MOST_MISMATCHES = 3;
 
@@ -105,8 +106,11 @@ export class Relay implements Upstream, Member {
 
   #push(key: string, push: Push): void {
     for (const sink of [...(this.#sinks.get(key) ?? [])]) {
-      // what leads on from a result that is not there is for others; its own is under way
-      if ((push.event === "delta" || push.unchanged) && sink.hash === undefined) continue;
+      // what leads on from a result that is not there is for others
+      if ((push.event === "delta" || push.unchanged) && sink.hash === undefined) {
+        this.#want(sink);
+        continue;
+      }
       try {
         sink.push(push);
         this.#mismatches.delete(sink);
@@ -194,7 +198,7 @@ interface Others {
   fault(error: ForgeError, final: boolean): void;
 }
 
-/** A question of any tab's, of which this tab has the subscription; the first sink, or else a keeper, holds its result. */
+/** A question of any tab's, which this tab asks; the first of its own sinks, or else a keeper, holds the result. */
 class Topic implements Sink {
   readonly asked: Asked;
   readonly tabs = new Set<string>();

@@ -1,0 +1,28 @@
+/** Which tabs may share: those of one server and one caller. */
+
+import { expect, test } from "vitest";
+import { groupOf } from "../src/group";
+
+const jwt = (claims: object): string => `h.${Buffer.from(JSON.stringify(claims)).toString("base64url")}.signature`;
+const of = (claims: object): string => groupOf("http://shop.example", jwt(claims));
+
+test("tokens of one caller are one group, whatever is new in them", () => {
+  const older = of({ sub: "ådå", tenant: "a", iat: 1, exp: 2, jti: "x" });
+  expect(of({ tenant: "a", sub: "ådå", iat: 3, nbf: 4 })).toBe(older);
+});
+
+test("any other difference is another group", () => {
+  const groups = [
+    of({ sub: "ada", tenant: "a" }),
+    of({ sub: "bob", tenant: "a" }),
+    of({ sub: "ada", tenant: "b" }),
+    of({ sub: "ada", tenant: "a", role: "admin" }),
+    groupOf("http://other.example", jwt({ sub: "ada", tenant: "a" })),
+    groupOf("http://shop.example", undefined),
+    groupOf("http://shop.example", "opaque"),
+    groupOf("http://shop.example", "opaque2"),
+    groupOf("http://shop.example", "a.!!!.c"),
+  ];
+  expect(new Set(groups).size).toBe(groups.length);
+  for (const group of groups) expect(group).toMatch(/^forge:[0-9a-f]{32}$/);
+});

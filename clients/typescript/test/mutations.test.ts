@@ -1,0 +1,323 @@
+/** Mutations of several tabs: each runs once and in order; what it changes is shown until the server says it. */
+
+import { createHash } from "node:crypto";
+import fc from "fast-check";
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { ForgeError, told } from "../src/errors";
+import { Seat } from "../src/leader";
+import { Live } from "../src/live";
+import { Queued } from "../src/mutations";
+import { Queue } from "../src/queue";
+import type { Entry, Store } from "../src/store";
+import { type Answer, type Call, type Optimistic, traceOf, type Upstream } from "../src/upstream";
+import { type FakeTab, Profile } from "./tabs";
+
+beforeEach(() => void vi.useFakeTimers());
+afterEach(() => void vi.useRealTimers());
+
+const LONG = 120_000;
+const settle = (ms = 100): Promise<unknown> => vi.advanceTimersByTimeAsync(ms);
+const hashOf = (text: string): string => createHash("sha256").update(text).digest("hex").slice(0, 32);
+
+/** Runs what has the same key once; may be away, lose what it is asked, or its answer. */
+class Server {
+  readonly ran: string[] = [];
+  readonly answers = new Map<string, Answer>();
+  trouble: ("refuse" | "lose" | "limit" | "proxy")[] = [];
+  wrote = true;
+  xid = 100;
+  hash: string | null = null;
+  readonly calls: Call[] = [];
+
+  readonly call = async (call: Call): Promise<Answer> => {
+    this.calls.push(call);
+    await new Promise((resolve) => setTimeout(resolve, 5));
+    if (call.kind === "query") return { result: "[]", xid: null, hash: this.hash, snapshot: null };
+    const trouble = this.trouble.shift();
+    if (trouble === "refuse") throw new ForgeError("unreachable", "away", "");
+    if (trouble === "limit") throw told({ code: "too_many", retry_after_secs: 2 }, 429);
+    if (trouble === "proxy") throw told({ code: "not_forge" }, 502);
+    const key = call.key as string;
+    if (call.name === "bad") throw told({ code: "query_failed", message: "no" }, 422);
+    if (!this.answers.has(key)) {
+      this.ran.push(call.args);
+      const xid = this.wrote ? String(++this.xid) : null;
+      this.answers.set(key, { result: call.args, xid, hash: null, snapshot: null });
+    }
+    if (trouble === "lose") throw new ForgeError("unreachable", "cut off", "");
+    return this.answers.get(key) as Answer;
+  };
+}
+
+class Memory implements Store {
+  readonly kept = new Map<string, Entry>();
+
+  async add(_group: string, entry: Entry): Promise<void> {
+    this.kept.set(entry.key, entry);
+  }
+
+  async remove(_group: string, { key }: Entry): Promise<void> {
+    this.kept.delete(key);
+  }
+
+  async all(): Promise<Entry[]> {
+    return [...this.kept.values()].sort((a, b) => a.at - b.at);
+  }
+}
+
+class Tab {
+  readonly seat: Seat;
+  readonly queue: Queue;
+  readonly mutations: Queued;
+
+  constructor(
+    readonly fake: FakeTab,
+    server: Server,
+    store: Store,
+  ) {
+    this.seat = new Seat(() => Promise.resolve("group"), fake.browser);
+    this.queue = new Queue(this.seat, server.call, store);
+    this.mutations = new Queued(this.queue, server.call);
+  }
+
+  run(name: string, args: string): Promise<Answer> {
+    return this.mutations.run({ kind: "mutation", name, args });
+  }
+
+  kill(): void {
+    this.fake.close();
+    this.seat.close();
+    this.queue.close();
+  }
+}
+
+function world(count: number): { server: Server; store: Memory; tabs: Tab[]; open: () => Tab } {
+  const [server, store, profile] = [new Server(), new Memory(), new Profile()];
+  const open = (): Tab => new Tab(profile.open(), server, store);
+  return { server, store, open, tabs: Array.from({ length: count }, open) };
+}
+
+const swallowed = (promise: Promise<unknown>): void => void promise.catch(() => {});
+
+test("mutations of all tabs are sent in order, by the tab that leads, and then forgotten", async () => {
+  const { server, store, tabs } = world(2);
+  const answers = Promise.all([1, 2, 3, 4].map((n) => (tabs[n % 2] as Tab).run("pay", String(n))));
+  await settle();
+  expect((await answers).map(({ result }) => result)).toEqual(["1", "2", "3", "4"]);
+  expect(server.ran.length).toBe(4);
+  expect(store.kept.size).toBe(0);
+  expect(tabs.map((tab) => tab.queue.pending.getSnapshot().length)).toEqual([0, 0]);
+});
+
+const TROUBLES = ["refuse", "lose", "limit", "proxy"] as const;
+
+test.each(TROUBLES)("what meets trouble (%s) is sent again, with its key, before those behind it", async (trouble) => {
+  const { server, tabs } = world(1);
+  server.trouble = [trouble, trouble];
+  const [tab] = tabs as [Tab];
+  const both = Promise.all([tab.run("pay", "1"), tab.run("pay", "2")]);
+  await settle(50);
+  expect(tab.queue.pending.getSnapshot()).toMatchObject([{ name: "pay", tries: 1 }, { tries: 0 }]);
+  expect(tab.queue.pending.getSnapshot()[0]?.error).toBeInstanceOf(ForgeError);
+  await settle(LONG);
+  await both;
+  expect(server.ran).toEqual(["1", "2"]);
+  expect(new Set(server.calls.slice(0, 3).map(({ key }) => key)).size).toBe(1);
+});
+
+test("a network that is back is not waited for", async () => {
+  const { server, tabs } = world(1);
+  const [tab] = tabs as [Tab];
+  server.trouble = Array.from({ length: 9 }, () => "refuse" as const);
+  const done = tab.run("pay", "1");
+  await settle(20_000);
+  const tries = server.calls.length;
+  server.trouble = [];
+  tab.mutations.wake();
+  await settle(10);
+  await done;
+  expect(server.calls.length).toBe(tries + 1);
+});
+
+test("what the server refuses is rejected, and those behind it go on", async () => {
+  const { server, store, tabs } = world(2);
+  const [one, two] = tabs as [Tab, Tab];
+  const refused = one.run("bad", "1").catch((error: unknown) => error);
+  const also = two.run("bad", "2").catch((error: unknown) => error);
+  const done = two.run("pay", "3");
+  await settle();
+  expect([await refused, await also]).toMatchObject([{ code: "query_failed" }, { code: "query_failed", status: 422 }]);
+  expect((await done).result).toBe("3");
+  expect([server.ran, store.kept.size]).toEqual([["3"], 0]);
+});
+
+test("what a page left behind is sent by the next, before what that has; what is too old is not", async () => {
+  const { server, store, open, tabs } = world(1);
+  const [tab] = tabs as [Tab];
+  server.trouble = Array.from({ length: 99 }, () => "refuse" as const);
+  swallowed(tab.run("pay", "1"));
+  await settle(1_000);
+  tab.kill();
+  store.kept.set("old", { key: "old", name: "pay", args: "0", at: Date.now() - 7 * 86_400_000 });
+  server.trouble = [];
+  const next = open().run("pay", "2");
+  await settle();
+  await next;
+  expect(server.ran).toEqual(["1", "2"]);
+  expect(store.kept.size).toBe(0);
+});
+
+test("after anything that may happen, every mutation ran once, and whoever waits was answered", async () => {
+  const what = fc.constantFrom("run", "kill", "open", "resign", "suspend", "resume");
+  const trouble = fc.array(fc.constantFrom(...TROUBLES), { maxLength: 3 });
+  const pause = fc.constantFrom(0, 3, 500, 20_000);
+  const steps = fc.array(fc.record({ what, tab: fc.nat(3), trouble, pause }), { maxLength: 20 });
+  await fc.assert(
+    fc.asyncProperty(steps, async (steps) => {
+      const { server, store, open, tabs } = world(2);
+      const waiting: { tab: Tab; done: boolean }[] = [];
+      let made = 0;
+      for (const step of steps) {
+        const tab = tabs[step.tab % tabs.length] as Tab;
+        server.trouble = [...step.trouble];
+        if (step.what === "run") {
+          const one = { tab, done: false };
+          waiting.push(one);
+          tab.run("pay", String(made++)).then(
+            () => (one.done = true),
+            () => {},
+          );
+        } else if (step.what === "open") tabs.push(open());
+        else if (step.what === "kill" && tabs.length > 1) tabs.splice(tabs.indexOf(tab), 1)[0]?.kill();
+        else if (step.what === "resign") tab.seat.resign();
+        else if (step.what === "suspend") tab.fake.suspend();
+        else if (step.what === "resume") tab.fake.resume();
+        await settle(step.pause);
+      }
+      for (const tab of tabs) tab.fake.resume();
+      swallowed((tabs[0] as Tab).run("pay", String(made++)));
+      await settle(LONG);
+      expect([...server.ran].sort()).toEqual(Array.from({ length: made }, (_, n) => String(n)).sort());
+      expect(waiting.filter(({ tab, done }) => tabs.includes(tab) && !done)).toEqual([]);
+      expect(store.kept.size).toBe(0);
+      for (const tab of tabs) tab.kill();
+    }),
+    { numRuns: Number(process.env["RUNS"] ?? 100) },
+  );
+});
+
+// What is shown before it is done
+
+const NOWHERE: Upstream = { add: () => {}, remove: () => {}, wake: () => {}, close: () => {} };
+
+interface Shown {
+  readonly live: Live<number>;
+  readonly push: (value: number, snapshot: string, trace?: string) => void;
+  readonly states: number[];
+}
+
+function shown(): Shown {
+  const live = new Live<number>({ query: "count", args: "{}", mode: "delta" }, NOWHERE, 0);
+  const states: number[] = [];
+  live.subscribe(({ data }) => data !== undefined && states.push(data));
+  const push = (value: number, snapshot: string, trace: string | null = null): void => {
+    const cause = [{ change: "", table: "", op: "", at: "", user: null, function: null, trace, xid: null }];
+    live.push({ event: "update", hash: hashOf(String(value)), snapshot, cause, key: [], value: String(value) });
+  };
+  push(1, "90:90:");
+  return { live, push, states };
+}
+
+const more =
+  (live: Live<number>): Optimistic =>
+  ({ update }) =>
+    update(live, (value) => value + 1);
+
+test("a change is shown at once, and gone in the very state that has it", async () => {
+  const { tabs } = world(1);
+  const { live, push, states } = shown();
+  const done = (tabs[0] as Tab).mutations.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
+  expect(live.state.data).toBe(2);
+  await settle(20);
+  expect((await done).xid).toBe("101");
+  push(10, "100:101:"); // another's, that does not show it yet
+  expect(live.state.data).toBe(11);
+  push(11, "102:102:");
+  expect(live.state.data).toBe(11);
+  expect(states.slice(-3)).toEqual([2, 11, 11]);
+  expect(live.base).toBe(11);
+});
+
+test("a result that shows it may come before the answer", async () => {
+  const { tabs } = world(1);
+  const { live, push } = shown();
+  const key = "5f0e6b62-f3b1-4e5a-8f0c-9f0d8b1f6f11";
+  const done = (tabs[0] as Tab).mutations.run({ kind: "mutation", name: "add", args: "{}", key }, more(live));
+  push(2, "102:102:", traceOf(key));
+  expect(live.state.data).toBe(2);
+  await settle(LONG);
+  await done;
+  expect(live.state.data).toBe(2);
+});
+
+test("it is taken back on an error, and at once when nothing was written", async () => {
+  const { server, tabs } = world(1);
+  const { live, states } = shown();
+  const tab = tabs[0] as Tab;
+  const refused = tab.mutations.run({ kind: "mutation", name: "bad", args: "{}" }, more(live)).catch(() => "refused");
+  await settle();
+  expect([await refused, live.state.data]).toEqual(["refused", 1]);
+  server.wrote = false;
+  const done = tab.mutations.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
+  await settle();
+  await done;
+  expect([live.state.data, states]).toEqual([1, [1, 2, 1, 2, 1]]);
+});
+
+test("when no push shows it, the server is asked, and its answer is believed", async () => {
+  const { server, tabs } = world(1);
+  const { live } = shown();
+  const done = (tabs[0] as Tab).mutations.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
+  await settle(500);
+  await done;
+  expect(live.state.data).toBe(2);
+  server.hash = "another result, whose push is under way";
+  await settle(1_000);
+  expect(live.state.data).toBe(2);
+  expect(server.calls.at(-1)).toMatchObject({ kind: "query", name: "count", after: "101" });
+  server.hash = live.hash as string;
+  await settle(2_500);
+  expect(live.state.data).toBe(1);
+});
+
+test("changes are shown in their order, and what did not change is the same", async () => {
+  const { tabs } = world(1);
+  const { live, push } = shown();
+  const tab = tabs[0] as Tab;
+  const double: Optimistic = ({ update }) => update(live, (n) => n * 2);
+  const doubled = tab.mutations.run({ kind: "mutation", name: "a", args: "1" }, double);
+  const added = tab.mutations.run({ kind: "mutation", name: "b", args: "2" }, more(live));
+  expect(live.state.data).toBe(3);
+  await settle(50);
+  await Promise.all([doubled, added]);
+  push(2, "102:102:"); // the first
+  expect(live.state.data).toBe(3);
+  push(3, "103:103:");
+  expect(live.state.data).toBe(3);
+});
+
+test("a change that fails is told, and harms nothing", async () => {
+  const uncaught = vi.spyOn(globalThis, "queueMicrotask").mockImplementation((work) => expect(work).toThrow("mine"));
+  const { tabs } = world(1);
+  const { live } = shown();
+  const done = (tabs[0] as Tab).mutations.run({ kind: "mutation", name: "a", args: "1" }, ({ update }) =>
+    update(live, () => {
+      throw new Error("mine");
+    }),
+  );
+  expect(live.state.data).toBe(1);
+  expect(uncaught).toHaveBeenCalled();
+  uncaught.mockRestore();
+  await settle(50);
+  expect((await done).result).toBe("1");
+});
