@@ -22,7 +22,7 @@ from tests.browser.site import ROOT, shop
 from tests.integration.serving import Served, serving
 
 AXE: Final = (ROOT / "clients/node_modules/axe-core/axe.min.js").read_text("utf-8")
-PAGES: Final = ("feed", "tables", "row/orders/1", "queries", "consumers", "pipeline", "doctor")
+PAGES: Final = ("feed", "tables", "row/cards/1", "queries", "consumers", "pipeline", "doctor")
 SERIOUS: Final = "axe.run().then((found) => found.violations.filter((each) => /serious|critical/.test(each.impact)))"
 
 
@@ -263,19 +263,33 @@ async def test_where_there_is_no_lake_the_pipeline_says_how_to_have_one(tabs: Ta
 # For everybody
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 400), ("dark", 400)])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1280),
+        ("dark", 400),
+        pytest.param("dark", 1280, marks=pytest.mark.long),
+        pytest.param("light", 400, marks=pytest.mark.long),
+    ],
+)
 async def test_nothing_serious_keeps_anybody_out(
     profile: Profile, served: Served, orders: Connection, scheme: str, width: int
 ) -> None:
     tabs = await profile(color_scheme=scheme, viewport={"width": width, "height": 800}, reduced_motion="reduce")
+    orders.execute("CREATE TABLE cards (id int PRIMARY KEY, number text, owner text, note text)")
+    orders.execute("SELECT public.forge_enable_reactivity('cards', exclude => '{number}', mask => '{owner}')")
     console = await opened(tabs, served.url)
-    pay(orders, 1)
-    await change(console, "paid").click()
+    orders.execute("INSERT INTO cards VALUES (1, '4242', 'ada', NULL)")
+    orders.execute("UPDATE cards SET note = %s, number = '4243'", ("lost\x01" * 100,))
+    await change(console, "UPDATE").click()
     await console.evaluate(AXE)
     for page in PAGES:
         if page != "feed":
             await console.evaluate("page => { location.hash = '#/' + page }", page)
         await expect(console.locator("main")).not_to_contain_text("waiting for")
+        if page.startswith("row"):
+            await console.get_by_role("slider", name="As of").fill("1")
+            await expect(console.get_by_role("table", name="The row then and now")).to_be_visible()
         assert await console.evaluate(SERIOUS) == [], page
         across = await console.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert across == 0, f"{page} is wider than the screen"
@@ -413,13 +427,14 @@ async def test_only_who_may_look_is_let_in_and_only_who_may_operate_can_change(
 async def test_a_token_that_ends_leads_back_to_the_door(tabs: Tabs, guarded: Served) -> None:
     tabs.expect(CUT_OFF)
     console = await tabs.open(f"{guarded.url}/console")
-    await console.get_by_label("Token").fill(token("forge:console", seconds=3))
+    await console.get_by_label("Token").fill(token("forge:console", seconds=2))
     await console.keyboard.press("Enter")
     await is_live(console)
     await expect(console.get_by_label("Token")).to_be_visible()
     await expect(console.get_by_role("alert")).not_to_be_empty()
 
 
+@pytest.mark.long
 async def test_a_server_that_comes_back_is_found_and_nothing_is_left_out(
     tabs: Tabs, process: Process, orders: Connection
 ) -> None:
