@@ -44,12 +44,13 @@ export class ForgeError extends Error implements ErrorFields {
   readonly retryAfter: number | undefined;
 
   constructor(kind: Kind, message: string, fix: string, more: Partial<ErrorFields> = {}) {
+    const { code = kind, status, retryAfter } = more;
     super(message);
     this.kind = kind;
     this.fix = fix;
-    this.code = more.code ?? kind;
-    this.status = more.status;
-    this.retryAfter = more.retryAfter;
+    this.code = code;
+    this.status = status;
+    this.retryAfter = retryAfter;
   }
 
   static of(fields: ErrorFields): ForgeError {
@@ -57,8 +58,7 @@ export class ForgeError extends Error implements ErrorFields {
   }
 
   toJSON(): ErrorFields {
-    const { kind, message, fix, code, status, retryAfter } = this;
-    return { kind, message, fix, code, status, retryAfter };
+    return { ...this, message: this.message };
   }
 }
 

@@ -26,27 +26,21 @@ export class Http {
   }
 
   /** The text of the answer to a POST of JSON. */
-  async post(path: string, body: string, headers: Record<string, string> = {}): Promise<string> {
-    const signal = AbortSignal.any([AbortSignal.timeout(this.#timeout), this.#closing.signal]);
-    try {
-      const sent = { method: "POST", body, headers: { "content-type": "application/json", ...headers }, signal };
-      return await (await this.#send(path, sent)).text();
-    } catch (error) {
-      throw this.#failure(error, signal);
-    }
+  post(path: string, body: string, headers: Record<string, string> = {}): Promise<string> {
+    const request = { method: "POST", body, headers: { "content-type": "application/json", ...headers } };
+    return this.#send(path, request, AbortSignal.timeout(this.#timeout), (response) => response.text());
   }
 
   /** The answer to a GET whose body goes on: the headers have to come in time. */
   async stream(path: string, headers: Record<string, string>, signal: AbortSignal): Promise<Response> {
     const late = new AbortController();
     const timer = setTimeout(() => late.abort(), this.#timeout);
-    const either = AbortSignal.any([signal, late.signal, this.#closing.signal]);
     try {
-      const response = await this.#send(path, { headers, signal: either, cache: "no-store" });
-      if (response.headers.get("content-type")?.startsWith("text/event-stream")) return response;
-      throw told({ code: "not_forge", message: `${path} is no stream of events`, fix: USE }, response.status);
-    } catch (error) {
-      throw this.#failure(error, either);
+      const either = AbortSignal.any([signal, late.signal]);
+      return await this.#send(path, { headers, cache: "no-store" }, either, (response) => {
+        if (response.headers.get("content-type")?.startsWith("text/event-stream")) return response;
+        throw told({ code: "not_forge", message: `${path} is no stream of events`, fix: USE }, response.status);
+      });
     } finally {
       clearTimeout(timer);
     }
@@ -56,25 +50,28 @@ export class Http {
     this.#closing.abort();
   }
 
-  async #send(path: string, request: RequestInit): Promise<Response> {
-    this.#closing.signal.throwIfAborted();
-    const token = await this.tokens.current();
-    let response = await this.#once(path, request, token);
-    if (response.status === 401 && this.tokens.renewable) {
-      response = await this.#once(path, request, await this.tokens.newer(token));
+  async #send<T>(path: string, asked: RequestInit, until: AbortSignal, use: (it: Response) => T): Promise<Awaited<T>> {
+    const closing = this.#closing.signal;
+    const signal = AbortSignal.any([until, closing]);
+    const request = { ...asked, signal };
+    try {
+      closing.throwIfAborted();
+      const token = await this.tokens.current();
+      let response = await this.#once(path, request, token);
+      if (response.status === 401 && this.tokens.renewable) {
+        response = await this.#once(path, request, await this.tokens.newer(token));
+      }
+      if (!response.ok) throw await failure(path, response);
+      return await use(response);
+    } catch (error) {
+      if (closing.aborted) throw closed();
+      throw signal.aborted ? unreachable("it does not answer in time") : asError(error);
     }
-    if (!response.ok) throw await failure(path, response);
-    return response;
   }
 
   #once(path: string, request: RequestInit, token: string | undefined): Promise<Response> {
-    const headers = token ? { ...request.headers, authorization: `Bearer ${token}` } : request.headers;
-    return this.#fetch(this.base + path, { ...request, ...(headers && { headers }) });
-  }
-
-  #failure(error: unknown, signal: AbortSignal): ForgeError {
-    if (this.#closing.signal.aborted) return closed();
-    return signal.aborted ? unreachable("it does not answer in time") : asError(error);
+    const headers = { ...request.headers, ...(token && { authorization: `Bearer ${token}` }) };
+    return this.#fetch(this.base + path, { ...request, headers });
   }
 }
 

@@ -58,7 +58,8 @@ export class Session implements Upstream {
   readonly #silence: number;
   readonly #entries = new Map<Sink, Entry>();
   readonly #pause = new Pause();
-  #running: AbortController | undefined;
+  /** While it is the same, the same loop keeps a stream open. */
+  #running: object | undefined;
   #stream: Stream | undefined;
   #names = 0;
   #connected = false;
@@ -76,7 +77,7 @@ export class Session implements Upstream {
     if (this.#entries.has(sink)) return;
     const entry = { sink, backoff: new Backoff(), name: "", mismatches: 0 };
     this.#entries.set(sink, entry);
-    if (!this.#running) void this.#run((this.#running = new AbortController()));
+    if (!this.#running) void this.#run((this.#running = {}));
     else if (this.#stream?.session) this.#ask(this.#stream, entry);
   }
 
@@ -101,14 +102,14 @@ export class Session implements Upstream {
 
   // The stream
 
-  async #run(running: AbortController): Promise<void> {
+  async #run(running: object): Promise<void> {
     const backoff = new Backoff();
     while (this.#running === running) {
       const opened = Date.now();
       let wait = 0;
       let error: ForgeError;
       try {
-        const stream = await this.#listen(running);
+        const stream = await this.#listen();
         error = unreachable("it ended the stream");
         wait = stream.wait;
         if (stream.expelled !== undefined) await this.#tokens.replace(stream.expelled);
@@ -124,10 +125,8 @@ export class Session implements Upstream {
   }
 
   /** Open a stream and handle what comes until it ends. */
-  async #listen(running: AbortController): Promise<Stream> {
+  async #listen(): Promise<Stream> {
     const cut = new AbortController();
-    const stop = (): void => cut.abort();
-    running.signal.addEventListener("abort", stop);
     const stream: Stream = (this.#stream = {
       session: "",
       cut,
@@ -156,7 +155,6 @@ export class Session implements Upstream {
     } finally {
       cut.abort();
       clearTimeout(watch);
-      running.signal.removeEventListener("abort", stop);
       if (this.#stream === stream) this.#stream = undefined;
     }
   }
@@ -219,9 +217,9 @@ export class Session implements Upstream {
   }
 
   #stop(): void {
-    const running = this.#running;
+    const stream = this.#stream;
     this.#running = this.#stream = undefined;
-    running?.abort();
+    stream?.cut.abort();
     this.#pause.wake();
   }
 

@@ -14,7 +14,6 @@ interface Waiting {
   readonly failed: (error: ForgeError) => void;
 }
 
-const EVENT = /^\{"event":"([a-z]+)"/;
 
 /** One connection at a time, to the server of an Http. */
 export class Socket implements Transport {
@@ -83,7 +82,7 @@ export class Socket implements Transport {
 
   /** Hands an event on, or an answer to whoever waits for it; returns an error that is of neither. */
   #heard(data: string, heard: Heard): ForgeError | undefined {
-    const event = { name: EVENT.exec(data)?.[1] ?? "", lines: data.split("\n"), id: "" };
+    const event = { name: data.split('"', 4)[3] ?? "", lines: data.split("\n"), id: "" };
     if (event.name === "ping") return void heard();
     if (event.name !== "answer" && event.name !== "error") return void heard(event);
     const fields = readFields(event);
