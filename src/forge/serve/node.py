@@ -170,14 +170,6 @@ class Node:
             return False
         return True
 
-    def operates(self, identity: Identity) -> bool:
-        """Whether somebody may use what of the console writes."""
-        try:
-            oversee("the console", self.options.operate, identity, secured=self.options.auth is not None)
-        except Forbidden:
-            return False
-        return True
-
     def call(self, name: str, arguments: Any, identity: Identity) -> Call:
         """A call of a query that somebody may make, checked."""
         call = self._registry(name).call(name, arguments, identity.auth)
