@@ -1,9 +1,8 @@
 /**
  * Text as it may be shown: in comes whatever a column held, out come pieces in which nothing is invisible.
  *
- * Control characters, marks that turn the direction of writing and those without a width become pictures or their
- * numbers; halves of surrogate pairs become U+FFFD. The pieces, joined, are never longer than asked for plus what the
- * pictures add. Emoji keep their joiners.
+ * Control characters, marks that turn the direction of writing and those without a width become their numbers; halves of
+ * surrogate pairs become U+FFFD. Emoji keep their joiners.
  */
 
 export interface Piece {
@@ -21,7 +20,7 @@ export function pieces(text: string, lines = false): Piece[] {
   for (const match of text.matchAll(UNSEEN)) {
     if (lines && (match[0] === "\n" || match[0] === "\t")) continue;
     if (match.index > end) found.push({ text: wellFormed(text.slice(end, match.index)), control: false });
-    found.push({ text: picture(match[0]), control: true });
+    found.push({ text: escaped(match[0]), control: true });
     end = match.index + 1;
   }
   if (end < text.length) found.push({ text: wellFormed(text.slice(end)), control: false });
@@ -50,13 +49,12 @@ export function copied(text: string): string {
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 
-function picture(character: string): string {
-  const code = character.charCodeAt(0);
-  if (code === 0x0a) return "↵";
-  if (code === 0x09) return "⇥";
-  if (code < 0x20) return String.fromCharCode(0x2400 + code);
-  if (code === 0x7f) return "␡";
-  return `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
+function escaped(character: string): string {
+  if (character === "\n") return "↵";
+  if (character === "\t") return "→";
+  // As languages write them: every font has these.
+  const digits = character.charCodeAt(0).toString(16);
+  return digits.length > 2 ? `\\u${digits.padStart(4, "0")}` : `\\x${digits.padStart(2, "0")}`;
 }
 
 function wellFormed(text: string): string {
