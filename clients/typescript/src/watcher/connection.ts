@@ -63,7 +63,9 @@ export class Connection {
   run(sql: string, params: Params = []): Ran {
     const before = Number(this.#db.changes(true, true));
     this.#capi.sqlite3_set_last_insert_rowid(this.#db, 0n);
-    this.#execute(sql, params);
+    // it begins a transaction and attaches a file by itself, and ends both
+    if (/^\s*VACUUM\s*;?\s*$/i.test(sql)) this.#own(sql);
+    else this.#execute(sql, params);
     const last = this.#capi.sqlite3_last_insert_rowid(this.#db);
     const safe = Number.isSafeInteger(Number(last));
     return {
@@ -195,6 +197,7 @@ export class Connection {
   #sawWrite(op: number, table: string, old: bigint, now: bigint): void {
     const { key, owner } = this.#schema.tables.get(table) ?? { key: [], owner: undefined };
     if (owner !== undefined) return this.#pending.addAll(owner);
+    if (this.#pending.hasAll(table)) return;
     if (op !== this.#capi.SQLITE_INSERT) this.#pending.add(table, this.#key(key, old, "sqlite3_preupdate_old_js"));
     if (op !== this.#capi.SQLITE_DELETE) this.#pending.add(table, this.#key(key, now, "sqlite3_preupdate_new_js"));
   }

@@ -147,8 +147,12 @@ export class Engine {
 
   #within<T>(transaction: number | undefined, work: (connection: Connection) => T): T | Promise<T> {
     if (transaction === undefined) return this.#use(work);
-    const { connection } = this.#under(transaction);
-    return work(connection);
+    const under = this.#under(transaction);
+    try {
+      return work(under.connection);
+    } finally {
+      under.touched = performance.now();
+    }
   }
 
   #under(number: number): Transaction {
@@ -158,7 +162,6 @@ export class Engine {
       const fix = "wait for nothing but the database inside of it";
       throw new ForgeError("refused", message, fix, { code: "transaction_ended" });
     }
-    transaction.touched = performance.now();
     return transaction;
   }
 

@@ -98,9 +98,10 @@ export class Turns {
     const end = await this.#turn.take();
     this.#wanted = false;
     try {
+      const asked = this.#turn.wanted();
       const connection = await this.#files.open();
       this.#held = { connection, end };
-      if (await this.#turn.wanted()) this.#wanted = true;
+      if (await asked) this.#wanted = true;
       this.#opened(connection);
       return connection;
     } catch (error) {

@@ -52,6 +52,11 @@ export class Gathered {
     else this.#rows.set(table, "all");
   }
 
+  /** Whether more keys of the table make no difference. */
+  hasAll(table: string): boolean {
+    return this.#rows.get(table) === "all";
+  }
+
   addAll(table: string): void {
     this.#rows.set(table, "all");
   }
