@@ -58,6 +58,22 @@ def pay(orders: Connection, id: int) -> None:
 # Pages
 
 
+async def test_a_quiet_feed_can_show_what_was_before(tabs: Tabs, served: Served, orders: Connection) -> None:
+    pay(orders, 1)
+    console = await opened(tabs, served.url)
+    await expect(console.locator("main")).to_contain_text("Nothing has changed yet.")
+    await console.get_by_role("button", name="Show the last changes").click()
+    line = change(console, "UPDATE", "orders", "status", "ada · checkout")
+    await expect(line).to_have_count(1)
+    pay(orders, 2)
+    await expect(change(console).first).to_contain_text("placed→paid")
+    await line.filter(has_not_text="paid").click()
+    details = console.get_by_role("complementary", name="The chosen change")
+    await expect(details).to_contain_text("it changed status")
+    await details.get_by_role("link", name="History of this row").click()
+    await expect(console.locator(".timeline li").first).to_contain_text("placed → paid")
+
+
 @pytest.mark.contract("R16")
 async def test_the_feed_shows_what_changed_who_did_it_and_why(console: Page, orders: Connection) -> None:
     pay(orders, 1)

@@ -7,13 +7,14 @@
  */
 
 import { Ring, type Seen } from "./ring";
-import type { Change } from "./shapes";
+import type { Audit, Audited, Change } from "./shapes";
 import { Refused, type Source } from "./source";
 
 export type FeedStatus = "connecting" | "live" | "lost" | "refused";
 
 const EVERY = 100;
 const SECONDS = 60;
+const EARLIER = 100;
 
 export class Feed {
   status = $state<FeedStatus>("connecting");
@@ -54,6 +55,14 @@ export class Feed {
 
   clear(): void {
     this.#ring.clear();
+    this.#show();
+  }
+
+  /** The last changes from before it began, by whom and of which row; the log's summary has no values. */
+  async earlier(): Promise<void> {
+    const { entries } = await this.source.ask<Audit>("forge.audit", { limit: EARLIER });
+    const known = new Set(this.#ring.held.map((seen) => seen.change.source?.transaction));
+    this.#ring.addOlder(entries.filter((entry) => !known.has(entry.transaction)).map(summary), Date.now());
     this.#show();
   }
 
@@ -110,4 +119,20 @@ export class Feed {
     this.seen = this.#ring.held;
     this.waiting = 0;
   }
+}
+
+function summary(entry: Audited): Change {
+  const dot = entry.table.indexOf(".");
+  const { user_id, function_name, trace_id, session_user, application_name } = entry;
+  return {
+    schema: entry.table.slice(0, dot),
+    table: entry.table.slice(dot + 1),
+    operation: entry.op,
+    id: entry.key,
+    timestamp: entry.at,
+    change_id: "",
+    ...(entry.op === "UPDATE" ? { changed_columns: entry.changed_columns } : {}),
+    source: { kind: "audit", name: "", position: "", transaction: entry.transaction },
+    context: { user_id, function_name, trace_id, session_user, application_name, more: {} },
+  };
 }

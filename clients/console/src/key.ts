@@ -11,10 +11,10 @@ export function tableOf({ schema, table }: { schema: string; table: string }): s
   return [schema, table].map((name) => (UNQUOTED.test(name) ? name : `"${name.replaceAll('"', '""')}"`)).join(".");
 }
 
-/** Null for what is of no single row. */
+/** Null for what is of no single row, or has a key whose columns are not known. */
 export function keyOf(change: Pick<Change, "id" | "key">): string | null {
   if (change.key && Object.keys(change.key).length > 0) return written(change.key);
-  return change.id;
+  return change.id?.startsWith("[") ? null : change.id;
 }
 
 export function written(key: Row): string {

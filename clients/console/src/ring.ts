@@ -7,7 +7,7 @@ import type { Change, Row } from "./shapes";
 import { Beginning, brief, shown } from "./value";
 
 export interface Seen {
-  /** Counts up from 1: the order in which they came. */
+  /** The order in which they came: counts up from 1, and down from 0 for what was there before. */
   number: number;
   change: Change;
   /** When it came here, for how long it took. */
@@ -45,6 +45,17 @@ export class Ring {
       this.#weight -= held.pop()?.weight ?? 0;
     }
     this.#held = held;
+  }
+
+  /** Older ones behind those that are held, newest first; they count down from 0. */
+  addOlder(changes: readonly Change[], arrived: number): void {
+    const room = Math.max(0, this.most - this.#held.length);
+    const first = Math.min(1, this.#held.at(-1)?.number ?? 1);
+    const older = changes.slice(0, room).map((change, index): Seen => {
+      return { number: first - 1 - index, change: bounded(change), arrived, weight: weight(change) };
+    });
+    this.#weight += older.reduce((sum, seen) => sum + seen.weight, 0);
+    this.#held = [...this.#held, ...older];
   }
 
   clear(): void {

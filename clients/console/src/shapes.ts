@@ -46,6 +46,7 @@ export interface Overview {
   tables_tracked: number;
   log_bytes: number | null;
   dead_letters: number;
+  groups: number;
   following: boolean;
   user: string | null;
   /** Whether who asks may change things. */
@@ -253,6 +254,26 @@ export interface PastRow {
   table: string;
   at: string;
   row: Row | null;
+}
+
+/** `forge.audit(…)`: who changed what, newest first, never the values. */
+export interface Audit {
+  entries: Audited[];
+  next: string | null;
+}
+
+export interface Audited {
+  at: string;
+  table: string;
+  op: Op;
+  key: string | null;
+  changed_columns: string[];
+  user_id: string | null;
+  function_name: string | null;
+  trace_id: string | null;
+  session_user: string | null;
+  application_name: string | null;
+  transaction: string;
 }
 
 /** `forge.revert_plan(trace | transaction)`: what a revert would do; with a conflict it would do nothing. */

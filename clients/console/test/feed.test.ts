@@ -89,6 +89,20 @@ describe("the ring", () => {
     expect(ring.held[0]?.number).toBe(100);
   });
 
+  test("older ones come behind the others, as far as there is room", () => {
+    const ring = new Ring(4);
+    ring.add([change({ id: "1" }), change({ id: "2" })], 0);
+    ring.addOlder([change({ id: "0" }), change({ id: "-1" }), change({ id: "-2" })], 0);
+    expect(ring.held.map((seen) => [seen.number, seen.change.id])).toEqual([
+      [2, "2"],
+      [1, "1"],
+      [0, "0"],
+      [-1, "-1"],
+    ]);
+    ring.add([change({ id: "3" })], 0);
+    expect(ring.held.map((seen) => seen.number)).toEqual([3, 2, 1, 0]);
+  });
+
   test("a row that is too large by itself is kept nevertheless", () => {
     const ring = new Ring(2000, 10);
     ring.add([change()], 0);
@@ -103,6 +117,7 @@ describe("names and keys", () => {
     [{ key: { region: "eu", number: 7 } }, '{"region":"eu","number":"7"}', "eu · 7"],
     [{ key: { name: "a=b, c" } }, '{"name":"a=b, c"}', "a=b, c"],
     [{ key: null, id: null }, null, ""],
+    [{ key: null, id: '["eu","7"]' }, null, '["eu","7"]'],
   ])("%o", (more, asked, read) => {
     const given = change(more);
     expect(keyOf(given)).toBe(asked);
