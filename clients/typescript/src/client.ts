@@ -13,7 +13,6 @@ import { groupOf } from "./group";
 import { type Fetch, caller, Http } from "./http";
 import { ALONE, browser, Seat } from "./leader";
 import { Live } from "./live";
-import { Queued } from "./mutations";
 import { Queue } from "./queue";
 import type { Readable } from "./readable";
 import { Relay } from "./relay";
@@ -130,7 +129,7 @@ class Page implements Client {
     const group = async (): Promise<string> => groupOf(this.#http.base, await tokens.current());
     this.#seat = new Seat(group, share === false ? ALONE : browser());
     this.#upstream = new Relay(this.#seat, new Session(way, tokens, silence));
-    this.#mutations = new Queued(new Queue(this.#seat, this.#call, new Kept()), this.#call);
+    this.#mutations = new Queue(this.#seat, this.#call, new Kept());
     this.#watchPage();
   }
 

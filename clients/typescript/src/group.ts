@@ -13,16 +13,16 @@ const PASSING = new Set(["iat", "exp", "nbf", "jti"]);
 
 export function groupOf(base: string, token: string | undefined): string {
   const url = new URL(base, globalThis.location?.href ?? "http://localhost").href;
-  return `forge:${sha256(`${url}\n${token === undefined ? "" : stable(token)}`, 32)}`;
+  return `forge:${sha256(`${url}\n${token && (callerOf(token) ?? token)}`, 32)}`;
 }
 
-/** What does not change when a token is renewed; all of it where it is no JWT. */
-function stable(token: string): string {
+/** What does not change when a token is renewed; undefined where it is no JWT. */
+export function callerOf(token: string): string | undefined {
   try {
     const bytes = fromBase64((token.split(".")[1] as string).replace(/-/g, "+").replace(/_/g, "/"));
     const claims = Object.entries(JSON.parse(new TextDecoder().decode(bytes)) as object);
     return JSON.stringify(claims.filter(([name]) => !PASSING.has(name)).sort(([a], [b]) => (a < b ? -1 : 1)));
   } catch {
-    return token;
+    return undefined;
   }
 }

@@ -10,10 +10,11 @@
 import { Backoff, Pause } from "./backoff";
 import type { Message, Waiting } from "./channel";
 import { asError, closed, ForgeError } from "./errors";
-import type { Member, Seat } from "./leader";
+import { type Member, type Seat, uuid } from "./leader";
+import { Expected } from "./patches";
 import { Cell } from "./readable";
 import type { Entry, Store } from "./store";
-import type { Answer, Caller, Pending } from "./upstream";
+import type { Answer, Call, Caller, Mutations, Optimistic, Pending } from "./upstream";
 
 /** The server remembers keys for a week: what is older than this might run twice. */
 const OLDEST = 6 * 86_400_000;
@@ -36,7 +37,7 @@ interface Job {
   error: ForgeError | undefined;
 }
 
-export class Queue implements Member {
+export class Queue implements Member, Mutations {
   /** Of all tabs, as far as they are known here. */
   readonly pending = new Cell<readonly Pending[]>([]);
   readonly #seat: Seat;
@@ -61,9 +62,20 @@ export class Queue implements Member {
     seat.join(this);
   }
 
-  /** Resolves when it was answered, rejects when it was refused. */
-  send(key: string, name: string, args: string): Promise<Answer> {
-    if (this.#closed) return Promise.reject(closed());
+  async run({ name, args, key = uuid() }: Call, optimistic?: Optimistic): Promise<Answer> {
+    if (this.#closed) throw closed();
+    const expected = optimistic && new Expected(optimistic, key, this.#call);
+    try {
+      const answer = await this.#send(key, name, args);
+      expected?.done(answer);
+      return answer;
+    } catch (error) {
+      expected?.undo();
+      throw error;
+    }
+  }
+
+  #send(key: string, name: string, args: string): Promise<Answer> {
     const at = (this.#last = Math.max(Date.now(), this.#last + 0.001));
     const entry = { key, name, args, at };
     this.#seat.start();

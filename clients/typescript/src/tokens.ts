@@ -2,10 +2,11 @@
  * Where a client's token comes from: nowhere, a text, or a function that is asked whenever a newer one is needed.
  *
  * Many who ask at once get the same. What the function throws is passed on as an error of the connection: it is tried
- * again.
+ * again. All tokens of a client are one caller's: another's is refused.
  */
 
 import { ForgeError } from "./errors";
+import { callerOf } from "./group";
 
 export type Token = string | (() => string | Promise<string>);
 
@@ -49,10 +50,16 @@ export class Tokens {
   }
 
   async #ask(source: () => string | Promise<string>): Promise<string> {
+    const before = this.#token;
     try {
-      return (this.#token = await source());
+      this.#token = await source();
     } catch (error) {
       throw new ForgeError("unreachable", `no token can be had: ${String(error)}`, "see the token function");
     }
+    if (before === undefined || callerOf(before) === callerOf(this.#token)) return this.#token;
+    // what others share with this client, and what waits to be sent, is not this caller's
+    this.#token = before;
+    const message = "the token is another caller's";
+    throw new ForgeError("unauthorized", message, "make a client for each", { code: "other_caller" });
   }
 }

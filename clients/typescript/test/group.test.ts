@@ -2,6 +2,7 @@
 
 import { expect, test } from "vitest";
 import { groupOf } from "../src/group";
+import { Tokens } from "../src/tokens";
 
 const jwt = (claims: object): string => `h.${Buffer.from(JSON.stringify(claims)).toString("base64url")}.signature`;
 const of = (claims: object): string => groupOf("http://shop.example", jwt(claims));
@@ -25,4 +26,14 @@ test("any other difference is another group", () => {
   ];
   expect(new Set(groups).size).toBe(groups.length);
   for (const group of groups) expect(group).toMatch(/^forge:[0-9a-f]{32}$/);
+});
+
+test("a client takes newer tokens of its caller, and no other's", async () => {
+  const given = [jwt({ sub: "ada", exp: 1 }), jwt({ sub: "ada", exp: 2 }), jwt({ sub: "bob", exp: 3 })];
+  const tokens = new Tokens(() => given.shift() as string);
+  const first = await tokens.current();
+  const second = await tokens.newer(first);
+  expect(second).toBe(jwt({ sub: "ada", exp: 2 }));
+  await expect(tokens.newer(second)).rejects.toMatchObject({ kind: "unauthorized", code: "other_caller" });
+  expect(await tokens.current()).toBe(second);
 });

@@ -6,7 +6,6 @@ import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { ForgeError, told } from "../src/errors";
 import { Seat } from "../src/leader";
 import { Live } from "../src/live";
-import { Queued } from "../src/mutations";
 import { Queue } from "../src/queue";
 import type { Entry, Store } from "../src/store";
 import { type Answer, type Call, type Optimistic, traceOf, type Upstream } from "../src/upstream";
@@ -68,7 +67,6 @@ class Memory implements Store {
 class Tab {
   readonly seat: Seat;
   readonly queue: Queue;
-  readonly mutations: Queued;
 
   constructor(
     readonly fake: FakeTab,
@@ -77,11 +75,10 @@ class Tab {
   ) {
     this.seat = new Seat(() => Promise.resolve("group"), fake.browser);
     this.queue = new Queue(this.seat, server.call, store);
-    this.mutations = new Queued(this.queue, server.call);
   }
 
   run(name: string, args: string): Promise<Answer> {
-    return this.mutations.run({ kind: "mutation", name, args });
+    return this.queue.run({ kind: "mutation", name, args });
   }
 
   kill(): void {
@@ -133,7 +130,7 @@ test("a network that is back is not waited for", async () => {
   await settle(20_000);
   const tries = server.calls.length;
   server.trouble = [];
-  tab.mutations.wake();
+  tab.queue.wake();
   await settle(10);
   await done;
   expect(server.calls.length).toBe(tries + 1);
@@ -236,7 +233,7 @@ const more =
 test("a change is shown at once, and gone in the very state that has it", async () => {
   const { tabs } = world(1);
   const { live, push, states } = shown();
-  const done = (tabs[0] as Tab).mutations.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
+  const done = (tabs[0] as Tab).queue.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
   expect(live.state.data).toBe(2);
   await settle(20);
   expect((await done).xid).toBe("101");
@@ -252,7 +249,7 @@ test("a result that shows it may come before the answer", async () => {
   const { tabs } = world(1);
   const { live, push } = shown();
   const key = "5f0e6b62-f3b1-4e5a-8f0c-9f0d8b1f6f11";
-  const done = (tabs[0] as Tab).mutations.run({ kind: "mutation", name: "add", args: "{}", key }, more(live));
+  const done = (tabs[0] as Tab).queue.run({ kind: "mutation", name: "add", args: "{}", key }, more(live));
   push(2, "102:102:", traceOf(key));
   expect(live.state.data).toBe(2);
   await settle(LONG);
@@ -264,11 +261,11 @@ test("it is taken back on an error, and at once when nothing was written", async
   const { server, tabs } = world(1);
   const { live, states } = shown();
   const tab = tabs[0] as Tab;
-  const refused = tab.mutations.run({ kind: "mutation", name: "bad", args: "{}" }, more(live)).catch(() => "refused");
+  const refused = tab.queue.run({ kind: "mutation", name: "bad", args: "{}" }, more(live)).catch(() => "refused");
   await settle();
   expect([await refused, live.state.data]).toEqual(["refused", 1]);
   server.wrote = false;
-  const done = tab.mutations.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
+  const done = tab.queue.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
   await settle();
   await done;
   expect([live.state.data, states]).toEqual([1, [1, 2, 1, 2, 1]]);
@@ -277,7 +274,7 @@ test("it is taken back on an error, and at once when nothing was written", async
 test("when no push shows it, the server is asked, and its answer is believed", async () => {
   const { server, tabs } = world(1);
   const { live } = shown();
-  const done = (tabs[0] as Tab).mutations.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
+  const done = (tabs[0] as Tab).queue.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
   await settle(500);
   await done;
   expect(live.state.data).toBe(2);
@@ -295,8 +292,8 @@ test("changes are shown in their order, and what did not change is the same", as
   const { live, push } = shown();
   const tab = tabs[0] as Tab;
   const double: Optimistic = ({ update }) => update(live, (n) => n * 2);
-  const doubled = tab.mutations.run({ kind: "mutation", name: "a", args: "1" }, double);
-  const added = tab.mutations.run({ kind: "mutation", name: "b", args: "2" }, more(live));
+  const doubled = tab.queue.run({ kind: "mutation", name: "a", args: "1" }, double);
+  const added = tab.queue.run({ kind: "mutation", name: "b", args: "2" }, more(live));
   expect(live.state.data).toBe(3);
   await settle(50);
   await Promise.all([doubled, added]);
@@ -310,7 +307,7 @@ test("a change that fails is told, and harms nothing", async () => {
   const uncaught = vi.spyOn(globalThis, "queueMicrotask").mockImplementation((work) => expect(work).toThrow("mine"));
   const { tabs } = world(1);
   const { live } = shown();
-  const done = (tabs[0] as Tab).mutations.run({ kind: "mutation", name: "a", args: "1" }, ({ update }) =>
+  const done = (tabs[0] as Tab).queue.run({ kind: "mutation", name: "a", args: "1" }, ({ update }) =>
     update(live, () => {
       throw new Error("mine");
     }),
