@@ -427,6 +427,19 @@ def test_a_callers_transaction_stays_as_it_was(world: World) -> None:
     assert told(changes(world.connection, plans, 2)) == [(2, 2)]
 
 
+def test_pages_of_one_connection_are_planned_once(world: World) -> None:
+    plans = world.resource("plans")
+    world.put(plans, "a")
+    for _ in range(12):
+        assert told(changes(world.connection, plans, 1)) == [(1, 1)]
+    row = world.connection.execute(
+        "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE '%document_change%'"
+    ).fetchone()
+    assert row is not None
+    assert row[0] >= 6
+    assert row[1] == 0
+
+
 def test_a_page_that_the_server_cancels_leaves_the_connection_as_it_was(world: World, versions_url: str) -> None:
     plans = world.resource("plans")
     world.put(plans, "a")

@@ -31,6 +31,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int8
 
@@ -412,8 +413,12 @@ def _events(strategy: str, way: int, by_access: bool) -> list[str]:
 
 
 def _planned(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of a page. How it is planned is undone with the block, also where the caller has a transaction open."""
-    with typed(), connection.pipeline(), connection.transaction(force_rollback=True):
+    """The rows of a page. How it is planned is undone with the block, also where the caller has a transaction open.
+
+    Only then by a ROLLBACK, at which psycopg forgets what it has prepared.
+    """
+    inside = connection.info.transaction_status != TransactionStatus.IDLE
+    with typed(), connection.pipeline(), connection.transaction(force_rollback=inside):
         connection.execute(queries("forge.versions", "queries.sql")["settings"])
         return _rows(connection, statement, values)
 
