@@ -153,7 +153,7 @@ export class Relay implements Upstream, Member {
     this.#fault(key, error, final);
     if (error.kind === "closed") return;
     // whose token is not taken may not speak for others: they have theirs
-    if (final && error.kind === "unauthorized") this.#seat.resign();
+    if (error.kind === "unauthorized" && (final || topic.tabs.size > 0)) this.#seat.resign();
     else if (topic.tabs.size > 0) this.#seat.say({ type: "fault", key, error: error.toJSON(), final });
   }
 

@@ -198,9 +198,13 @@ export class Session implements Upstream {
     }
   }
 
-  /** Whether it is worth opening a stream again. What something else than the server refuses may be on the way only. */
-  #passes({ kind }: ForgeError): boolean {
-    return PASSING.has(kind) || (this.#connected && kind === "not_forge");
+  /**
+   * Whether it is worth opening a stream again. A function that gave a token which is not taken may have another one
+   * later. What something else than the server refuses may be on the way only.
+   */
+  #passes({ kind, code }: ForgeError): boolean {
+    if (kind === "not_forge") return this.#connected;
+    return PASSING.has(kind) || (code === "auth_failed" && this.#tokens.renewable);
   }
 
   /** Nothing more comes, for anybody. */

@@ -29,6 +29,17 @@ test("a function is asked for a token, and for another one when that is not take
   expect([live.state.status, token.mock.calls.length]).toEqual(["live", 2]);
 });
 
+test("a function whose token is not taken is asked again, until it has one that is", async () => {
+  let newest = "old";
+  server.tokens = new Set(["Bearer new"]);
+  const { live } = watching({ token: () => newest });
+  await settle(5_000);
+  expect(live.state).toMatchObject({ status: "error", error: { kind: "unauthorized" } });
+  newest = "new";
+  await settle(10_000);
+  expect(live.state.status).toBe("live");
+});
+
 test("a text that is not taken is the end", async () => {
   server.tokens = new Set();
   const { live } = watching({ token: "old" });
