@@ -62,7 +62,7 @@ export class Feed {
   async earlier(): Promise<void> {
     const { entries } = await this.source.ask<Audit>("forge.audit", { limit: EARLIER });
     const known = new Set(this.#ring.held.map((seen) => seen.change.source?.transaction));
-    this.#ring.addOlder(entries.filter((entry) => !known.has(entry.transaction)).map(summary), Date.now());
+    this.#ring.addOlder(entries.filter((entry) => !known.has(entry.transaction)).map(summary));
     this.#show();
   }
 
@@ -108,7 +108,7 @@ export class Feed {
     this.#flushing = undefined;
     const news = this.#incoming;
     this.#incoming = [];
-    this.#ring.add(news, Date.now());
+    this.#ring.add(news);
     this.total = this.#ring.total;
     this.rates = [...this.rates.slice(0, -1), (this.rates.at(-1) ?? 0) + news.length];
     if (this.paused) this.waiting += news.length;

@@ -10,8 +10,7 @@ export interface Seen {
   /** The order in which they came: counts up from 1, and down from 0 for what was there before. */
   number: number;
   change: Change;
-  /** When it came here, for how long it took. */
-  arrived: number;
+  /** About how many characters it holds. */
   weight: number;
 }
 
@@ -34,10 +33,10 @@ export class Ring {
     return this.#held;
   }
 
-  add(changes: readonly Change[], arrived: number): void {
+  add(changes: readonly Change[]): void {
     const news = changes.map((change): Seen => {
       const small = bounded(change);
-      return { number: ++this.total, change: small, arrived, weight: weight(small) };
+      return { number: ++this.total, change: small, weight: weight(small) };
     });
     const held = [...news.reverse(), ...this.#held];
     this.#weight += news.reduce((sum, seen) => sum + seen.weight, 0);
@@ -48,11 +47,12 @@ export class Ring {
   }
 
   /** Older ones behind those that are held, newest first; they count down from 0. */
-  addOlder(changes: readonly Change[], arrived: number): void {
+  addOlder(changes: readonly Change[]): void {
     const room = Math.max(0, this.most - this.#held.length);
     const first = Math.min(1, this.#held.at(-1)?.number ?? 1);
     const older = changes.slice(0, room).map((change, index): Seen => {
-      return { number: first - 1 - index, change: bounded(change), arrived, weight: weight(change) };
+      const small = bounded(change);
+      return { number: first - 1 - index, change: small, weight: weight(small) };
     });
     this.#weight += older.reduce((sum, seen) => sum + seen.weight, 0);
     this.#held = [...this.#held, ...older];

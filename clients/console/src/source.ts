@@ -37,11 +37,6 @@ export class Refused extends Error {
   }
 }
 
-/** The address that Forge is served at: what stands before `/console`. */
-export function base({ origin, pathname }: { origin: string; pathname: string }): string {
-  return origin + pathname.replace(/\/console(\/.*)?$/, "").replace(/\/$/, "");
-}
-
 const TOKEN = "forge:token";
 
 export const token = {

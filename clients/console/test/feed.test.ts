@@ -69,8 +69,8 @@ describe("the filter", () => {
 describe("the ring", () => {
   test("newest first, and no more than it may hold", () => {
     const ring = new Ring(3);
-    ring.add([change({ id: "1" }), change({ id: "2" })], 0);
-    ring.add([change({ id: "3" }), change({ id: "4" })], 0);
+    ring.add([change({ id: "1" }), change({ id: "2" })]);
+    ring.add([change({ id: "3" }), change({ id: "4" })]);
     expect(ring.held.map((seen) => [seen.number, seen.change.id])).toEqual([
       [4, "4"],
       [3, "3"],
@@ -82,7 +82,7 @@ describe("the ring", () => {
   test("large rows are cut, and many of them push older ones out", () => {
     const ring = new Ring(2000, 100_000);
     const long = "x".repeat(1_000_000);
-    for (let turn = 0; turn < 100; turn += 1) ring.add([change({ after: { id: 1, note: long, other: long } })], 0);
+    for (let turn = 0; turn < 100; turn += 1) ring.add([change({ after: { id: 1, note: long, other: long } })]);
     expect(ring.held.length).toBeGreaterThan(5);
     expect(ring.held.length).toBeLessThan(20);
     expect(JSON.stringify(ring.held).length).toBeLessThan(300_000);
@@ -91,21 +91,21 @@ describe("the ring", () => {
 
   test("older ones come behind the others, as far as there is room", () => {
     const ring = new Ring(4);
-    ring.add([change({ id: "1" }), change({ id: "2" })], 0);
-    ring.addOlder([change({ id: "0" }), change({ id: "-1" }), change({ id: "-2" })], 0);
+    ring.add([change({ id: "1" }), change({ id: "2" })]);
+    ring.addOlder([change({ id: "0" }), change({ id: "-1" }), change({ id: "-2" })]);
     expect(ring.held.map((seen) => [seen.number, seen.change.id])).toEqual([
       [2, "2"],
       [1, "1"],
       [0, "0"],
       [-1, "-1"],
     ]);
-    ring.add([change({ id: "3" })], 0);
+    ring.add([change({ id: "3" })]);
     expect(ring.held.map((seen) => seen.number)).toEqual([3, 2, 1, 0]);
   });
 
   test("a row that is too large by itself is kept nevertheless", () => {
     const ring = new Ring(2000, 10);
-    ring.add([change()], 0);
+    ring.add([change()]);
     expect(ring.held.length).toBe(1);
   });
 });
