@@ -3,6 +3,7 @@
 import sqlite3InitModule, { type Sqlite3Static } from "@sqlite.org/sqlite-wasm";
 import fc from "fast-check";
 import { beforeAll, describe, expect, it } from "vitest";
+import { ForgeError } from "../src/errors";
 import { Connection } from "../src/watcher/connection";
 import { lineOf, type Params } from "../src/watcher/values";
 import { everything, keyOf, meet, type Rows } from "../src/watcher/writes";
@@ -126,6 +127,15 @@ describe("what is read", () => {
   ])("%s", (sql, params, rows) => {
     expect(shown(opened().look(sql, params).reads)).toEqual(rows);
   });
+});
+
+it("watches one statement that reads, and nothing else", () => {
+  const connection = opened();
+  const others = ["DELETE FROM notes RETURNING *", "SELECT 1; DELETE FROM notes", "SELECT * FROM no", "SELEC", "", "BEGIN"];
+  connection.run("INSERT INTO notes VALUES ('é')");
+  for (const sql of others) expect(() => connection.look(sql), sql).toThrow(ForgeError);
+  expect(connection.look("SELECT 'é' AS e FROM notes ; ").rows).toEqual([{ e: "é" }]);
+  expect(connection.look("-- é\nSELECT body FROM notes").rows).toEqual([{ body: "é" }]);
 });
 
 it("does not let in what a connection has for itself", () => {

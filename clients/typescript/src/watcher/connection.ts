@@ -7,7 +7,7 @@
  * connection has for itself (temporary tables, other files, settings) is let in, since connections come and go.
  */
 
-import type { BindingSpec, CAPI, Database, Sqlite3Static } from "@sqlite.org/sqlite-wasm";
+import type { BindingSpec, CAPI, Database, PreparedStatement, Sqlite3Static } from "@sqlite.org/sqlite-wasm";
 import { ForgeError } from "../errors";
 import { type Instruction, rowsRead } from "./reads";
 import { Schema } from "./schema";
@@ -86,7 +86,8 @@ export class Connection {
 
   /** The rows of a query, and those that it read to find them. */
   look(sql: string, params: Params = []): { rows: Row[]; reads: Rows } {
-    return { rows: this.select(sql, params), reads: this.#readsOf(sql, params) };
+    const reads = this.#readsOf(sql, params);
+    return { rows: this.select(sql, params), reads };
   }
 
   /** All or nothing of what happens inside, which may be inside another. `deferred`: rows may refer to later ones. */
@@ -156,13 +157,20 @@ export class Connection {
   }
 
   #execute(sql: string, bind: Params): Row[] {
-    this.#refused = undefined;
-    try {
+    return this.#telling(sql, () => {
       const rows: Row[] = [];
       const given = Array.isArray(bind) ? bind.length : Object.keys(bind).length;
       const options = { sql, rowMode: "object", resultRows: rows } as const;
       this.#db.exec(given ? { ...options, bind: bind as BindingSpec } : options);
       return rows;
+    });
+  }
+
+  /** Errors of SQLite as those of Forge. */
+  #telling<T>(sql: string, work: () => T): T {
+    this.#refused = undefined;
+    try {
+      return work();
     } catch (error) {
       if (this.#refused !== undefined) throw refused(this.#refused);
       const message = error instanceof Error ? error.message : String(error);
@@ -219,18 +227,39 @@ export class Connection {
 
   #readsOf(sql: string, params: Params): Rows {
     const reading = new Set<string>();
-    this.#reading = reading;
-    const statement = this.#db.prepare(sql);
-    this.#reading = undefined;
-    const values: SqlValue[] = [];
-    for (let i = 1; i <= statement.parameterCount; i++) {
-      const name = this.#capi.sqlite3_bind_parameter_name(statement, i) ?? "";
-      const value = (params as Record<string | number, SqlValue | boolean>)[Array.isArray(params) ? i - 1 : name];
-      values.push(typeof value === "boolean" ? Number(value) : (value ?? null));
-    }
-    statement.finalize();
+    const values = this.#telling(sql, () => {
+      this.#reading = reading;
+      const statement = this.#prepared(sql);
+      try {
+        if (!this.#isQuery(statement, sql)) throw new Error("a live query is one statement that reads");
+        return this.#valuesOf(statement, params);
+      } finally {
+        statement.finalize();
+      }
+    });
     const program = this.#own(`EXPLAIN ${sql}`) as unknown as Instruction[];
     return rowsRead(reading, program, this.#schema.trees, values);
+  }
+
+  #prepared(sql: string): PreparedStatement {
+    try {
+      return this.#db.prepare(sql);
+    } finally {
+      this.#reading = undefined;
+    }
+  }
+
+  #isQuery(statement: PreparedStatement, sql: string): boolean {
+    const first = this.#capi.sqlite3_sql(statement);
+    return this.#capi.sqlite3_stmt_readonly(statement) !== 0 && sql.slice(first?.length).trim() === "";
+  }
+
+  #valuesOf(statement: PreparedStatement, params: Params): SqlValue[] {
+    return Array.from({ length: statement.parameterCount }, (_, i) => {
+      const name = this.#capi.sqlite3_bind_parameter_name(statement, i + 1) ?? "";
+      const value = (params as Record<string | number, SqlValue | boolean>)[Array.isArray(params) ? i : name];
+      return typeof value === "boolean" ? Number(value) : (value ?? null);
+    });
   }
 }
 
