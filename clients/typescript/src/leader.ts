@@ -128,12 +128,19 @@ export class Seat {
     if (signal.aborted) return;
     if (name === undefined || !locks || !wire) return this.#lead();
     this.#name = name;
-    this.#channel = new Channel(wire(name), this.id, (message, from) => this.#heard(message, from));
-    // held while this tab lives, so that others see when it does not
-    locks.request(`${name}:${this.id}`, { signal }, () => never(signal)).catch(() => {});
+    // held while this tab lives, so that others see when it does not: nobody may hear of it before it is
+    const living = (): Promise<void> => {
+      this.#greet(wire(name));
+      return never(signal);
+    };
+    locks.request(`${name}:${this.id}`, { signal }, living).catch(() => signal.aborted || this.#lead());
+  }
+
+  #greet(wire: Wire): void {
+    this.#channel = new Channel(wire, this.id, (message, from) => this.#heard(message, from));
     this.#heardAt = this.#askedAt = Date.now();
     const asking = setInterval(() => this.#ask(), ASK);
-    signal.addEventListener("abort", () => clearInterval(asking));
+    this.#closing.signal.addEventListener("abort", () => clearInterval(asking));
     this.#compete();
     this.say({ type: "who" });
   }
