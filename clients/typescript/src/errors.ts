@@ -95,7 +95,7 @@ export function unreachable(reason: string): ForgeError {
 }
 
 export function mismatch(message: string): ForgeError {
-  return new ForgeError("mismatch", message, "see that nothing on the way changes what the server sends");
+  return new ForgeError("mismatch", message, "see that nothing on the way changes it");
 }
 
 export function malformed(reason: string): ForgeError {

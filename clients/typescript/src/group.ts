@@ -10,18 +10,29 @@ import { sha256 } from "./sha256";
 import { fromBase64 } from "./values";
 
 const PASSING = new Set(["iat", "exp", "nbf", "jti"]);
+/** Others may change: some issuers put something new into each token. */
+const USER = new Set(["iss", "sub", "oid", "tenant", "tid", "org", "org_id"]);
 
 export function groupOf(base: string, token: string | undefined): string {
   const url = new URL(base, globalThis.location?.href ?? "http://localhost").href;
   return `forge:${sha256(`${url}\n${token && (callerOf(token) ?? token)}`, 32)}`;
 }
 
-/** What does not change when a token is renewed; undefined where it is no JWT. */
-export function callerOf(token: string): string | undefined {
+/** Whose token it is: what cannot change when it is renewed; undefined where it is no JWT. */
+export function userOf(token: string): string | undefined {
+  return claimsOf(token, (name) => USER.has(name));
+}
+
+/** The claims by which the server tells callers apart; undefined where it is no JWT. */
+function callerOf(token: string): string | undefined {
+  return claimsOf(token, (name) => !PASSING.has(name));
+}
+
+function claimsOf(token: string, wanted: (name: string) => boolean): string | undefined {
   try {
     const bytes = fromBase64((token.split(".")[1] as string).replace(/-/g, "+").replace(/_/g, "/"));
     const claims = Object.entries(JSON.parse(new TextDecoder().decode(bytes)) as object);
-    return JSON.stringify(claims.filter(([name]) => !PASSING.has(name)).sort(([a], [b]) => (a < b ? -1 : 1)));
+    return JSON.stringify(claims.filter(([name]) => wanted(name)).sort(([a], [b]) => (a < b ? -1 : 1)));
   } catch {
     return undefined;
   }

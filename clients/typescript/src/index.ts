@@ -8,4 +8,4 @@ export type { Readable } from "./readable";
 export type { Token } from "./tokens";
 export type { App, Untyped } from "./types";
 export type { Cause, Mode, Optimistic, Pending, Transaction } from "./upstream";
-export { Decimal, decodeResult, decodeRow, decodeValue, UNAVAILABLE } from "./values";
+export { Decimal, decodeRow, UNAVAILABLE } from "./values";

@@ -13,9 +13,9 @@ const START = new Int32Array(8);
 const fraction = (x: number): number => ((x - Math.floor(x)) * 0x100000000) | 0;
 
 for (let found = 0, n = 2; found < ROUNDS; n++) {
-  let prime = true;
-  for (let d = 2; d * d <= n; d++) prime &&= n % d !== 0;
-  if (!prime) continue;
+  let divisor = 2;
+  while (n % divisor !== 0) divisor++;
+  if (divisor < n) continue;
   if (found < 8) START[found] = fraction(Math.sqrt(n));
   K[found++] = fraction(Math.cbrt(n));
 }

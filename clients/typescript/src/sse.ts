@@ -1,8 +1,8 @@
 /**
  * Server-sent events by `fetch`, which can send a token, as EventSource cannot: bytes in, cut anywhere, events out.
  *
- * Lines end with CR, LF or both. An event without data is none, but its id counts. An event that the end of the stream
- * cuts off is none either.
+ * Lines end with LF, as a Forge server writes them. An event without data is none, but its id counts. An event that the
+ * end of the stream cuts off is none either.
  */
 
 import type { Http } from "./http";
@@ -10,8 +10,7 @@ import type { Event } from "./messages";
 import type { Heard, Transport } from "./session";
 
 export class Parser {
-  #cut: string[] = [];
-  #afterCr = false;
+  #cut = "";
   #name = "";
   #lines: string[] = [];
   #id = "";
@@ -22,35 +21,30 @@ export class Parser {
   /** The events that end in this piece. */
   feed(piece: string): Event[] {
     const found: Event[] = [];
-    if (piece === "") return found;
-    const lines = (this.#afterCr && piece.startsWith("\n") ? piece.slice(1) : piece).split(/\r\n|\n|\r/);
-    this.#afterCr = piece.endsWith("\r");
-    const rest = lines.pop() as string;
+    if (!piece.includes("\n")) {
+      this.#cut += piece;
+      return found;
+    }
+    const lines = (this.#cut + piece).split("\n");
+    this.#cut = lines.pop() as string;
     for (const line of lines) {
-      this.#cut.push(line);
-      const whole = this.#cut.length === 1 ? line : this.#cut.join("");
-      this.#cut = [];
-      if (whole !== "") this.#field(whole);
+      if (line !== "") this.#field(line);
       else this.#end(found);
     }
-    if (rest !== "") this.#cut.push(rest);
     return found;
   }
 
   #field(line: string): void {
-    const colon = line.indexOf(":");
-    const field = colon < 0 ? line : line.slice(0, colon);
-    const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
+    const [field] = line.split(":", 1);
+    const value = line.slice((field as string).length + 1).replace(/^ /, "");
     if (field === "data") this.#lines.push(value);
     else if (field === "event") this.#name = value;
-    else if (field === "id" && !value.includes("\0")) this.#id = value;
+    else if (field === "id") this.#id = value;
   }
 
   #end(found: Event[]): void {
     this.lastId = this.#id;
-    if (this.#lines.some((line) => line !== "")) {
-      found.push({ name: this.#name || "message", lines: this.#lines, id: this.#id });
-    }
+    if (this.#lines.some((line) => line !== "")) found.push({ name: this.#name, lines: this.#lines, id: this.#id });
     this.#name = "";
     this.#lines = [];
   }

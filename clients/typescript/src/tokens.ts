@@ -2,11 +2,11 @@
  * Where a client's token comes from: nowhere, a text, or a function that is asked whenever a newer one is needed.
  *
  * Many who ask at once get the same. What the function throws is passed on as an error of the connection: it is tried
- * again. All tokens of a client are one caller's: another's is refused.
+ * again. All tokens of a client are one user's: another's is refused.
  */
 
 import { ForgeError } from "./errors";
-import { callerOf } from "./group";
+import { userOf } from "./group";
 
 export type Token = string | (() => string | Promise<string>);
 
@@ -56,10 +56,10 @@ export class Tokens {
     } catch (error) {
       throw new ForgeError("unreachable", `no token can be had: ${String(error)}`, "see the token function");
     }
-    if (before === undefined || callerOf(before) === callerOf(this.#token)) return this.#token;
+    if (before === undefined || userOf(before) === userOf(this.#token)) return this.#token;
     // what others share with this client, and what waits to be sent, is not this caller's
     this.#token = before;
-    const message = "the token is another caller's";
-    throw new ForgeError("unauthorized", message, "make a client for each", { code: "other_caller" });
+    const message = "the token is another user's";
+    throw new ForgeError("unauthorized", message, "make a client for each", { code: "other_user" });
   }
 }

@@ -28,12 +28,16 @@ test("any other difference is another group", () => {
   for (const group of groups) expect(group).toMatch(/^forge:[0-9a-f]{32}$/);
 });
 
-test("a client takes newer tokens of its caller, and no other's", async () => {
-  const given = [jwt({ sub: "ada", exp: 1 }), jwt({ sub: "ada", exp: 2 }), jwt({ sub: "bob", exp: 3 })];
+test("a client takes newer tokens of its user, and no other's", async () => {
+  const given = [
+    jwt({ sub: "ada", exp: 1, uti: "a" }),
+    jwt({ sub: "ada", exp: 2, uti: "b" }),
+    jwt({ sub: "bob", exp: 3, uti: "a" }),
+  ];
   const tokens = new Tokens(() => given.shift() as string);
   const first = await tokens.current();
   const second = await tokens.newer(first);
-  expect(second).toBe(jwt({ sub: "ada", exp: 2 }));
-  await expect(tokens.newer(second)).rejects.toMatchObject({ kind: "unauthorized", code: "other_caller" });
+  expect(second).toBe(jwt({ sub: "ada", exp: 2, uti: "b" }));
+  await expect(tokens.newer(second)).rejects.toMatchObject({ kind: "unauthorized", code: "other_user" });
   expect(await tokens.current()).toBe(second);
 });

