@@ -12,6 +12,18 @@ from tests.browser.conftest import Tabs
 from tests.browser.pages import CUT_OFF, equals, port_of, shows, until
 from tests.integration.serving import Served
 
+KEPT = """async () => {
+  if (!(await indexedDB.databases()).some(({ name }) => name === "forge")) return false;
+  return new Promise((resolve, reject) => {
+    const opened = indexedDB.open("forge");
+    opened.onerror = () => reject(opened.error);
+    opened.onsuccess = () => {
+      const counted = opened.result.transaction("mutations").objectStore("mutations").count();
+      counted.onsuccess = () => (opened.result.close(), resolve(counted.result === 2));
+    };
+  });
+}"""
+"""Whether two mutations are where they outlive the page."""
 TRANSPORTS = pytest.mark.parametrize("transport", ["sse", "ws"])
 
 
@@ -76,6 +88,7 @@ async def test_mutations_wait_for_the_network_and_a_reload_and_run_once(
             asyncio.create_task(mutating(page, "order", {"order_id": number, "customer_id": 7})) for number in (7, 8)
         ]
         await page.wait_for_function("window.client.pending.getSnapshot().length === 2")
+        await other.wait_for_function(KEPT)
         assert not any(task.done() for task in waiting)
         await page.close()
         await asyncio.gather(*waiting, return_exceptions=True)
