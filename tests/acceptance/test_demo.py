@@ -1,6 +1,7 @@
 """The demo ends by itself with a summary that adds up, leaves no server behind, and can be run again."""
 
 import json
+import re
 import signal
 import subprocess
 import tempfile
@@ -31,6 +32,7 @@ def test_the_demo_on_the_embedded_server(process: Forge, data: Path) -> None:
     assert first.startswith("✓ PostgreSQL ")
     assert "embedded" in first
     assert "5 tables tracked" in first
+    assert re.fullmatch(r"live page  http://127\.0\.0\.1:(\d+)        console  http://127\.0\.0\.1:\1/console", feed[0])
     summary = result.out[result.out.rindex("\n\n") :]
     assert "nothing lost, nothing twice ✓" in summary
     assert "commit to feed   p50" in summary
