@@ -122,7 +122,12 @@ async def test_the_feed_is_filtered_paused_and_walked_by_keys(console: Page, ord
     await expect(change(console).nth(1)).to_have_attribute("aria-selected", "true")
     await console.keyboard.press("k")
     await expect(change(console).nth(0)).to_have_attribute("aria-selected", "true")
+    await change(console).nth(1).click()
+    await expect(console.get_by_role("listbox")).to_be_focused()
+    await console.keyboard.press("ArrowDown")
+    await expect(change(console).nth(2)).to_have_attribute("aria-selected", "true")
     await console.keyboard.press("Escape")
+    await expect(change(console).nth(2)).to_have_attribute("aria-selected", "false")
     await console.keyboard.press("?")
     await expect(console.get_by_role("dialog", name="Keys")).to_contain_text("pause and resume")
 

@@ -1,9 +1,9 @@
 /**
  * A row as it was after each of its changes, from what the changes say.
  *
- * In come its entries, newest first, and the row as the server last knew it, for columns that no entry names (a row that
- * was there before it was tracked). Out comes for each entry the row after it; null when there was none. A value is the
- * last one written before, else what the next change says was there before it, else the server's.
+ * In come its entries, newest first, and the row as the server last knew it, for columns that no entry names (a row
+ * that was there before it was tracked). Out comes for each entry the row after it; null when there was none. A value
+ * is the last one written before, else what the next change says was there before it, else the server's.
  */
 
 import type { Entry, Row } from "./shapes";

@@ -1,4 +1,4 @@
-/** What scrolls can be scrolled by keys: an element takes the focus while it is larger than its frame, and only then. */
+/** What scrolls can be scrolled by keys: an element takes the focus while it does not fit its frame. */
 export function reachable(element: HTMLElement): () => void {
   const look = () => {
     if (element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight) element.tabIndex = 0;

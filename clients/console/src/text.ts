@@ -1,8 +1,8 @@
 /**
  * Text as it may be shown: in comes whatever a column held, out come pieces in which nothing is invisible.
  *
- * Control characters, marks that turn the direction of writing and those without a width become their numbers; halves of
- * surrogate pairs become U+FFFD. Emoji keep their joiners.
+ * Control characters, marks that turn the direction of writing and those without a width become their numbers; halves
+ * of surrogate pairs become U+FFFD. Emoji keep their joiners.
  */
 
 export interface Piece {
@@ -11,7 +11,8 @@ export interface Piece {
   control: boolean;
 }
 
-const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+const UNSEEN =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
 /** The pieces of a text; with `lines`, line feeds and tabs stay what they are. */
 export function pieces(text: string, lines = false): Piece[] {

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { Decimal, decodeValue, UNAVAILABLE } from "../../typescript/src/index";
+import { Decimal, decodeValue, UNAVAILABLE } from "../../typescript/src/values";
 import { Beginning, brief, shown } from "../src/value";
 
 describe("a value as text", () => {
