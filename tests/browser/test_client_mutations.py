@@ -122,3 +122,20 @@ def waits(orders: Connection) -> bool:
     """Whether somebody waits for a lock."""
     row = orders.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
     return row is not None and row[0] > 0
+
+
+async def test_what_is_done_offline_is_shown_at_once_and_sent_when_the_browser_is_online(
+    tabs: Tabs, served: Served, orders: Connection
+) -> None:
+    tabs.expect(CUT_OFF)
+    page = await tabs.open(f"{served.url}/page/live.html")
+    await equals(orders, page)
+    await tabs.context.set_offline(True)
+    done = asyncio.create_task(mutating(page, "set_status", {"order_id": 1, "status": "offline"}, "offline"))
+    await shows(page, "1 offline 12.30", "2 placed 99.00")
+    await page.wait_for_function("window.client.pending.getSnapshot()[0].error?.kind === 'unreachable'")
+    assert orders.execute("SELECT status FROM orders WHERE id = 1").fetchone() == ("placed",)
+    await tabs.context.set_offline(False)
+    assert await done == {"result": 1}
+    await equals(orders, page)
+    assert await statuses(page) == ["placed", "offline"]
