@@ -128,6 +128,7 @@ class Page implements Client {
     const way = transport === "ws" ? new Socket(this.#http) : sse(this.#http);
     const group = async (): Promise<string> => groupOf(this.#http.base, await tokens.current());
     this.#seat = new Seat(group, share === false ? ALONE : browser());
+    tokens.changed = () => this.#seat.leave();
     this.#upstream = new Relay(this.#seat, new Session(way, tokens, silence));
     this.#mutations = new Queue(this.#seat, this.#call, new Kept());
     this.#watchPage();

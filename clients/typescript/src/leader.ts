@@ -100,11 +100,18 @@ export class Seat {
   /** Let another lead, if there is one that wants to. */
   resign(): void {
     if (!this.#channel) return;
-    this.#queued?.abort();
-    this.#queued = undefined;
-    this.#release?.();
+    this.#quit();
     this.#lose();
     setTimeout(() => this.start(), RESTS);
+  }
+
+  /** Have nothing to do with others any more: this tab's token says another thing than theirs. */
+  leave(): void {
+    if (!this.#channel) return;
+    this.#quit();
+    this.#mute();
+    this.#lose();
+    this.#lead();
   }
 
   /** Calls back when another tab is gone, unless `signal` is earlier. */
@@ -114,10 +121,18 @@ export class Seat {
 
   close(): void {
     this.#closing.abort();
+    this.#quit();
+    this.#mute();
+    this.leading = false;
+  }
+
+  #quit(): void {
     this.#queued?.abort();
     this.#queued = undefined;
     this.#release?.();
-    this.leading = false;
+  }
+
+  #mute(): void {
     this.#channel?.close();
     this.#channel = undefined;
   }

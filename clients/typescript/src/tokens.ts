@@ -6,12 +6,14 @@
  */
 
 import { ForgeError } from "./errors";
-import { userOf } from "./group";
+import { callerOf, userOf } from "./group";
 
 export type Token = string | (() => string | Promise<string>);
 
 export class Tokens {
   readonly #source: Token | undefined;
+  /** Called when a newer one has other claims: what it may see is not what the older one might. */
+  changed: () => void = () => {};
   #token: string | undefined;
   #asking: Promise<string> | undefined;
 
@@ -56,7 +58,11 @@ export class Tokens {
     } catch (error) {
       throw new ForgeError("unreachable", `no token can be had: ${String(error)}`, "see the token function");
     }
-    if (before === undefined || userOf(before) === userOf(this.#token)) return this.#token;
+    if (before === undefined || callerOf(before) === callerOf(this.#token)) return this.#token;
+    if (userOf(before) === userOf(this.#token)) {
+      this.changed();
+      return this.#token;
+    }
     // what others share with this client, and what waits to be sent, is not this caller's
     this.#token = before;
     const message = "the token is another user's";

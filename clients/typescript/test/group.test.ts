@@ -36,7 +36,10 @@ test("a client takes newer tokens of its user, and no other's", async () => {
   ];
   const tokens = new Tokens(() => given.shift() as string);
   const first = await tokens.current();
+  let changed = 0;
+  tokens.changed = () => changed++;
   const second = await tokens.newer(first);
+  expect(changed).toBe(1); // what it may see may differ
   expect(second).toBe(jwt({ sub: "ada", exp: 2, uti: "b" }));
   await expect(tokens.newer(second)).rejects.toMatchObject({ kind: "unauthorized", code: "other_user" });
   expect(await tokens.current()).toBe(second);

@@ -264,6 +264,24 @@ test("a client that is closed takes nothing from the others", async () => {
   expect(other.lives.get("orders")?.live.state).toMatchObject({ status: "live", data: rows(server, "orders") });
 });
 
+test("a tab whose token says another thing than the others' is alone from then on", async () => {
+  const { server, tabs } = world(3);
+  for (const tab of tabs) tab.show("orders");
+  await settle();
+  const [leader, other] = [...tabs].sort((tab) => (tab.seat.leading ? -1 : 1)) as [Tab, Tab, Tab];
+  for (const [leaving, connections] of [[leader, 2], [other, 3]] as const) {
+    leaving.seat.leave();
+    await settle();
+    server.change("orders");
+    await settle();
+    expect(server.subscriptions).toBe(connections);
+    for (const tab of tabs) {
+      expect(tab.lives.get("orders")?.live.state).toMatchObject({ status: "live", data: rows(server, "orders") });
+    }
+  }
+  expect([leader.fake.wires.size, other.fake.wires.size]).toEqual([0, 0]);
+});
+
 test("without locks every tab leads itself", async () => {
   const server = new Server();
   const profile = new Profile();
