@@ -8,7 +8,9 @@ const SERVED = resolve(import.meta.dirname, "../../src/forge/serve/static/client
 export default defineConfig({
   build: {
     target: "es2022",
-    sourcemap: true,
+    sourcemap: "hidden", // the served copy has no map beside it
+    minify: "terser", // and what it leaves is made smaller below: each finds what the other does not
+    terserOptions: { module: true, ecma: 2020, compress: { passes: 3 } },
     lib: {
       entry: { index: "src/index.ts", react: "src/react.ts", tanstack: "src/tanstack.ts", watcher: "src/watcher/index.ts" },
       formats: ["es"],
@@ -16,8 +18,8 @@ export default defineConfig({
     // the client is one file, also for the watcher, which imports it
     rollupOptions: {
       preserveEntrySignatures: "allow-extension",
-      external: ["react", "@tanstack/query-core", "@sqlite.org/sqlite-wasm"],
       output: { minify: true, comments: false }, // white space too, which Vite leaves in libraries
+      external: ["react", "@tanstack/query-core", "@sqlite.org/sqlite-wasm"],
     },
   },
   plugins: [

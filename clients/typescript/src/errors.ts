@@ -37,20 +37,18 @@ export interface ErrorFields {
 
 export class ForgeError extends Error implements ErrorFields {
   override readonly name = "ForgeError";
-  readonly kind: Kind;
-  readonly fix: string;
-  readonly code: string;
-  readonly status: number | undefined;
-  readonly retryAfter: number | undefined;
+  declare readonly code: string;
+  declare readonly status: number | undefined;
+  declare readonly retryAfter: number | undefined;
 
-  constructor(kind: Kind, message: string, fix: string, more: Partial<ErrorFields> = {}) {
-    const { code = kind, status, retryAfter } = more;
+  constructor(
+    readonly kind: Kind,
+    message: string,
+    readonly fix: string,
+    { code = kind, status, retryAfter }: Partial<ErrorFields> = {},
+  ) {
     super(message);
-    this.kind = kind;
-    this.fix = fix;
-    this.code = code;
-    this.status = status;
-    this.retryAfter = retryAfter;
+    Object.assign(this, { code, status, retryAfter });
   }
 
   static of(fields: ErrorFields): ForgeError {

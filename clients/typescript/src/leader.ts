@@ -45,7 +45,7 @@ const PATIENCE = 10_000;
 const RESTS = 5_000;
 
 export class Seat {
-  readonly id = uuid();
+  readonly id = randomId();
   /** The group's name, once it is known; none where the token cannot be had. */
   readonly group: Promise<string | undefined>;
   leading = false;
@@ -228,11 +228,7 @@ function never(signal: AbortSignal): Promise<void> {
   return new Promise((resolve) => signal.addEventListener("abort", () => resolve()));
 }
 
-/** A random UUID, on pages without TLS too. */
-export function uuid(): string {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  bytes[6] = ((bytes[6] as number) & 0x0f) | 0x40;
-  bytes[8] = ((bytes[8] as number) & 0x3f) | 0x80;
-  const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
+/** 128 random bits in hexadecimal digits: what names a tab, a mutation and its trace. */
+export function randomId(): string {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -10,7 +10,7 @@
 import { Backoff, Pause } from "./backoff";
 import type { Message, Waiting } from "./channel";
 import { asError, closed, ForgeError } from "./errors";
-import { type Member, type Seat, uuid } from "./leader";
+import { type Member, randomId, type Seat } from "./leader";
 import { Expected } from "./patches";
 import { Cell } from "./readable";
 import type { Entry, Store } from "./store";
@@ -62,7 +62,7 @@ export class Queue implements Member, Mutations {
     seat.join(this);
   }
 
-  async run({ name, args, key = uuid() }: Call, optimistic?: Optimistic): Promise<Answer> {
+  async run({ name, args, key = randomId() }: Call, optimistic?: Optimistic): Promise<Answer> {
     if (this.#closed) throw closed();
     const expected = optimistic && new Expected(optimistic, key, this.#call);
     try {
