@@ -33,31 +33,14 @@ export interface State<T> {
   readonly snapshot: string | null;
 }
 
-export class Live<T> extends Cell<State<T>> implements Holder {
-  /** Changes of mutations under way; whoever sets it calls `refresh` when they change. */
-  overlay: Overlay | undefined;
-  readonly asked: Asked;
-  readonly #upstream: Upstream;
-  readonly #linger: number;
-  #held: Held | undefined;
-  #sure = false;
-  #leaving: ReturnType<typeof setTimeout> | undefined;
-
-  /** `linger`: milliseconds for which the server is still asked when nobody watches any more. */
-  constructor(asked: Asked, upstream: Upstream, linger: number) {
+/** What both live results are, a server's and a local one: a store of states, and its results one by one. */
+export class Results<T> extends Cell<State<T>> {
+  constructor() {
     super({ status: "connecting", data: undefined, error: undefined, cause: [], snapshot: null });
-    this.asked = asked;
-    this.#upstream = upstream;
-    this.#linger = linger;
   }
 
   get state(): State<T> {
     return this.getSnapshot();
-  }
-
-  /** What the server sent, without anything on top. */
-  get base(): T | undefined {
-    return this.#held?.value as T | undefined;
   }
 
   /** The results, the latest for whoever is slow; throws when the query does not run. */
@@ -84,6 +67,30 @@ export class Live<T> extends Cell<State<T>> implements Holder {
     } finally {
       end();
     }
+  }
+}
+
+export class Live<T> extends Results<T> implements Holder {
+  /** Changes of mutations under way; whoever sets it calls `refresh` when they change. */
+  overlay: Overlay | undefined;
+  readonly asked: Asked;
+  readonly #upstream: Upstream;
+  readonly #linger: number;
+  #held: Held | undefined;
+  #sure = false;
+  #leaving: ReturnType<typeof setTimeout> | undefined;
+
+  /** `linger`: milliseconds for which the server is still asked when nobody watches any more. */
+  constructor(asked: Asked, upstream: Upstream, linger: number) {
+    super();
+    this.asked = asked;
+    this.#upstream = upstream;
+    this.#linger = linger;
+  }
+
+  /** What the server sent, without anything on top. */
+  get base(): T | undefined {
+    return this.#held?.value as T | undefined;
   }
 
   /** Ask again after an error that was final. */

@@ -10,8 +10,8 @@ import type { Message } from "./channel";
 import { closed, ForgeError } from "./errors";
 import { Held } from "./held";
 import type { Member, Seat } from "./leader";
-import { type Asked, type Cause, type Holder, keyOf, type Push, type Sink, type Upstream } from "./upstream";
-import type { Whole } from "./upstream";
+import type { Asked, Cause, Holder, Push, Sink, Upstream, Whole } from "./upstream";
+import { keyOf } from "./upstream";
 
 const MOST_MISMATCHES = 3;
 

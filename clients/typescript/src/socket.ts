@@ -14,7 +14,6 @@ interface Waiting {
   readonly failed: (error: ForgeError) => void;
 }
 
-
 /** One connection at a time, to the server of an Http. */
 export class Socket implements Transport {
   readonly #http: Http;

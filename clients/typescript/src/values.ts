@@ -127,7 +127,9 @@ export function encodeArgs(args: object = {}): string {
 function encode(value: unknown): string | undefined {
   if (typeof value === "bigint") return String(value);
   if (value instanceof Decimal) return encode(String(value));
-  if (value instanceof Uint8Array) return encode(btoa(String.fromCharCode(...value)));
+  if (value instanceof Uint8Array) {
+    return encode(btoa(value.reduce((text, byte) => text + String.fromCharCode(byte), "")));
+  }
   if (Array.isArray(value)) return `[${value.map((inner) => encode(inner) ?? "null").join()}]`;
   if (typeof value !== "object" || value === null || "toJSON" in value) return JSON.stringify(value);
   const parts: string[] = [];

@@ -66,3 +66,8 @@ test("arguments are written as annotations take them, the same ones always alike
   expect(encodeArgs(Object.fromEntries(Object.entries(args).reverse()))).toBe(text);
   expect(encodeArgs()).toBe("{}");
 });
+
+test("bytes may be many", () => {
+  const { raw } = JSON.parse(encodeArgs({ raw: new Uint8Array(1_000_000).fill(7) })) as { raw: string };
+  expect(atob(raw)).toBe("\x07".repeat(1_000_000));
+});

@@ -89,3 +89,11 @@ it("makes a table equal to rows, and touches only what differs", () => {
   replaceRows(connection, "orders", [{ id: 4, status: "e" }], [{ id: 4 }, { id: 1 }]);
   expect(rows()).toEqual(["2new", "4e"]);
 });
+
+it("takes no key for another, whatever is in it", () => {
+  const connection = opened();
+  connection.exec("CREATE TABLE words (a TEXT, b TEXT, PRIMARY KEY (a, b))");
+  replaceRows(connection, "words", [{ a: "x\ny", b: "z" }]);
+  replaceRows(connection, "words", [{ a: "x", b: "y\nz" }]);
+  expect(connection.select("SELECT * FROM words")).toEqual([{ a: "x", b: "y\nz" }]);
+});

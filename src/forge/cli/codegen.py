@@ -58,7 +58,9 @@ def typescript(
     document = _of_module(target, run) if target is not None else _of_server(url or "")
     from forge.serve.codegen import typescript as generated
 
-    command = " ".join(["forge codegen typescript", target or f"--url {url}", *(["--bigint"] if bigint else [])])
+    named = [] if name == "App" else [f"--name {name}"]
+    large = ["--bigint"] if bigint else []
+    command = " ".join(["forge codegen typescript", target or f"--url {url}", *named, *large])
     text = generated(document, source=command, name=name, bigint=bigint)
     if out is None:
         sys.stdout.write(text)

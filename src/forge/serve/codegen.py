@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from forge.errors import ForgeError
+from forge.react.registry import OWN
 from forge.serve.returns import BYTES, DECIMAL, FLOAT, INTEGER
 
 Object = Mapping[str, Any]
@@ -21,7 +22,6 @@ Side = Literal["args", "result"]
 CLIENT: Final = "@forge/client"
 _KINDS: Final = {"query": "queries", "mutation": "mutations"}
 _UNSAID: Final = {"query": "The result of {name} now.", "mutation": "Run {name} in one transaction."}
-_OWN: Final = "forge."
 _WORD: Final = re.compile(r"[A-Za-z_$][\w$]*", re.ASCII)
 _NAME: Final = re.compile(r"[A-Z]\w*", re.ASCII)
 _TAKEN: Final = frozenset({"Array", "Date", "Decimal", "Number", "Object", "Record", "String", "Uint8Array"})
@@ -76,7 +76,7 @@ class _Module:
         for path, operations in self._paths.items():
             operation = operations.get("post", {})
             marked, _, name = operation.get("operationId", "").partition(":")
-            if marked != kind or not path.startswith(f"/forge/{kind}/") or name.startswith(_OWN):
+            if marked != kind or not path.startswith(f"/forge/{kind}/") or name.startswith(OWN):
                 continue
             body = operation["requestBody"]["content"]["application/json"]["schema"]
             arguments = self._type(self._resolved(body), "args", 3)

@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 
 from forge.serve.http import failure
 from forge.serve.node import Node
-from forge.serve.permissions import Forbidden, local
+from forge.serve.permissions import Forbidden, admit, local
 
 STATIC: Final = Path(__file__).parent / "static"
 HEADERS: Final = {
@@ -66,9 +66,10 @@ async def client(request: Request) -> Response:
 
 
 async def console(node: Node, request: Request) -> Response:
-    """GET /console, /console/ and what is below it."""
+    """GET /console, /console/ and what is below it. It has no data, but who could see none with it is told so here."""
+    options = node.options
     try:
-        _admit(node, request)
+        admit("the console", options.console, local=local(request), secured=options.auth is not None)
     except Forbidden as error:
         return _secured(failure(error))
     path = request.path_params.get("path")
@@ -80,17 +81,6 @@ async def console(node: Node, request: Request) -> Response:
         return _sent(request, found, {**HEADERS, "cache-control": kept})
     text = f"The console is not here. {_BUILD}" if "console/index.html" not in built() else "There is no such file.\n"
     return _secured(Response(text, 404, media_type="text/plain"))
-
-
-def _admit(node: Node, request: Request) -> None:
-    """The page has no data, but who could see none with it is told so here."""
-    if node.options.auth is None and not local(request):
-        raise Forbidden(
-            "without tokens the console is open to this machine alone",
-            fix="use http://127.0.0.1 on the machine itself, or set auth and console in Options",
-        )
-    if node.options.auth is not None and node.options.console is None:
-        raise Forbidden("the console is closed here", fix="set console in Options to the permission that opens it")
 
 
 @cache

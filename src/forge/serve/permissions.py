@@ -46,18 +46,23 @@ def permit(name: str, permission: str | None, identity: Identity, *, secured: bo
 
 def oversee(name: str, permission: str | None, identity: Identity, *, secured: bool) -> None:
     """Raise Forbidden unless somebody may use a function of Forge's own, which knows no tenants."""
+    admit(name, permission, local=identity.local, secured=secured)
     if not secured:
-        if identity.local:
-            return
+        return
+    permit(name, permission, identity, secured=secured)
+    if identity.auth.tenant is not None:
+        raise Forbidden(f"{name} knows no tenants, and the token is of one", fix="use a token without a tenant")
+
+
+def admit(name: str, permission: str | None, *, local: bool, secured: bool) -> None:
+    """Raise Forbidden where nobody of those who could ask from there may use something of Forge's own."""
+    if not secured and not local:
         raise Forbidden(
             "without tokens the console is open to this machine alone",
             fix="use http://127.0.0.1 on the machine itself, or set auth and console in Options",
         )
-    if permission is None:
+    if secured and permission is None:
         raise Forbidden(f"{name} is closed here", fix="set console, and operate for what writes, in Options")
-    permit(name, permission, identity, secured=secured)
-    if identity.auth.tenant is not None:
-        raise Forbidden(f"{name} knows no tenants, and the token is of one", fix="use a token without a tenant")
 
 
 def local(request: HTTPConnection) -> bool:

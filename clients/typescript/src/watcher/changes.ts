@@ -128,7 +128,7 @@ class Table {
   }
 
   keyOf(row: Row): string {
-    return this.#key.map((name) => String(row[name])).join("\n");
+    return JSON.stringify(this.#key.map((name) => String(row[name])));
   }
 
   keys(): Row[] {

@@ -5,22 +5,17 @@
  */
 
 import type { ForgeError } from "../errors";
-import type { State } from "../live";
-import { Cell } from "../readable";
+import { Results } from "../live";
 
-export class LocalLive<T> extends Cell<State<readonly T[]>> {
+export class LocalLive<T> extends Results<readonly T[]> {
   readonly #started: () => void;
   readonly #ended: () => void;
   #leaving: ReturnType<typeof setTimeout> | undefined;
 
   constructor(started: () => void, ended: () => void) {
-    super({ status: "connecting", data: undefined, error: undefined, cause: [], snapshot: null });
+    super();
     this.#started = started;
     this.#ended = ended;
-  }
-
-  get state(): State<readonly T[]> {
-    return this.getSnapshot();
   }
 
   /** Rows, or places of rows in the result before. */
@@ -32,30 +27,6 @@ export class LocalLive<T> extends Cell<State<readonly T[]>> {
 
   fail(error: ForgeError): void {
     this.set({ ...this.state, status: "error", data: undefined, error });
-  }
-
-  /** The results, the latest for whoever is slow; throws when the query does not run. */
-  async *[Symbol.asyncIterator](): AsyncGenerator<readonly T[], void, undefined> {
-    let told = (): void => {};
-    let given: readonly T[] | undefined;
-    const end = this.subscribe(() => told());
-    try {
-      for (;;) {
-        const { data, error } = this.state;
-        if (error?.kind === "closed") return;
-        if (error) throw error;
-        if (data !== undefined && data !== given) {
-          given = data;
-          yield data;
-        } else {
-          await new Promise<void>((resolve) => {
-            told = resolve;
-          });
-        }
-      }
-    } finally {
-      end();
-    }
   }
 
   protected override started(): void {
