@@ -6,19 +6,23 @@
  * behind the last cursor, so nothing is left out or shown twice, unless the server does not know that cursor any more.
  */
 
+import type { ForgeError } from "@forge/client";
+import { Backoff } from "../../typescript/src/backoff";
+import { asError } from "../../typescript/src/errors";
 import { Ring, type Seen } from "./ring";
 import type { Audit, Audited, Change } from "./shapes";
-import { Refused, type Source } from "./source";
+import type { Source } from "./source";
 
 export type FeedStatus = "connecting" | "live" | "lost" | "refused";
 
 const EVERY = 100;
 const SECONDS = 60;
 const EARLIER = 100;
+const PASSING = new Set(["unreachable", "failed", "too_many"]);
 
 export class Feed {
   status = $state<FeedStatus>("connecting");
-  refusal = $state<Refused | null>(null);
+  refusal = $state.raw<ForgeError | null>(null);
   seen = $state.raw<readonly Seen[]>([]);
   paused = $state(false);
   /** How many came since it was paused. */
@@ -67,33 +71,32 @@ export class Feed {
   }
 
   async #follow(): Promise<void> {
-    let failures = 0;
-    while (!this.#stop.signal.aborted) {
+    const backoff = new Backoff(500, 10_000);
+    const { signal } = this.#stop;
+    const told = (change: string) => this.#take(JSON.parse(change) as Change);
+    const at = (place: string) => {
+      if (place) this.#cursor = place;
+      if (this.status === "live") return;
+      [this.status, this.refusal] = ["live", null];
+      backoff.reset();
+    };
+    while (!signal.aborted) {
       try {
-        for await (const message of this.source.changes(this.#cursor, this.#stop.signal)) {
-          failures = 0;
-          this.status = "live";
-          this.refusal = null;
-          if (message.event === "change") this.#take(JSON.parse(message.data) as Change);
-          if (message.id) this.#cursor = message.id;
-        }
-      } catch (error) {
-        if (this.#stop.signal.aborted) return;
-        if (error instanceof Refused) {
-          this.refusal = error;
-          if (error.status === 410) {
-            this.#cursor = "now";
-            this.gaps += 1;
-          } else if (error.status < 500 && error.status !== 429) {
-            this.status = "refused";
-            return;
-          }
+        await this.source.changes(this.#cursor, told, at, signal);
+      } catch (thrown) {
+        if (signal.aborted) return;
+        this.refusal = asError(thrown);
+        const { kind, status } = this.refusal;
+        if (status === 410) {
+          this.#cursor = "now";
+          this.gaps += 1;
+        } else if (!PASSING.has(kind)) {
+          this.status = "refused";
+          return;
         }
       }
       this.status = "lost";
-      failures += 1;
-      const wait = Math.min(10_000, 250 * 2 ** failures) * (0.5 + Math.random() / 2);
-      await new Promise((resolve) => setTimeout(resolve, wait));
+      await new Promise((resolve) => setTimeout(resolve, backoff.next()));
     }
   }
 

@@ -120,7 +120,7 @@ class Page implements Client {
   #after: ReadonlySet<string> = new Set();
 
   constructor(options: ClientOptions) {
-    const { url = "", token, transport, share, timeout = 30_000, silence = 45_000, linger = 1_000, fetch } = options;
+    const { url = "", token, transport, share, timeout = 30_000, silence, linger = 1_000, fetch } = options;
     const tokens = new Tokens(token);
     this.#http = new Http(url, tokens, timeout, fetch);
     this.#call = caller(this.#http);

@@ -6,7 +6,7 @@
 
 import { asError, closed, ForgeError, type Told, told, unreachable } from "./errors";
 import type { Tokens } from "./tokens";
-import { type Answer, type Call, traceOf } from "./upstream";
+import type { Answer, Call } from "./upstream";
 
 export type Fetch = typeof globalThis.fetch;
 
@@ -31,14 +31,14 @@ export class Http {
     return this.#send(path, request, AbortSignal.timeout(this.#timeout), (response) => response.text());
   }
 
-  /** The answer to a GET whose body goes on: the headers have to come in time. */
-  async stream(path: string, headers: Record<string, string>, signal: AbortSignal): Promise<Response> {
+  /** The answer to a GET of events, which go on: the headers have to come in time. */
+  async stream(path: string, signal: AbortSignal): Promise<Response> {
     const late = new AbortController();
     const timer = setTimeout(() => late.abort(), this.#timeout);
     try {
       const either = AbortSignal.any([signal, late.signal]);
-      return await this.#send(path, { headers, cache: "no-store" }, either, (response) => {
-        if (response.headers.get("content-type")?.startsWith("text/event-stream")) return response;
+      return await this.#send(path, { headers: { accept: EVENTS }, cache: "no-store" }, either, (response) => {
+        if (response.headers.get("content-type")?.startsWith(EVENTS)) return response;
         throw told({ code: "not_forge", message: `${path} is no stream of events`, fix: USE }, response.status);
       });
     } finally {
@@ -75,6 +75,7 @@ export class Http {
   }
 }
 
+const EVENTS = "text/event-stream";
 const USE = "use the URL of a Forge server";
 
 /** The error that an answer tells. */
@@ -101,8 +102,7 @@ export function caller(http: Http): (call: Call) => Promise<Answer> {
 
 /** Has the changes of a call carry its key as their trace: who sees them knows whose they are. */
 function traced(key: string): { traceparent?: string } {
-  const trace = traceOf(key);
-  return /^[0-9a-f]{32}$/.test(trace) ? { traceparent: `00-${trace}-${trace.slice(16)}-00` } : {};
+  return /^[0-9a-f]{32}$/.test(key) ? { traceparent: `00-${key}-${key.slice(16)}-00` } : {};
 }
 
 const RESULT = ',"result":';

@@ -7,7 +7,7 @@
  */
 
 import type { Live } from "./live";
-import { type Answer, type Caller, type Cause, type Optimistic, type Overlay, shows, traceOf } from "./upstream";
+import { type Answer, type Caller, type Cause, type Optimistic, type Overlay, shows } from "./upstream";
 
 type Change = (data: unknown) => unknown;
 
@@ -89,7 +89,7 @@ export class Expected {
     optimistic({
       update: (live, change) => {
         const found = live as Live<unknown>;
-        const patch = { change: change as Change, trace: traceOf(key), xid: undefined };
+        const patch = { change: change as Change, trace: key, xid: undefined };
         this.#patches.set(found, [...(this.#patches.get(found) ?? []), patch]);
       },
     });

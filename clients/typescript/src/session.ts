@@ -49,6 +49,8 @@ const MOST_ASKING = 4;
 const SETTLED = 5_000;
 /** A server sends something every 25 s. */
 const KEEP_ALIVE = 27_000;
+/** Milliseconds without anything after which a stream counts as dead. */
+export const SILENCE = 45_000;
 const PASSING = new Set(["failed", "too_many", "unreachable"]);
 const FINAL = new Set(["auth_failed", "bad_arguments", "forbidden", "query_refused", "unknown_name"]);
 
@@ -65,8 +67,7 @@ export class Session implements Upstream {
   #connected = false;
   #closed = false;
 
-  /** `silence`: milliseconds without anything after which a stream counts as dead. */
-  constructor(transport: Transport, tokens: Tokens, silence = 45_000) {
+  constructor(transport: Transport, tokens: Tokens, silence = SILENCE) {
     this.#transport = transport;
     this.#tokens = tokens;
     this.#silence = silence;

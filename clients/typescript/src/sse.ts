@@ -57,8 +57,8 @@ export async function read(response: Response, heard: Heard, parser = new Parser
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    heard();
     for (const event of parser.feed(decoder.decode(value, { stream: true }))) heard(event);
+    heard();
   }
 }
 
@@ -66,7 +66,7 @@ export async function read(response: Response, heard: Heard, parser = new Parser
 export function sse(http: Http): Transport {
   return {
     async run(heard, signal) {
-      await read(await http.stream("/forge/session", { accept: "text/event-stream" }, signal), heard);
+      await read(await http.stream("/forge/session", signal), heard);
     },
     async ask(session, what, body) {
       await http.post(`/forge/session/${encodeURIComponent(session)}/${what}`, `{${body}}`);

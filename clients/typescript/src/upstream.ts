@@ -133,11 +133,6 @@ export function shows(snapshot: string | null, xid: string): boolean {
   return BigInt(xid) < BigInt(below) && !running.split(",").includes(xid);
 }
 
-/** The trace of the changes of a mutation with this key: the same digits. */
-export function traceOf(key: string): string {
-  return key.replaceAll("-", "");
-}
-
 /** A mutation that was not answered yet. */
 export interface Pending {
   readonly key: string;

@@ -8,7 +8,7 @@ import { Seat } from "../src/leader";
 import { Live } from "../src/live";
 import { Queue } from "../src/queue";
 import type { Entry, Store } from "../src/store";
-import { type Answer, type Call, type Optimistic, traceOf, type Upstream } from "../src/upstream";
+import { type Answer, type Call, type Optimistic, type Upstream } from "../src/upstream";
 import { type FakeTab, Profile } from "./tabs";
 
 beforeEach(() => void vi.useFakeTimers());
@@ -248,9 +248,9 @@ test("a change is shown at once, and gone in the very state that has it", async 
 test("a result that shows it may come before the answer", async () => {
   const { tabs } = world(1);
   const { live, push } = shown();
-  const key = "5f0e6b62-f3b1-4e5a-8f0c-9f0d8b1f6f11";
+  const key = "5f0e6b62f3b14e5a8f0c9f0d8b1f6f11";
   const done = (tabs[0] as Tab).queue.run({ kind: "mutation", name: "add", args: "{}", key }, more(live));
-  push(2, "102:102:", traceOf(key));
+  push(2, "102:102:", key);
   expect(live.state.data).toBe(2);
   await settle(LONG);
   await done;

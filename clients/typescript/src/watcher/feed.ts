@@ -3,15 +3,16 @@
  *
  * In come the events of `/forge/changes`, out go batches of changes, each with the cursor behind it; both are stored in
  * one transaction, and the next stream begins behind what is stored. Changes that come while a batch is written are the
- * next batch. What always holds: the cursor is never ahead of the rows, and no change is left out.
+ * next batch; the cursor of a feed that is quiet is stored at its beginning and now and then. What always holds: the
+ * cursor is never ahead of the rows, and no change is left out.
  */
 
 import { Backoff } from "../backoff";
 import { asError, ForgeError, unreachable } from "../errors";
 import { Http } from "../http";
 import type { Event } from "../messages";
+import { RawFeed } from "../rawfeed";
 import { Cell } from "../readable";
-import { read } from "../sse";
 import { type Token, Tokens } from "../tokens";
 import { decodeRow, parse } from "../values";
 import type { Names, RemoteChange } from "./changes";
@@ -38,8 +39,8 @@ export interface Store {
   write(changes: readonly RemoteChange[], cursor: string): Promise<void>;
 }
 
-/** Milliseconds without anything after which a stream counts as dead: a server sends something every 25 s. */
-const SILENCE = 45_000;
+/** Milliseconds after which the place of a quiet feed is stored anew: the server's log does not go back for ever. */
+const QUIET = 600_000;
 /** Milliseconds for an answer. */
 const TIMEOUT = 15_000;
 /** What does not get better by trying again. */
@@ -50,18 +51,19 @@ const FINAL = new Set([
 
 export class Feed extends Cell<FeedState> {
   readonly #http: Http;
-  readonly #path: string;
+  readonly #tables: readonly string[];
   readonly #from: string;
   readonly #store: Store;
   #batch: RemoteChange[] = [];
+  /** Behind what was heard, and what of it is stored. */
   #cursor = "";
+  #stored = "";
   #writing: Promise<void> | undefined;
 
   constructor({ url, token, tables, from = "now" }: FeedOptions, store: Store) {
     super({ status: "waiting", error: undefined });
     this.#http = new Http(url, new Tokens(token), TIMEOUT);
-    const named = Object.keys(tables).map((table) => `table=${encodeURIComponent(table)}`);
-    this.#path = `/forge/changes?${["backpressure=pause", ...named].join("&")}`;
+    this.#tables = Object.keys(tables);
     this.#from = from;
     this.#store = store;
   }
@@ -73,15 +75,13 @@ export class Feed extends Cell<FeedState> {
       let error: ForgeError;
       try {
         this.set({ status: "connecting", error: undefined });
-        await this.#listen(signal, () => {
-          backoff.reset();
-          this.set({ status: "live", error: undefined });
-        });
+        await this.#listen(signal);
         error = unreachable("it ended the stream");
       } catch (thrown) {
         error = asError(thrown);
       }
       if (signal.aborted) return;
+      if (this.getSnapshot().status === "live") backoff.reset();
       const final = FINAL.has(error.code);
       this.set({ status: final ? "error" : "stale", error });
       if (final) return;
@@ -89,34 +89,33 @@ export class Feed extends Cell<FeedState> {
     }
   }
 
-  async #listen(signal: AbortSignal, live: () => void): Promise<void> {
+  async #listen(signal: AbortSignal): Promise<void> {
     const stored = await this.#store.cursor();
-    const cut = new AbortController();
-    let silence: ReturnType<typeof setTimeout> | undefined;
+    this.#cursor = this.#stored = stored ?? "";
+    let quietSince = stored === null ? 0 : Date.now();
     let expired: string | undefined;
     let failed: unknown;
+    const cut = new AbortController();
+    const feed = new RawFeed(this.#http);
     const heard = (event?: Event): void => {
-      clearTimeout(silence);
-      silence = setTimeout(() => cut.abort(), SILENCE);
-      live();
+      if (this.getSnapshot().status !== "live") this.set({ status: "live", error: undefined });
       if (event?.name === "auth") expired = reasonOf(event) ?? expired;
-      if (event?.name !== "change") return;
-      this.#batch.push(changeOf(event));
-      this.#cursor = event.id;
-      this.#writing ??= this.#write().catch((error: unknown) => {
+      if (event?.name === "change") {
+        this.#batch.push(changeOf(event));
+        this.#cursor = event.id;
+      } else if (feed.place !== "" && Date.now() - quietSince > QUIET) this.#cursor = feed.place;
+      if (this.#writing || !this.#unwritten) return;
+      quietSince = Date.now();
+      this.#writing = this.#write().catch((error: unknown) => {
         failed = error;
         cut.abort();
       });
     };
     try {
-      const from = stored ?? this.#from;
-      const path = `${this.#path}&from=${encodeURIComponent(from)}`;
-      const either = AbortSignal.any([signal, cut.signal]);
-      await read(await this.#http.stream(path, { accept: "text/event-stream" }, either), heard);
+      await feed.follow(stored ?? this.#from, this.#tables, heard, AbortSignal.any([signal, cut.signal]));
     } catch (error) {
       throw failed ?? error;
     } finally {
-      clearTimeout(silence);
       await this.#writing;
       this.#batch = [];
     }
@@ -124,12 +123,17 @@ export class Feed extends Cell<FeedState> {
     if (expired !== undefined) await this.#http.tokens.replace(expired);
   }
 
+  get #unwritten(): boolean {
+    return this.#batch.length > 0 || this.#cursor !== this.#stored;
+  }
+
   async #write(): Promise<void> {
     try {
-      while (this.#batch.length > 0) {
+      while (this.#unwritten) {
         const [batch, cursor] = [this.#batch, this.#cursor];
         this.#batch = [];
         await this.#store.write(batch, cursor);
+        this.#stored = cursor;
         const unknown = batch.find(({ operation }) => operation === "INVALIDATE");
         if (unknown !== undefined) throw invalidated(unknown.table);
       }
