@@ -20,6 +20,7 @@ from benchmarks.figures import Figure, at_most, figure
 from benchmarks.served import Serving, prepare, serving
 from benchmarks.writer import UPDATE, writing
 from forge.changelog.connection import Connection, connect
+from forge.testing.chromium import ARGUMENTS, PATH
 
 ROWS, RATE = 1_000, 100
 EVENTS, BURST = 100_000, 200
@@ -27,8 +28,6 @@ MAIN_THREAD, HEAP = 2.0, 100.0
 QUIET, LONGEST = 0.001, 0.005
 """Seconds: a debounce that does not make one delta of two that are 10 ms apart."""
 CLIENT = Path(__file__).parent.parent / "src/forge/serve/static/client.js"
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 PAGE = """<!doctype html><meta charset="utf-8"><title>bench</title><link rel="icon" href="data:,">
 <style>ul { height: 600px; overflow: auto; padding: 0 } li { contain: strict; height: 20px; display: block }</style>
 <ul id="rows"></ul>
@@ -67,7 +66,7 @@ PAGE = """<!doctype html><meta charset="utf-8"><title>bench</title><link rel="ic
 
 def run(bench: Bench) -> list[Figure]:
     """What is there of the browser's side is measured; without Chromium or its build, nothing."""
-    if not Path(CHROMIUM).exists() or not CLIENT.exists():
+    if not Path(PATH).exists() or not CLIENT.exists():
         bench.say("no figures of the browser: Chromium is not installed, or its client is not built (make setup)")
         return []
     rounds, seconds = (1, 3) if bench.quick else (5, 10)
@@ -103,7 +102,7 @@ def _figure(name: str, rounds: list[float], form: Any) -> Figure:
 def page(address: str) -> Iterator[tuple[Page, CDPSession]]:
     """A page of a new browser, and the browser's own tools for it; `bench.html` is the page above."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=PATH, args=ARGUMENTS)
         try:
             shown = browser.new_page()
             shown.route("**/bench.html*", lambda route: route.fulfill(body=PAGE, content_type="text/html"))

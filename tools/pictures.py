@@ -22,9 +22,9 @@ from typing import Any, Final, Literal
 from PIL import Image
 from playwright.async_api import Browser, BrowserContext, FrameLocator, Page, async_playwright
 
+from forge.testing.chromium import ARGUMENTS, PATH
+
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
-CHROMIUM: Final = "/usr/bin/chromium"
-ARGUMENTS: Final = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 STILL: Final = (1200, 720)
 FILM: Final = (1000, 600)
 VIEWS: Final = (("feed", "feed", 4.0), ("row", "row/shop.orders/3", 2.0), ("queries", "queries", 12.0))
@@ -128,7 +128,7 @@ def keep(to: Path, pictures: dict[str, bytes], frames: list[tuple[float, bytes]]
 async def taken(seconds: float) -> tuple[dict[str, bytes], list[tuple[float, bytes]]]:
     """All pictures."""
     async with demo(rate=6) as url, async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = await playwright.chromium.launch(executable_path=PATH, args=ARGUMENTS)
         await asyncio.sleep(20)  # so that there is something to see
         try:
             return await stills(browser, url), await film(browser, url, seconds)

@@ -1,11 +1,8 @@
 """`forge codegen`: types from a module or from a server, written, checked, and errors that say what to do."""
 
-import functools
-import http.server
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 
 from forge.react.registry import Registry
 from forge.serve.openapi import document
+from tests import folders
 
 SHOP = """
 import forge
@@ -50,6 +48,8 @@ def test_types_of_a_module_are_written_and_checked(tmp_path: Path) -> None:
     assert codegen(tmp_path, "shop:app", "--out", "shop.ts").returncode == 0
     assert ITEMS in (tmp_path / "shop.ts").read_text()
     assert codegen(tmp_path, "shop:app", "--out", "shop.ts", "--check").returncode == 0
+    other = codegen(tmp_path, "shop:app", "--name", "Shop", "--bigint", "--out", "shop.ts", "--check")
+    assert other.stderr.endswith("fix: forge codegen typescript shop:app --name Shop --bigint --out shop.ts\n")
 
 
 @pytest.fixture
@@ -58,18 +58,8 @@ def described(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "forge").mkdir()
     body = document(Registry(), title="", version="", security=False)
     (tmp_path / "forge/openapi.json").write_bytes(msgspec.json.encode(body))
-    handler = functools.partial(_Quiet, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+    with folders.served(tmp_path) as url:
+        yield url
 
 
 def test_types_of_a_server(tmp_path: Path, described: str) -> None:

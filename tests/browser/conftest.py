@@ -26,27 +26,30 @@ from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, 
 
 from forge.changelog.connection import Connection
 from forge.serve.auth import AuthSettings
+from forge.testing.chromium import ARGUMENTS, PATH
 from tests.browser.site import DATABASE, ROOT, SHOP, Site, shop
 from tests.integration.serving import SOON, Served, serving
 
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 SECRET = "a secret of thirty-two characters!"
 AUTH = AuthSettings(algorithms=("HS256",), secret=SECRET, leeway=0)
 
 
+NEEDED = {
+    "Chromium": Path(PATH),
+    "what is built from clients/": ROOT / "src/forge/serve/static/client.js",
+    "the packages of clients/": ROOT / "clients/node_modules",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
+    missing = [what for what, place in NEEDED.items() if not place.exists()]
     for item in items:
-        if here in item.path.parents and inspect.iscoroutinefunction(getattr(item, "function", None)):
+        if here not in item.path.parents:
+            continue
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=f"{missing[0]} is not here: make setup"))
+        if inspect.iscoroutinefunction(getattr(item, "function", None)):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
@@ -54,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 async def chromium() -> AsyncIterator[Browser]:
     """The running browser."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = await playwright.chromium.launch(executable_path=PATH, args=ARGUMENTS)
         yield browser
         await browser.close()
 

@@ -6,20 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 import jwt
-from playwright.async_api import Page, expect
+from playwright.async_api import Frame, Page, expect
 
 from forge.changelog.connection import Connection
 from tests.browser.conftest import SECRET, Tabs
+from tests.browser.site import ROOT
 from tests.integration.serving import SOON, Served
 
 expect.set_options(timeout=SOON * 1000)
 
 CUT_OFF = r"Failed to load resource|WebSocket connection to|net::ERR_"
 """What Chromium itself says when a server cannot be reached, or refuses something."""
+AXE = ROOT / "clients/node_modules/axe-core/axe.min.js"
 
 
 def port_of(served: Served) -> int:
     return int(served.url.rpartition(":")[2])
+
+
+async def serious(page: Page | Frame) -> list[str]:
+    """What axe-core finds that would keep somebody out, by name."""
+    await page.evaluate(AXE.read_text("utf-8"))
+    found = await page.evaluate("axe.run()")
+    return [one["id"] for one in found["violations"] if one["impact"] in ("serious", "critical")]
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -44,8 +53,8 @@ async def equals(orders: Connection, *pages: Page) -> None:
         await is_now(page, "live")
 
 
-def token(user: str, seconds: float) -> str:
-    return jwt.encode({"sub": user, "exp": time.time() + seconds}, SECRET, "HS256")
+def token(user: str, seconds: float, **claims: Any) -> str:
+    return jwt.encode({"sub": user, "exp": time.time() + seconds, **claims}, SECRET, "HS256")
 
 
 async def with_tokens(tabs: Tabs, give: Callable[[], str]) -> list[float]:

@@ -13,11 +13,8 @@ import pytest
 from playwright.async_api import FrameLocator, expect
 
 from tests.browser.conftest import Tabs
-from tests.browser.pages import until
-from tests.browser.site import ROOT
+from tests.browser.pages import serious, until
 from tests.integration.serving import SOON
-
-AXE = ROOT / "clients/node_modules/axe-core/axe.min.js"
 
 
 @pytest.fixture
@@ -52,9 +49,7 @@ async def test_an_order_in_one_window_is_seen_in_the_other(
     await counter.get_by_role("button", name="order Anvil").click()
     await expect(mine).to_have_count(before + 1)
     for frame in page.frames:
-        await frame.evaluate(AXE.read_text())
-        audit = await frame.evaluate("axe.run()")
-        assert [one["id"] for one in audit["violations"] if one["impact"] in ("serious", "critical")] == []
+        assert await serious(frame) == []
     await page.get_by_role("link", name="Console").click()
     await expect(page.locator("nav")).to_be_visible()
     await page.close()

@@ -1,10 +1,7 @@
 """The pages of the tutorial and of the examples, as they are written there, on the origin that they are written for."""
 
 import re
-import threading
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest_asyncio
 from playwright.async_api import expect
 
 from forge.changelog.connection import Connection
+from tests import folders
 from tests.browser.conftest import Tabs
 from tests.browser.pages import shows, until
 from tests.browser.site import QUICK, ROOT
@@ -31,20 +29,11 @@ def block(language: str, having: str) -> str:
     return str(one)
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
 def beside(tmp_path: Path) -> Iterator[str]:
     """The origin of a web server that has the files of `tmp_path`, as `python -m http.server` would."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=tmp_path)) as server:
-        running = threading.Thread(target=server.serve_forever)
-        running.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        running.join()
+    with folders.served(tmp_path) as url:
+        yield url
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -5,15 +5,13 @@ A query that reads `random()` tells whether it ran again, whatever the rows are.
 
 import asyncio
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
 from playwright.async_api import Error, Page
 
 from forge.changelog.connection import Connection
+from tests import folders
 from tests.browser.conftest import Tabs
 from tests.browser.site import ROOT
 from tests.integration.serving import Served
@@ -23,20 +21,11 @@ OF_TABLE = "SELECT count(*) AS n, random() AS ran FROM notes"
 ALL = "SELECT id, status FROM orders ORDER BY id"
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the tests' output is for what fails."""
-
-
 @pytest.fixture(scope="module")
 def pages() -> Iterator[str]:
     """The address of the page, served with what clients/ built, and without an application."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=ROOT)) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/tests/browser/page/watcher.html"
-        server.shutdown()
-        thread.join()
+    with folders.served(ROOT) as url:
+        yield f"{url}/tests/browser/page/watcher.html"
 
 
 async def opened(tabs: Tabs, url: str, **options: Any) -> Page:

@@ -154,6 +154,7 @@ orders.subscribe(({ data }) => data?.[0] && data[0].total + 1);
 """
 
 
+@pytest.mark.skipif(not (CLIENTS / "node_modules").exists(), reason="the packages of clients/ are not here: make setup")
 def test_tsc_takes_the_types_and_refuses_misuse(tmp_path: Path) -> None:
     described = document(shop(), title="", version="", security=False)
     (tmp_path / "app.ts").write_text(typescript(described, source="forge codegen typescript shop:app"))
