@@ -283,3 +283,27 @@ async def test_what_cannot_be_answered_says_why(database: str, shop: Connection)
         for name, arguments, code in wrong:
             answer = await served.post(f"/forge/query/forge.{name}", arguments)
             assert (answer.status_code, bool(answer.json()["error"]["fix"])) == (code, True), (name, answer.text)
+
+
+async def test_others_are_answered_while_the_console_waits_for_its_answers(database: str, shop: Connection) -> None:
+    def waiting() -> int:
+        shop.execute("SELECT pg_stat_clear_snapshot()")
+        about = "FROM pg_stat_activity WHERE application_name = 'forge console' AND wait_event_type = 'Lock'"
+        return shop.execute(f"SELECT {about}".encode()).rowcount
+
+    async with serving(application(database)) as served:
+        with shop.transaction():
+            shop.execute("LOCK TABLE forge.dead_letter IN ACCESS EXCLUSIVE MODE")
+            asking = [asyncio.create_task(ask(served, "dead_letters", limit=limit)) for limit in range(1, 71)]
+            async with asyncio.timeout(SOON):
+                while waiting() < 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            for task in asking[::2]:  # who no longer waits makes no room for more
+                task.cancel()
+            async with asyncio.timeout(10):
+                assert (await served.post("/forge/query/orders", {"status": "paid"})).status_code == 200
+                assert (await served.post("/forge/mutation/tell", {"topic": "unrouted"})).status_code == 200
+                await ask(served, "metrics")
+                await asyncio.to_thread(int)
+            assert waiting() == 4
+        assert await asyncio.gather(*asking[1::2]) == [[]] * 35

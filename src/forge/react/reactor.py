@@ -143,7 +143,7 @@ class Reactor:
 
     async def once(self, call: Call, after: After = NOW) -> tuple[Result, Outcome]:
         """The result now, for somebody who does not subscribe; it shows the transactions that they must be shown."""
-        async with self._room:
+        async with self._place(call):
             reached = self.reached
             if reached is not None and not after.seen(reached.snapshot):
                 reached = None  # a replica that is only so far might not show them
@@ -303,8 +303,13 @@ class Reactor:
                 await asyncio.sleep(delay)
             due_now = self._debounce.due(self._clock())
             ready = [group for key in due_now if (group := self.groups.get(key)) is not None and not group.settled()]
-            for together in _by_session(ready):
+            own = [group for group in ready if group.call.query.own]  # they may take long, and share no snapshot
+            for together in (*([group] for group in own), *_by_session([group for group in ready if group not in own])):
                 self._start(together)
+
+    def _place(self, call: Call) -> contextlib.AbstractAsyncContextManager[None]:
+        """A place among those that run; Forge's own queries, which may take long, take none from others."""
+        return contextlib.nullcontext() if call.query.own else self._room
 
     def _start(self, groups: list[Group]) -> None:
         """Run these on one snapshot; those that run already will run once more."""
@@ -357,7 +362,7 @@ class Reactor:
         started = self._clock()
         reads: list[BoundRead] = []
         try:
-            async with self._room:
+            async with self._place(group.call):
                 outcome = await self.runner.query(
                     group.call, reached=self.reached, floor=group.lsn, snapshot=snapshot, reads=reads
                 )

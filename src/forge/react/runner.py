@@ -160,6 +160,8 @@ class Runner:
         """
         for tried in range(1, TRIES + 1):
             try:
+                if call.query.own:
+                    return await self._apart(call)
                 return await self._query(call, reached, floor, snapshot, [] if reads is None else reads)
             except _Again as again:
                 if tried == TRIES:
@@ -181,6 +183,13 @@ class Runner:
         async with self._errors(), self._reading(self._primary) as connection:
             seen, lsn = await _began(connection, call.auth, _PRIMARY, snapshot)
             return await self._run(connection, call, Snapshot.parse(seen), wal_position(lsn), reads)
+
+    async def _apart(self, call: Call) -> Outcome:
+        """A query of Forge's own asks by itself, and maybe for long: it keeps no connection from the others."""
+        reached = await self.reached()
+        async with self._errors(), _said(call), self._in_time(call.query.name):
+            value = await call.query.function(Context(_NoDb(), call.auth), **call.arguments)
+        return Outcome(value, (), frozenset(), reached.snapshot, reached.lsn)
 
     async def _on_replica(
         self,
@@ -382,6 +391,13 @@ class Runner:
             raise typed or QueryFailed(
                 f"the database refuses it: {_line(error)}", fix="correct the statement"
             ) from error
+
+
+class _NoDb(Db):
+    """The database of a query that asks by itself: nothing can be asked here."""
+
+    def __init__(self) -> None:
+        pass
 
 
 class _DeclaredDb(WatchedDb):

@@ -1,7 +1,10 @@
-"""Questions that a database answers at length: asked in a thread, on a connection of their own, a few at once."""
+"""Questions that are answered at length: asked in threads of their kind, a few at once; of the database, on connections
+of their own. Who no longer waits for an answer leaves its thread busy, but none of another kind."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,19 +22,25 @@ TIMEOUT: Final = 30
 
 Answer = dict[str, Any]
 T = TypeVar("T")
-_ROOM: WeakKeyDictionary[Node, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
+_THREADS: WeakKeyDictionary[Node, dict[str, ThreadPoolExecutor]] = WeakKeyDictionary()
 
 
 async def asked(node: Node, kind: str, ask: Callable[[Connection], T], *, less: str) -> T:
     """What `ask` returns; TooLarge, with `less` as the fix, where that took too long."""
-    room = _ROOM.setdefault(node, {}).setdefault(kind, asyncio.Semaphore(AT_ONCE))
     try:
-        async with room:
-            return await asyncio.to_thread(_asked, node.reactor.url, kind, ask)
+        return await in_thread(node, kind, lambda: _asked(node.reactor.url, kind, ask))
     except psycopg.errors.QueryCanceled:
         raise TooLarge(f"it took longer than {TIMEOUT} s", fix=less) from None
     except (UnicodeError, psycopg.DataError):
         raise BadArguments("that cannot be text in a database", fix="send text without NUL") from None
+
+
+async def in_thread(node: Node, kind: str, work: Callable[[], T]) -> T:
+    """What `work` returns, in one of the threads of its kind."""
+    kinds = _THREADS.setdefault(node, {})
+    if kind not in kinds:
+        kinds[kind] = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"forge {kind}")
+    return await asyncio.get_running_loop().run_in_executor(kinds[kind], contextvars.copy_context().run, work)
 
 
 def _asked(url: str, kind: str, ask: Callable[[Connection], T]) -> T:

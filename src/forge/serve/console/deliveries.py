@@ -4,8 +4,8 @@ A letter's change has values of rows, and a message's payload may have: neither 
 may let one in.
 """
 
-import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +22,7 @@ from forge.react.registry import BadArguments
 from forge.serve.console.desk import Desk, utc
 
 EVERY: Final = 1.9
+OUTBOX: Final = "console outbox"
 MOST_LETTERS: Final = 1000
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def register(desk: Desk) -> None:
             return [_letter(row) for row in connection.execute(_LETTERS, (limit,)).fetchall()]
 
         found = await desk.ask(look)
-        parked = await asyncio.to_thread(Outbox(url).dead, None, limit)
+        parked = await desk.thread(lambda: Outbox(url).dead(None, limit), OUTBOX)
         return found + [
             {
                 "id": f"outbox:{each.id}",
@@ -93,7 +94,7 @@ def register(desk: Desk) -> None:
 
     async def outbox(ctx: Context) -> list[dict[str, Any]]:
         """Every topic that has messages, and how it fares."""
-        found = await asyncio.to_thread(Outbox(url).lag)
+        found = await desk.thread(Outbox(url).lag, OUTBOX)
         return [{**msgspec.structs.asdict(each), "seconds": round(each.seconds, 1)} for each in found]
 
     async def replay_letter(ctx: Context, id: str) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def register(desk: Desk) -> None:
         if kind == "consumer":
             count = await ctx.db.execute(_REPLAY, (number,))
         else:
-            count = await _in_outbox(lambda: Outbox(url).replay_dead(id=number))
+            count = await _in_outbox(desk, lambda: Outbox(url).replay_dead(id=number))
         _told("replayed", id, count, ctx)
         return {"replayed": count}
 
@@ -112,7 +113,7 @@ def register(desk: Desk) -> None:
         if kind == "consumer":
             count = await ctx.db.execute(_DISCARD, (number,))
         else:
-            count, _ = await _in_outbox(lambda: Outbox(url).drop_dead(id=number))
+            count, _ = await _in_outbox(desk, lambda: Outbox(url).drop_dead(id=number))
         _told("discarded", id, count, ctx)
         return {"discarded": count}
 
@@ -132,9 +133,9 @@ def _parsed(id: str) -> tuple[str, str]:
     return kind, rest
 
 
-async def _in_outbox(work: Any) -> Any:
+async def _in_outbox(desk: Desk, work: Callable[[], Any]) -> Any:
     try:
-        return await asyncio.to_thread(work)
+        return await desk.thread(work, OUTBOX)
     except psycopg.DataError:
         raise BadArguments("that is not a message's id", fix="use one of forge.dead_letters") from None
 

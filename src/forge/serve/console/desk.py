@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from forge.changelog.connection import Connection
 from forge.react.registry import Function, Registry, Scope
-from forge.serve.asking import asked
+from forge.serve.asking import asked, in_thread
 from forge.serve.console.activity import Activity
 from forge.serve.node import Node
 from forge.wire import decode_value
@@ -51,6 +51,10 @@ class Desk:
     async def ask(self, ask: Callable[[Connection], T], kind: str = "console") -> T:
         """What a function says of the database, in a thread and not for ever; others of its kind may wait for it."""
         return await asked(self.node, kind, ask, less="ask for less: a table, a shorter time")
+
+    async def thread(self, work: Callable[[], T], kind: str) -> T:
+        """What a function returns that may take long; others of its kind may wait for it."""
+        return await in_thread(self.node, kind, work)
 
 
 def utc(at: datetime | None) -> datetime | None:

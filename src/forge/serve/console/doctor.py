@@ -21,7 +21,7 @@ def register(desk: Desk) -> None:
         """What is wrong with this set-up, and what to do about it."""
         try:
             async with asyncio.timeout(TIMEOUT):
-                found = await asyncio.to_thread(_examined, desk.node.reactor.url)
+                found = await desk.thread(lambda: _examined(desk.node.reactor.url), "console doctor")
         except TimeoutError:
             raise ServerError(f"the checks took longer than {TIMEOUT:g} s", fix="run forge doctor") from None
         seen: dict[str, int] = {}

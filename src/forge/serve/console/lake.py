@@ -4,7 +4,6 @@ The lake is read from its files, on this machine's disk alone; `forge pipeline s
 it equals the database is what the last comparison found: `forge pipeline verify`, or a run with `--verify`.
 """
 
-import asyncio
 import contextlib
 import heapq
 import re
@@ -117,7 +116,7 @@ def register(desk: Desk) -> None:
             problem = f"{path} is not on this machine; forge pipeline status tells of it"
             return {**_told(path, None, None), "state": "unreadable", "problems": [problem]}
         try:
-            found = await asyncio.to_thread(lake.look)
+            found = await desk.thread(lake.look, "console lake")
         except (ForgeError, OSError, msgspec.MsgspecError) as error:
             fix = f" (fix: {error.fix})" if isinstance(error, ForgeError) else ""
             return {**_told(path, None, None), "state": "unreadable", "problems": [f"{error}{fix}"]}
