@@ -43,7 +43,7 @@ export interface ClientOptions {
   readonly transport?: "sse" | "ws";
   /** Whether tabs of one user share one connection; they do unless it is false. */
   readonly share?: boolean;
-  /** Milliseconds for an answer: 30,000. */
+  /** Milliseconds for an answer: 35,000; servers end what takes longer than 30,000, and say so. */
   readonly timeout?: number;
   /** Milliseconds without anything after which a stream counts as dead: 45,000; servers send something every 25,000. */
   readonly silence?: number;
@@ -120,7 +120,7 @@ class Page implements Client {
   #after: ReadonlySet<string> = new Set();
 
   constructor(options: ClientOptions) {
-    const { url = "", token, transport, share, timeout = 30_000, silence, linger = 1_000, fetch } = options;
+    const { url = "", token, transport, share, timeout = 35_000, silence, linger = 1_000, fetch } = options;
     const tokens = new Tokens(token);
     this.#http = new Http(url, tokens, timeout, fetch);
     this.#call = caller(this.#http);

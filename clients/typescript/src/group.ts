@@ -11,11 +11,13 @@ import { fromBase64 } from "./values";
 
 const PASSING = new Set(["iat", "exp", "nbf", "jti"]);
 /** Others may change: some issuers put something new into each token. */
-const USER = new Set(["iss", "sub", "oid", "tenant", "tid", "org", "org_id"]);
+const USER = new Set(
+  "iss sub oid uid user_id username preferred_username upn email client_id tenant tenant_id tid org org_id".split(" "),
+);
 
 export function groupOf(base: string, token: string | undefined): string {
   const url = new URL(base, globalThis.location?.href ?? "http://localhost").href;
-  return `forge:${sha256(`${url}\n${token && (callerOf(token) ?? token)}`, 32)}`;
+  return `forge:${sha256(`${url}\n${token && callerOf(token)}`, 32)}`;
 }
 
 /** Whose token it is: what cannot change when it is renewed; undefined where it is no JWT. */
@@ -23,9 +25,9 @@ export function userOf(token: string): string | undefined {
   return claimsOf(token, (name) => USER.has(name));
 }
 
-/** The claims by which the server tells callers apart; undefined where it is no JWT. */
-export function callerOf(token: string): string | undefined {
-  return claimsOf(token, (name) => !PASSING.has(name));
+/** The claims by which the server tells callers apart; all of it where it is no JWT. */
+export function callerOf(token: string): string {
+  return claimsOf(token, (name) => !PASSING.has(name)) ?? token;
 }
 
 function claimsOf(token: string, wanted: (name: string) => boolean): string | undefined {

@@ -96,8 +96,18 @@ async function failure(path: string, response: Response): Promise<ForgeError> {
 export function caller(http: Http): (call: Call) => Promise<Answer> {
   return async ({ kind, name, args, after, key }) => {
     const headers = { ...(after && { "forge-after": after }), ...(key && { "idempotency-key": key, ...traced(key) }) };
-    return readAnswer(await http.post(`/forge/${kind}/${encodeURIComponent(name)}`, args, headers));
+    return readAnswer(await http.post(pathOf(kind, name, headers), args, headers));
   };
+}
+
+/** What can be in no request is refused here: as something that did not arrive, it would be sent for ever. */
+function pathOf(kind: string, name: string, headers: Record<string, string>): string {
+  try {
+    new Headers(headers);
+    return `/forge/${kind}/${encodeURIComponent(name)}`;
+  } catch (error) {
+    throw told({ code: "bad_arguments", message: String(error), fix: "use a UUID as the key" });
+  }
 }
 
 /** Has the changes of a call carry its key as their trace: who sees them knows whose they are. */

@@ -97,12 +97,13 @@ export class Seat {
     if (this.leader !== undefined) this.say(message, this.leader);
   }
 
-  /** Let another lead, if there is one that wants to. */
-  resign(): void {
-    if (!this.#channel) return;
+  /** Let another lead, if there is one that wants to; false where there are no others. */
+  resign(): boolean {
+    if (!this.#channel) return false;
     this.#quit();
     this.#lose();
     setTimeout(() => this.start(), RESTS);
+    return true;
   }
 
   /** Have nothing to do with others any more: this tab's token says another thing than theirs. */
@@ -213,8 +214,10 @@ export class Seat {
 
   #ask(): void {
     const now = Date.now();
-    // what was not asked could not be answered: this page was suspended itself, or is not seen
-    if (this.leading || !this.#queued || !this.#browser.seen() || now - this.#askedAt > 2 * ASK) this.#heardAt = now;
+    // what was not asked could not be answered: this page was suspended, or is not seen, or its clock was set
+    if (this.leading || !this.#queued || !this.#browser.seen() || Math.abs(now - this.#askedAt) > 2 * ASK) {
+      this.#heardAt = now;
+    }
     this.#askedAt = now;
     if (this.leading || !this.#queued) return;
     if (now - this.#heardAt > PATIENCE * (1 + Math.random() / 2)) {

@@ -127,7 +127,8 @@ export class Expected {
   #await(live: Live<unknown>, xid: string, ms: number): void {
     setTimeout(async () => {
       const patches = this.#patches.get(live) ?? [];
-      if (this.#over || !live.watched || !patches.some((patch) => overlayOf(live).has(patch))) return;
+      if (this.#over || !patches.some((patch) => overlayOf(live).has(patch))) return;
+      if (!live.watched) return ms < LONGEST ? this.#await(live, xid, ms * 2) : this.#drop(live);
       try {
         const { query: name, args } = live.asked;
         const answer = await this.#call({ kind: "query", name, args, after: xid });

@@ -62,8 +62,9 @@ export class Queue implements Member, Mutations {
     seat.join(this);
   }
 
-  async run({ name, args, key = randomId() }: Call, optimistic?: Optimistic): Promise<Answer> {
+  async run({ name, args, key: given }: Call, optimistic?: Optimistic): Promise<Answer> {
     if (this.#closed) throw closed();
+    const key = given || randomId();
     const expected = optimistic && new Expected(optimistic, key, this.#call);
     try {
       const answer = await this.#send(key, name, args);
@@ -144,10 +145,8 @@ export class Queue implements Member, Mutations {
   /** Take what is kept. */
   #look(): Promise<void> {
     return this.#kept(async (group) => {
-      for (const entry of await this.#store.all(group)) {
-        if (entry.at < Date.now() - OLDEST) void this.#store.remove(group, entry);
-        else if (this.#seat.leading) this.#take(entry);
-      }
+      await this.#store.expire(Date.now() - OLDEST);
+      for (const entry of await this.#store.all(group)) if (this.#seat.leading) this.#take(entry);
     });
   }
 
@@ -174,8 +173,8 @@ export class Queue implements Member, Mutations {
     } catch (thrown) {
       end = asError(thrown);
     }
+    if (end instanceof ForgeError && this.#leaves(end, entry.key)) return;
     if (!(end instanceof ForgeError) || !passes(end)) {
-      if (end instanceof ForgeError && this.#leaves(end, entry.key)) return;
       this.#backoff.reset();
       const { key } = entry;
       const told = end instanceof ForgeError ? { error: end.toJSON() } : { answer: end };
@@ -189,9 +188,10 @@ export class Queue implements Member, Mutations {
     await this.#pause.wait(this.#backoff.next((end.retryAfter ?? 0) * 1000));
   }
 
-  /** Whether it is not for this tab to say: a token that is not taken is not all tabs'. */
+  /** Whether it is not for this tab to say: a token that is not taken, or not to be had, is not all tabs'. */
   #leaves(error: ForgeError, key: string): boolean {
     if (error.kind === "closed") return true;
+    if (error.code === "no_token") return this.#jobs.some((job) => !this.#own.has(job.entry.key)) && this.#seat.resign();
     if (error.kind !== "unauthorized" || this.#own.has(key)) return false;
     this.#jobs = [];
     this.#seat.resign();

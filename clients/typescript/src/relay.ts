@@ -152,8 +152,9 @@ export class Relay implements Upstream, Member {
     if (final && this.#topics.get(key) === topic) this.#topics.delete(key);
     this.#fault(key, error, final);
     if (error.kind === "closed") return;
-    // whose token is not taken may not speak for others: they have theirs
-    if (error.kind === "unauthorized" && (final || topic.tabs.size > 0)) this.#seat.resign();
+    // whose token is not taken, or who has none, may not speak for others: they have theirs
+    const ofToken = error.kind === "unauthorized" || error.code === "no_token";
+    if (ofToken && (final || topic.tabs.size > 0)) this.#seat.resign();
     else if (topic.tabs.size > 0) this.#seat.say({ type: "fault", key, error: error.toJSON(), final });
   }
 

@@ -140,7 +140,9 @@ export class Session implements Upstream {
     });
     let watch: ReturnType<typeof setTimeout>;
     const look = (): void => {
-      const left = stream.heardAt + this.#silence - Date.now();
+      const now = Date.now();
+      stream.heardAt = Math.min(stream.heardAt, now); // a clock may be set back
+      const left = stream.heardAt + this.#silence - now;
       if (left > 0) watch = setTimeout(look, left);
       else cut.abort();
     };

@@ -15,6 +15,8 @@ export interface Entry {
 export interface Store {
   add(group: string, entry: Entry): Promise<void>;
   remove(group: string, entry: Entry): Promise<void>;
+  /** Forget what was made earlier, whosever it is: who left it may never come back to this browser. */
+  expire(before: number): Promise<void>;
   /** Those of a group, the oldest first. */
   all(group: string): Promise<Entry[]>;
 }
@@ -31,6 +33,13 @@ export class Kept implements Store {
 
   async remove(group: string, { at, key }: Entry): Promise<void> {
     await this.#done("readwrite", (store) => store.delete([group, at, key]));
+  }
+
+  async expire(before: number): Promise<void> {
+    for (const key of (await this.#done("readonly", (store) => store.getAllKeys())) ?? []) {
+      const [, at] = key as [string, number];
+      if (at < before) await this.#done("readwrite", (store) => store.delete(key));
+    }
   }
 
   async all(group: string): Promise<Entry[]> {

@@ -56,7 +56,8 @@ export class Tokens {
     try {
       this.#token = await source();
     } catch (error) {
-      throw new ForgeError("unreachable", `no token can be had: ${String(error)}`, "see the token function");
+      const message = `no token can be had: ${String(error)}`;
+      throw new ForgeError("unreachable", message, "see the token function", { code: "no_token" });
     }
     if (before === undefined || callerOf(before) === callerOf(this.#token)) return this.#token;
     if (userOf(before) === userOf(this.#token)) {

@@ -5,6 +5,10 @@ import { groupOf } from "../src/group";
 import { Tokens } from "../src/tokens";
 
 const jwt = (claims: object): string => `h.${Buffer.from(JSON.stringify(claims)).toString("base64url")}.signature`;
+const tokensOf =
+  (...given: string[]) =>
+  (): string =>
+    given.shift() as string;
 const of = (claims: object): string => groupOf("http://shop.example", jwt(claims));
 
 test("tokens of one caller are one group, whatever is new in them", () => {
@@ -26,6 +30,16 @@ test("any other difference is another group", () => {
   ];
   expect(new Set(groups).size).toBe(groups.length);
   for (const group of groups) expect(group).toMatch(/^forge:[0-9a-f]{32}$/);
+});
+
+test("a user may be known by another name; of what cannot be read, nothing is known", async () => {
+  const moved = new Tokens(tokensOf(jwt({ email: "ada@a.test" }), jwt({ email: "bob@a.test" })));
+  await expect(moved.newer(await moved.current())).rejects.toMatchObject({ code: "other_user" });
+  const opaque = new Tokens(tokensOf("one", "two"));
+  let changed = 0;
+  opaque.changed = () => changed++;
+  await opaque.newer(await opaque.current());
+  expect(changed).toBe(1);
 });
 
 test("a client takes newer tokens of its user, and no other's", async () => {

@@ -166,6 +166,15 @@ test("a stream on which nothing comes is given up, and the wait for another ends
   expect(statuses()).toEqual(["connecting", "live", "stale", "live"]);
 });
 
+test("a stream on which nothing comes is given up, however the clock is set meanwhile", async () => {
+  const { statuses } = record(client().live("rows"));
+  await settle();
+  for (const connection of server.connections) connection.mute = true;
+  vi.setSystemTime(Date.now() - 86_400_000);
+  await settle(95_000);
+  expect(statuses()).toEqual(["connecting", "live", "stale", "live"]);
+});
+
 test("changes of mutations under way are on top, and go with the push that shows them", async () => {
   const live = client().live<Row[]>("rows");
   const { states } = record(live);

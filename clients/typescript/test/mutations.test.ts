@@ -59,6 +59,10 @@ class Memory implements Store {
     this.kept.delete(key);
   }
 
+  async expire(before: number): Promise<void> {
+    for (const { key, at } of [...this.kept.values()]) if (at < before) this.kept.delete(key);
+  }
+
   async all(): Promise<Entry[]> {
     return [...this.kept.values()].sort((a, b) => a.at - b.at);
   }
@@ -104,6 +108,22 @@ test("mutations of all tabs are sent in order, by the tab that leads, and then f
   expect(server.ran.length).toBe(4);
   expect(store.kept.size).toBe(0);
   expect(tabs.map((tab) => tab.queue.pending.getSnapshot().length)).toEqual([0, 0]);
+});
+
+test("a tab that has no token lets another send what all have", async () => {
+  const [server, store, profile] = [new Server(), new Memory(), new Profile()];
+  const tokenless = Object.assign(new Server(), {
+    call: () => Promise.reject(new ForgeError("unreachable", "no token can be had", "", { code: "no_token" })),
+  });
+  const leader = new Tab(profile.open(), tokenless, store);
+  const first = leader.run("pay", "0");
+  await settle(LONG);
+  const waits = leader.queue.pending.getSnapshot()[0];
+  expect([leader.seat.leading, waits?.error?.code, (waits?.tries ?? 0) > 3]).toEqual([true, "no_token", true]);
+  const second = new Tab(profile.open(), server, store).run("pay", "1");
+  await settle(LONG);
+  expect((await Promise.all([first, second])).map(({ result }) => result)).toEqual(["0", "1"]);
+  expect(server.ran).toEqual(["0", "1"]);
 });
 
 const TROUBLES = ["refuse", "lose", "limit", "proxy"] as const;
@@ -211,18 +231,19 @@ interface Shown {
   readonly live: Live<number>;
   readonly push: (value: number, snapshot: string, trace?: string) => void;
   readonly states: number[];
+  readonly end: () => void;
 }
 
 function shown(): Shown {
   const live = new Live<number>({ query: "count", args: "{}", mode: "delta" }, NOWHERE, 0);
   const states: number[] = [];
-  live.subscribe(({ data }) => data !== undefined && states.push(data));
+  const end = live.subscribe(({ data }) => data !== undefined && states.push(data));
   const push = (value: number, snapshot: string, trace: string | null = null): void => {
     const cause = [{ change: "", table: "", op: "", at: "", user: null, function: null, trace, xid: null }];
     live.push({ event: "update", hash: hashOf(String(value)), snapshot, cause, key: [], value: String(value) });
   };
   push(1, "90:90:");
-  return { live, push, states };
+  return { live, push, states, end };
 }
 
 const more =
@@ -285,6 +306,23 @@ test("when no push shows it, the server is asked, and its answer is believed", a
   server.hash = live.hash as string;
   await settle(2_500);
   expect(live.state.data).toBe(1);
+});
+
+test("it is not shown for ever where nobody looked while the server had to be asked", async () => {
+  for (const comes of [true, false]) {
+    const { server, tabs } = world(1);
+    const { live, end } = shown();
+    const done = (tabs[0] as Tab).queue.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
+    await settle(500);
+    await done;
+    end();
+    server.hash = live.hash as string;
+    await settle(5_000);
+    expect(live.state.data).toBe(2); // who comes back sees what it saw
+    if (comes) live.subscribe(() => {});
+    await settle(LONG);
+    expect([live.state.data, vi.getTimerCount() < 5]).toEqual([1, true]);
+  }
 });
 
 test("changes are shown in their order, and what did not change is the same", async () => {

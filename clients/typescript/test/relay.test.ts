@@ -251,6 +251,33 @@ test("an error reaches all tabs; a token that is not taken is only its own tab's
   expect(state(other)).toMatchObject({ status: "live", data: rows(server, "orders") });
 });
 
+test("a tab that has no token lets another lead, which may have one", async () => {
+  const { server, tabs } = world(2);
+  for (const tab of tabs) tab.show("orders");
+  await settle();
+  const [leader, other] = [...tabs].sort((tab) => (tab.seat.leading ? -1 : 1)) as [Tab, Tab];
+  leader.session.fail(new ForgeError("unreachable", "no token can be had", "", { code: "no_token" }), false);
+  server.change("orders");
+  await settle();
+  expect(other.seat.leading).toBe(true);
+  for (const tab of tabs) {
+    expect(tab.lives.get("orders")?.live.state).toMatchObject({ status: "live", data: rows(server, "orders") });
+  }
+});
+
+test("a leader that says no more is found out however clocks are set", async () => {
+  const { server, tabs } = world(2);
+  for (const tab of tabs) tab.show("orders");
+  await settle();
+  const [leader, other] = [...tabs].sort((tab) => (tab.seat.leading ? -1 : 1)) as [Tab, Tab];
+  leader.fake.suspend();
+  vi.setSystemTime(Date.now() - 3_600_000);
+  server.change("orders");
+  await settle(30_000);
+  expect(other.seat.leading).toBe(true);
+  expect(other.shown("orders")).toEqual(rows(server, "orders"));
+});
+
 test("a client that is closed takes nothing from the others", async () => {
   const { server, tabs } = world(2);
   for (const tab of tabs) tab.show("orders");

@@ -109,6 +109,16 @@ test("what cannot be read is told, and not tried forever", async () => {
   expect(live.state).toMatchObject({ status: "error", error: { kind: "protocol" } });
 });
 
+test("what can be in no request is refused, and what is behind it runs", async () => {
+  const { client } = watching({ token: "mine" });
+  for (const [name, key] of [["pay", "a\nb"], ["pay", "ключ"], ["\ud800", undefined]] as const) {
+    await expect(client.mutate(name, {}, { key: key as string })).rejects.toMatchObject({ code: "bad_arguments" });
+  }
+  await expect(client.mutate("pay", { order: 1 }, { key: "" })).resolves.toMatchObject({ xid: "1" });
+  const sent = server.posted.filter(({ path }) => path === "/forge/mutation/pay");
+  expect(sent.map(({ headers }) => /^[0-9a-f]{32}$/.test(headers["idempotency-key"] ?? ""))).toEqual([true]);
+});
+
 test("calls have the token, tell the server's errors, and queries show what was written", async () => {
   const { client } = watching({ token: "mine" });
   server.change([{ id: 1, n: "a" }]);
