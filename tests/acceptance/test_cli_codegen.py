@@ -50,6 +50,8 @@ def test_types_of_a_module_are_written_and_checked(tmp_path: Path) -> None:
     assert codegen(tmp_path, "shop:app", "--out", "shop.ts", "--check").returncode == 0
     other = codegen(tmp_path, "shop:app", "--name", "Shop", "--bigint", "--out", "shop.ts", "--check")
     assert other.stderr.endswith("fix: forge codegen typescript shop:app --name Shop --bigint --out shop.ts\n")
+    assert codegen(tmp_path, "shop:app", "--out", "web/src/shop.ts").returncode == 0
+    assert (tmp_path / "web" / "src" / "shop.ts").read_text() == (tmp_path / "shop.ts").read_text()
 
 
 @pytest.fixture

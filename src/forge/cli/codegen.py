@@ -69,6 +69,7 @@ def typescript(
     if check and not same:
         raise ConfigError(f"{out} is not what the application has", fix=f"{command} --out {out}")
     if not same:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, "utf-8")
     run.done(f"{out} is up to date" if same else f"wrote {out}")
 

@@ -63,12 +63,12 @@ class Guard:
         address = _address(host)
         if address is not None and not self.permits(address):
             raise ConfigError(
-                f"{host} is inside a network, where webhooks do not go", fix=f"allow it if you mean it: {host}"
+                f"{host} is inside a network, where webhooks do not go", fix=f"allow it if you mean it: --allow {host}"
             )
         if parts.scheme == "http" and host not in self._hosts and (address is None or not self._allowed(address)):
             raise ConfigError(
                 "the webhook's URL is plain http, which anybody on the way can read",
-                fix=f"use https, or allow the host: {host}",
+                fix=f"use https, or allow the host: --allow {host}",
             )
         return host
 
