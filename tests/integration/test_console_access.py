@@ -194,6 +194,8 @@ AWAY: list[dict[str, str]] = [
     {"forwarded": "for=127.0.0.1"},
     {"via": "1.1 proxy"},
     {"origin": "https://evil.example"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
 ]
 
 
@@ -277,7 +279,7 @@ async def test_the_page_may_load_nothing_of_others(database: str, built: Path, t
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert script.headers["content-type"].startswith("text/javascript")
         assert "immutable" in script.headers["cache-control"]
-        for answer in (moved, page, script, await client.get("/console/none.js")):
+        for answer in (moved, page, script, await client.get("/console/none.js"), await client.post("/console/")):
             policy = answer.headers["content-security-policy"]
             assert policy.startswith("default-src 'none'; script-src 'self';")
             assert "unsafe" not in policy

@@ -25,7 +25,7 @@ from starlette.websockets import WebSocket
 
 from forge.errors import ForgeError
 from forge.serve.feed import changes
-from forge.serve.files import client, console
+from forge.serve.files import HEADERS, client, console
 from forge.serve.history import audited, history
 from forge.serve.http import Routes, as_json, failure
 from forge.serve.node import Node
@@ -164,7 +164,8 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = error.detail.lower().replace(" ", "_")
     told = {"code": code, "message": f"{request.method} is not answered here", "fix": "/forge/openapi.json lists all"}
-    return as_json({"error": told}, error.status_code, error.headers)
+    secured = HEADERS if request.url.path.partition("/console")[1] else {}
+    return as_json({"error": told}, error.status_code, {**(error.headers or {}), **secured})
 
 
 class _Key(PathConvertor):

@@ -13,6 +13,8 @@ from starlette.requests import HTTPConnection
 from forge.errors import ForgeError
 from forge.serve.auth import Identity
 
+_OWN_SITE: Final = (None, "none", "same-origin")
+"""What browsers say of requests by their user or by a page of the server itself; pictures have no origin to go by."""
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
 
@@ -77,6 +79,7 @@ def local(request: HTTPConnection) -> bool:
         and loopback(request.client.host)
         and loopback(_name(host))
         and (origin is None or origin.partition("://")[2] == host)
+        and headers.get("sec-fetch-site") in _OWN_SITE
         and not any(name in headers for name in _FORWARDED)
     )
 
