@@ -191,7 +191,8 @@ export class Queue implements Member, Mutations {
   /** Whether it is not for this tab to say: a token that is not taken, or not to be had, is not all tabs'. */
   #leaves(error: ForgeError, key: string): boolean {
     if (error.kind === "closed") return true;
-    if (error.code === "no_token") return this.#jobs.some((job) => !this.#own.has(job.entry.key)) && this.#seat.resign();
+    const others = this.#jobs.some((job) => !this.#own.has(job.entry.key));
+    if (error.code === "no_token") return others && this.#seat.resign();
     if (error.kind !== "unauthorized" || this.#own.has(key)) return false;
     this.#jobs = [];
     this.#seat.resign();
