@@ -826,3 +826,17 @@ async def test_a_follower_ends_though_its_connections_fail_meanwhile(
     assert failures == [ending]
     if ending == "closed":
         consuming.result()
+
+
+async def test_a_first_connection_that_the_server_ends_is_a_typed_error(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after, over = await now(database), Reader.over
+
+    async def ended(opened: AsyncConnection) -> Reader:
+        connection.execute("SELECT pg_terminate_backend(%s)", (opened.info.backend_pid,))
+        return await over(opened)
+
+    monkeypatch.setattr(Reader, "over", ended)
+    with pytest.raises(ServerError, match="ended the connection"):
+        await anext(follow(database, after=after))

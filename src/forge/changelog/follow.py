@@ -104,12 +104,19 @@ async def follow(
             if closing.ends(error):
                 return
             if started is None:  # the very first connection: a person wants to know rather than wait
-                raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
+                raise _unreached(error) from error
             delay = backoff.next()
             _log.warning("lost the log, trying again in %.2f s: %s", delay, _line(error))
             await asyncio.sleep(delay)
         except psycopg.ProgrammingError as error:  # Forge itself is gone from the database
             raise translate(error) or error from error
+
+
+def _unreached(error: Exception) -> Exception:
+    """Why there was no first connection; that the server ended it while it was made is a reason too."""
+    if not isinstance(error, psycopg.Error):
+        return error
+    return translate(error) or ServerError(f"the server ended the connection: {_line(error)}", fix="try again soon")
 
 
 def _line(error: Exception) -> str:
