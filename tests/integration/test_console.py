@@ -263,6 +263,34 @@ async def test_hostile_values_are_cut_and_stay_what_they_are(database: str, shop
         assert update["diff"][0]["after"].endswith(f"… ({len(huge) + 1:,} characters)")
 
 
+ODD: list[Any] = [
+    {"a": "1", "B c": "x y@z"},
+    {"a": {"$int": "1"}, "B c": "x y@z"},
+    '{"a": 1, "B c": "x y@z"}',
+    "B c=x y@z,a=1",
+    "x y@z · 1",
+    "x y@z, 1",
+    '["x y@z", "1"]',
+]
+
+
+async def test_a_key_is_taken_in_every_form(database: str, shop: Connection) -> None:
+    shop.execute("CREATE TABLE people (email text PRIMARY KEY)")
+    for table in ('"odd.names"', "people"):
+        shop.execute("SELECT public.forge_enable_reactivity(%s)", (table,))
+    shop.execute("""INSERT INTO "odd.names" VALUES (1, 'x y@z'), (2, 'x y@z')""")
+    shop.execute("INSERT INTO people VALUES ('a b@c'), ('[1,2]')")
+    forms = [('"odd.names"', key, {"a": 1, "B c": "x y@z"}) for key in ODD]
+    forms += [("people", key, {"email": "a b@c"}) for key in ("a b@c", '{"email": "a b@c"}', "email=a b@c")]
+    forms += [("people", "[1,2]", {"email": "[1,2]"})]
+    async with serving(application(database)) as served:
+        for table, key, row in forms:
+            history = await ask(served, "history", table=table, key=key)
+            assert (history["key"], history["entries"][0]["op"]) == (row, "INSERT"), key
+            then = await until(served, "as_of", lambda then: then["row"], table=table, key=key, at="now")
+            assert then["row"] == row, key
+
+
 async def test_what_cannot_be_answered_says_why(database: str, shop: Connection) -> None:
     wrong: list[tuple[str, dict[str, Any], int]] = [
         ("history", {"table": "orders", "key": 1, "limit": 0}, 400),

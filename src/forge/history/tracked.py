@@ -1,8 +1,9 @@
 """A table that is or was tracked: its definitions, and what names one of its rows.
 
 A key is given as the value of a key of one column, as a mapping of its columns to values, or, by people, as text:
-`4711`, `region=eu,number=7`, `{"region": "eu", "number": 7}`. It is checked by the server, against the types that the
-key has, and becomes the one word under which the log has the row.
+`4711`, `region=eu,number=7`, `{"region": "eu", "number": 7}`, or the values in the columns' order, as `eu,7`, as
+`eu · 7` or as the log writes them, `["eu", "7"]`. It is checked by the server, against the types that the key has, and
+becomes the one word under which the log has the row.
 """
 
 import json
@@ -140,6 +141,20 @@ def key_of(words: str) -> object:
     return words
 
 
+def in_order(words: str) -> list[str]:
+    """The values of a key of several columns, as they are written one after the other.
+
+    >>> in_order("eu · 7"), in_order("eu, 7"), in_order('["a,b", "7"]'), in_order("[1,2]"), in_order("7")
+    (['eu', '7'], ['eu', '7'], ['a,b', '7'], ['[1', '2]'], ['7'])
+    """
+    if words.startswith("["):
+        try:
+            return msgspec.json.decode(words, type=list[str])
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            pass  # A value may begin so.
+    return [part.strip() for part in words.split(" · " if " · " in words else ",")]
+
+
 def given_key(tracked: Tracked, version: Version, key: object) -> dict[str, Any]:
     """The key's columns, as the version names them, with their values; HistoryUnavailable for another shape."""
     names = version.key
@@ -152,6 +167,8 @@ def given_key(tracked: Tracked, version: Version, key: object) -> dict[str, Any]
         given = {then.get(now[name], name): value for name, value in given.items()}
     if set(given) != set(names) and isinstance(key, str) and len(names) == 1:
         given = {names[0]: key}
+    if isinstance(key, str) and len(names) > 1 and len(values := in_order(key)) == len(names):
+        given = dict(zip(names, values, strict=True))
     if set(given) != set(names):
         example = ",".join(f"{name}=…" for name in names)
         raise HistoryUnavailable(

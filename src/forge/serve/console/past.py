@@ -15,6 +15,7 @@ from forge.history.instants import instant
 from forge.history.revert import Choice as Undone
 from forge.history.revert import Step, plan_revert
 from forge.history.timeline import Entry, timeline
+from forge.history.tracked import key_of
 from forge.react.database import Context
 from forge.react.registry import BadArguments
 from forge.serve.console.desk import Desk, given, shown, utc
@@ -37,7 +38,7 @@ def register(desk: Desk) -> None:
         _check(limit)
 
         def look(connection: Connection) -> dict[str, Any]:
-            page = timeline(connection, table, given(key), limit=limit, before=before)
+            page = timeline(connection, table, _key(key), limit=limit, before=before)
             return {
                 "table": page.table,
                 "key": page.key,
@@ -51,7 +52,7 @@ def register(desk: Desk) -> None:
         """One row as it was."""
 
         def look(connection: Connection) -> dict[str, Any]:
-            past = row_as_of(connection, table, given(key), instant(at))
+            past = row_as_of(connection, table, _key(key), instant(at))
             row = None if past.row is None else {name: shown(value) for name, value in past.row.items()}
             return {"table": past.table, "at": utc(past.at), "row": row}
 
@@ -103,6 +104,15 @@ def register(desk: Desk) -> None:
 def _check(limit: int) -> None:
     if not 1 <= limit <= MOST:
         raise BadArguments(f"limit cannot be {limit}", fix=f"use 1 to {MOST}")
+
+
+def _key(value: Any) -> object:
+    """A key among the arguments: text in any form of the command line, or a value or an object, tagged as in results.
+
+    >>> _key("a=1,b=2"), _key("4711"), _key({"id": {"$int": "9007199254740993"}})
+    ({'a': '1', 'b': '2'}, '4711', {'id': 9007199254740993})
+    """
+    return key_of(value) if isinstance(value, str) else given(value)
 
 
 def _op(word: str) -> Op:
