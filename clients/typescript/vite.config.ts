@@ -12,10 +12,16 @@ export default defineConfig({
     minify: "terser", // and what it leaves is made smaller below: each finds what the other does not
     terserOptions: { module: true, ecma: 2020, compress: { passes: 3 } },
     lib: {
-      entry: { index: "src/index.ts", react: "src/react.ts", tanstack: "src/tanstack.ts", watcher: "src/watcher/index.ts" },
+      entry: {
+        index: "src/index.ts",
+        react: "src/react.ts",
+        tanstack: "src/tanstack.ts",
+        channels: "src/channels.ts",
+        watcher: "src/watcher/index.ts",
+      },
       formats: ["es"],
     },
-    // the client is one file, also for the watcher, which imports it
+    // the client is one file, also for the channels and the watcher, which import it
     rollupOptions: {
       preserveEntrySignatures: "allow-extension",
       output: { minify: true, comments: false }, // white space too, which Vite leaves in libraries
