@@ -17,8 +17,9 @@ from forge.changelog.connection import Connection
 from tests.browser.conftest import AUTH, Process, Profile, Tabs
 from tests.browser.pages import CUT_OFF, serious, token
 from tests.browser.site import shop
-from tests.integration.serving import Served, serving
+from tests.integration.serving import SOON, Served, serving
 
+FITS: Final = "it => it.scrollWidth <= it.clientWidth"
 PAGES: Final = ("feed", "tables", "row/cards/1", "queries", "consumers", "pipeline", "doctor")
 
 
@@ -99,7 +100,11 @@ async def test_the_feed_is_filtered_paused_and_walked_by_keys(console: Page, ord
     assert "filter=op" in console.url
     await expect(console.get_by_role("status").filter(has_text="1 change matches")).to_be_attached()
     await console.keyboard.press("Escape")
+    await expect(console.get_by_label("Filter")).to_have_value("")
+    await expect(change(console)).to_have_count(3)
+    assert "filter=" not in console.url
     await console.get_by_role("button", name="insert").click()
+    await expect(change(console)).to_have_count(1)
     await console.get_by_label("Filter").fill("")
     await expect(change(console)).to_have_count(3)
 
@@ -206,6 +211,25 @@ async def test_a_row_is_shown_as_it_was_and_what_undoing_would_do(
     await expect(console.locator("main")).to_contain_text("It is deleted.")
 
 
+async def test_a_row_is_found_whatever_its_key(console: Page, orders: Connection) -> None:
+    orders.execute("CREATE TABLE items (order_id bigint, line text, amount int, PRIMARY KEY (order_id, line))")
+    orders.execute("SELECT public.forge_enable_reactivity('items')")
+    orders.execute("INSERT INTO items VALUES (9007199254740993, 'a b@c', 1)")
+    orders.execute("UPDATE items SET amount = 2")
+    await change(console, "UPDATE", "9007199254740993 · a b@c").click()
+    await console.get_by_role("link", name="History of this row").click()
+    newest = console.locator(".timeline li").first
+    await expect(newest).to_contain_text("amount 1 → 2")
+    now = console.get_by_role("table", name="The row now")
+    await expect(now.get_by_role("row", name="line a b@c")).to_be_visible()
+    for key in ("order_id=9007199254740993,line=a b@c", "9007199254740993 · a b@c"):
+        await console.get_by_role("link", name="Row").click()
+        await console.get_by_role("combobox", name="Table").fill("items")
+        await console.get_by_role("textbox", name="Key").fill(key)
+        await console.get_by_role("button", name="Show").click()
+        await expect(newest).to_contain_text("amount 1 → 2")
+
+
 async def test_queries_and_their_latency_are_shown(tabs: Tabs, served: Served, orders: Connection) -> None:
     console = await opened(tabs, served.url, "queries")
     async with served.stream("/forge/live/orders_of", params={"args": '{"customer_id": 7}'}) as live:
@@ -309,8 +333,31 @@ async def test_nothing_serious_keeps_anybody_out(
         assert await serious(console) == [], page
         across = await console.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert across == 0, f"{page} is wider than the screen"
+    doctor = console.get_by_role("link", name="Doctor")
+    await expect(doctor).to_be_in_viewport(ratio=1)
+    await doctor.click(timeout=SOON * 1000)
     await console.get_by_role("button", name="Keys").click()
     assert await serious(console) == []
+    assert await console.locator(".about").evaluate(FITS)
+
+
+@pytest.mark.parametrize("width", [320, 1200])
+async def test_the_room_there_is_is_used(profile: Profile, served: Served, orders: Connection, width: int) -> None:
+    tabs = await profile(viewport={"width": width, "height": 700})
+    console = await opened(tabs, served.url)
+    orders.execute("UPDATE orders SET status = 'x' WHERE id = 1")
+    await expect(change(console)).to_have_count(1)
+    for page in PAGES:
+        await console.evaluate("page => { location.hash = '#/' + page }", page)
+        for link in await console.get_by_role("navigation").get_by_role("listitem").all():
+            await expect(link).to_be_in_viewport(ratio=1)
+        assert await console.locator("nav ul").evaluate(FITS), page
+    await console.evaluate("location.hash = '#/feed'")
+    if width == 1200:
+        wide = "it => it.getBoundingClientRect().width"
+        detail, who = [await change(console).locator(part).evaluate(wide) for part in (".what", ".who")]
+        assert detail > 2 * who, "the detail has what the author leaves"
+        assert await change(console).locator(".who").evaluate(FITS)
 
 
 async def test_the_appearance_is_chosen_and_kept(console: Page) -> None:

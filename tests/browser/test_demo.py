@@ -50,6 +50,11 @@ async def test_an_order_in_one_window_is_seen_in_the_other(
     await expect(mine).to_have_count(before + 1)
     for frame in page.frames:
         assert await serious(frame) == []
+    await page.set_viewport_size({"width": 390, "height": 800})
+    for window in (counter, office):
+        names = await window.locator(".name").evaluate_all("all => all.map((it) => it.scrollWidth - it.clientWidth)")
+        assert names
+        assert max(names) == 0
     await page.get_by_role("link", name="Console").click()
     await expect(page.locator("nav")).to_be_visible()
     await page.close()

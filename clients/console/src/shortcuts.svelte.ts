@@ -1,7 +1,7 @@
 /**
  * Keys that do something: a page says which, while it is shown, and the help lists them.
  *
- * They are silent while one types, in a dialog, and with a modifier; Escape leaves a field.
+ * They are silent while one types, in a dialog, and with a modifier; Escape leaves a field, and empties one to search in.
  */
 
 import { untrack } from "svelte";
@@ -32,7 +32,7 @@ class Shortcuts {
     const target = event.target as HTMLElement | null;
     if (target?.closest("dialog") || (event.key === "Enter" && target?.closest("a, button"))) return;
     if (target?.closest("input:not([type=range]):not([type=checkbox]), textarea, select")) {
-      if (event.key === "Escape") target.blur();
+      if (event.key === "Escape") leave(target);
       return;
     }
     const found = this.all.findLast((each) => each.key === event.key);
@@ -41,6 +41,15 @@ class Shortcuts {
       found.run();
     }
   }
+}
+
+/** A browser may empty it too, but tells nobody once it is left. */
+function leave(field: HTMLElement): void {
+  if (field instanceof HTMLInputElement && field.type === "search" && field.value !== "") {
+    field.value = "";
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+  field.blur();
 }
 
 export const shortcuts = new Shortcuts();
