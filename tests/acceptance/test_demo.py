@@ -1,18 +1,46 @@
 """The demo ends by itself with a summary that adds up, leaves no server behind, and can be run again."""
 
+import asyncio
+import importlib
 import json
+import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from forge.changelog.connection import connect
+from forge.changelog.reader import Reader
+from forge.demo import lake as lakes
+from forge.demo import shop
+from forge.demo.lake import LakeBeside
 from forge.postgres import PostgresServer
-from tests.acceptance.conftest import Forge
+from tests.acceptance.conftest import Forge, environment
+
+STANDS_IN = """
+import json, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+java = subprocess.Popen(["sleep", "600"])
+pathlib.Path(sys.argv[1]).write_text(str(java.pid))
+print(json.dumps({"changes": 3, "equal": True, "cursor": sys.argv[2]}), flush=True)
+time.sleep(600)
+"""
+"""A run of the pipeline that has one batch, and then one that does not end; `sleep` is its Java."""
+
+DEMO = """
+import sys
+from forge.cli import main
+from forge.demo import lake
+lake.unavailable = lambda: None
+lake.command = lambda *_: [sys.executable, "-c", sys.argv[1], *sys.argv[2:4]]
+main(sys.argv[4:])
+"""
 
 
 @pytest.fixture
@@ -65,3 +93,121 @@ def test_a_schema_of_that_name_that_is_not_the_demos_is_left_alone(forge: Forge,
         assert result.code == 1
         assert "schema shop of its own" in result.err
         assert connection.execute("SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal").fetchone() == (0,)
+
+
+def test_what_is_tracked_stays_as_its_user_has_it(forge: Forge, empty_database: str) -> None:
+    shop.prepare(empty_database, lambda step: None)
+    forge("enable", "shop.customers", "--exclude", "email", url=empty_database)
+    forge("disable", "shop.orders", url=empty_database)
+    shop.prepare(empty_database, lambda step: None)
+    with connect(empty_database) as connection:
+        found = connection.execute(
+            "SELECT table_name, excluded, masked FROM forge.tracked_table WHERE disabled_at IS NULL"
+        )
+        tracked = {name: (excluded, masked) for name, excluded, masked in found}
+    assert tracked == {table: ([], []) for table in shop.TABLES} | {
+        "customers": (["email"], []),
+        "payments": ([], ["card"]),
+    }
+
+
+@pytest.mark.parametrize("written", [0, 2], ids=["current", "behind"])
+async def test_a_lake_is_equal_only_when_it_lacks_nothing(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    with connect(database) as connection:
+        connection.execute("SELECT forge_enable_reactivity('customers')")
+    cursor = await head(database)
+    with connect(database) as connection:
+        connection.execute("INSERT INTO customers SELECT i, 'n' FROM generate_series(1, %s) i", (written,))
+    java = tmp_path / "java"
+    importlib.import_module("forge.pipeline.lag")  # takes a second, which is not the lake's
+    monkeypatch.setattr(lakes, "PATIENCE", 3.0 if written else 60.0)
+    monkeypatch.setattr(lakes, "GRACE", 0.1)
+    monkeypatch.setattr(lakes, "command", lambda *_: [sys.executable, "-c", STANDS_IN, str(java), cursor])
+    told: list[int | None] = []
+    lake = LakeBeside(database, tmp_path / "lake", ["public.customers"])
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lake.follow())
+        await asyncio.to_thread(begun, java)
+        state = await lake.caught_up(told.append)
+        await lake.stop()
+    expected = "lake = database ✓" if not written else "✗ not compared: it did not catch up in time, 2 changes missing"
+    assert state.line() == f"lake   3 changes in 1 batch   {expected}"
+    assert (2 in told) == bool(written)
+    ended(int(java.read_text()))
+
+
+async def test_a_run_that_is_cancelled_leaves_no_process(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "java"
+    monkeypatch.setattr(lakes, "command", lambda *_: [sys.executable, "-c", STANDS_IN, str(java), "-"])
+    running = asyncio.create_task(LakeBeside(database, tmp_path / "lake", []).follow())
+    await asyncio.to_thread(begun, java)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    ended(int(java.read_text()))
+
+
+@pytest.mark.parametrize("signals", [1, 2], ids=["in order", "at once"])
+def test_ctrl_c_ends_the_wait_for_the_lake_and_all_its_processes(database: str, tmp_path: Path, signals: int) -> None:
+    java = tmp_path / "java"
+    words = ["demo", "--no-page", "--seconds", "1", "--rate", "50", "--database-url", database]
+    demo = subprocess.Popen(
+        [sys.executable, "-c", DEMO, STANDS_IN, str(java), asyncio.run(head(database)), *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert demo.stdout is not None
+        told = (line for line in demo.stdout if line.startswith("the lake takes in the rest: "))
+        assert any(re.search("[0-9] changes? to come", line) for line in told)
+        began = time.monotonic()
+        for _ in range(signals):
+            demo.send_signal(signal.SIGINT)
+            time.sleep(0.2)  # signals that come together are one
+        out, err = demo.communicate(timeout=60)
+        assert time.monotonic() - began < 10
+    finally:
+        demo.kill()
+        demo.communicate()
+    assert err == ""
+    ended(int(java.read_text()))
+    if signals == 1:
+        assert demo.returncode == 1
+        assert "nothing lost, nothing twice ✓" in out
+        assert re.search(r"✗ not compared: interrupted, [0-9,]+ changes? missing\n$", out)
+    else:
+        assert (demo.returncode, out) == (130, "")
+
+
+async def head(url: str) -> str:
+    async with Reader.open(url) as reader:
+        return str(await reader.now())
+
+
+def begun(java: Path) -> None:
+    """The pipeline that stands in has started its Java."""
+    deadline = time.monotonic() + 20
+    while not java.exists() or not java.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ended(pid: int) -> None:
+    """The process is gone, or will be in a moment."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"process {pid} was left behind")

@@ -74,7 +74,10 @@ def demo(
             )
             for problem in filter(None, (no_lake, no_page)):
                 run.note(problem)
-        summary = asyncio.run(show.run())
+        try:
+            summary = asyncio.run(show.run())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
     if run.json:
         run.emit({**msgspec.to_builtins(summary), "whole": summary.whole})
     else:

@@ -1,13 +1,15 @@
 """The lake beside the demo's shop: a `forge pipeline run` of its own, which tells of each batch in a line of JSON.
 
-It is optional: without Spark or Java the demo says so and goes on without it.
+It is optional: without Spark or Java the demo says so and goes on without it. The run is a process group of its own,
+of which nothing is left when `follow` has ended, however it has.
 """
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,10 @@ from forge.errors import ForgeError
 
 PATIENCE: Final = 300.0
 """How long the lake may take to catch up at the end."""
+GRACE: Final = 20.0
+"""How long the run may take to end after its batch."""
+HURRIED: Final = 2.0
+"""The same, where nobody waits for the batch."""
 
 
 def unavailable() -> str | None:
@@ -34,72 +40,134 @@ def unavailable() -> str | None:
     return None
 
 
+def command(url: str, path: Path, tables: Sequence[str]) -> list[str]:
+    """What keeps the lake current."""
+    forge = [sys.executable, "-m", "forge", "--json", "--database-url", url, "pipeline", "run"]
+    options = ["--lake", str(path), "--interval", "2s", "--verify", "0s"]
+    return [*forge, *options, *(word for table in tables for word in ("--table", table))]
+
+
 class LakeBeside:
     """Keeps a lake current in a process of its own while the demo runs."""
 
     def __init__(self, url: str, path: Path, tables: Sequence[str]) -> None:
         self.path = path
         self.problem: str | None = None
+        self.given_up = False
         self._url = url
         self._tables = list(tables)
         self._process: asyncio.subprocess.Process | None = None
+        self._patience: asyncio.Timeout | None = None
         self._batches = self._changes = 0
         self._last: dict[str, Any] | None = None
         self._news = asyncio.Event()
 
     async def follow(self) -> None:
         """Start the run and take in what it tells, until it ends."""
-        command = [sys.executable, "-m", "forge", "--json", "--database-url", self._url, "pipeline", "run"]
-        options = ["--lake", str(self.path), "--interval", "2s", "--verify", "0s"]
-        named = [word for table in self._tables for word in ("--table", table)]
         self._process = await asyncio.create_subprocess_exec(
-            *command,
-            *options,
-            *named,
+            *command(self._url, self.path, self._tables),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        async for line in self._process.stdout:
+        try:
+            await self._listen(self._process)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GRACE):
+                    await self._gone()
+        finally:
+            self._signalled(signal.SIGKILL)
+            await self._process.wait()
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        async for line in process.stdout:
             self._last = msgspec.json.decode(line)
             assert self._last is not None
             self._batches += 1
             self._changes += self._last["changes"]
             self._news.set()
-        said = (await self._process.stderr.read()).decode(errors="replace").strip()
-        if await self._process.wait() not in (0, 130):
+        said = (await process.stderr.read()).decode(errors="replace").strip()
+        if await process.wait() not in (0, 130):
             self.problem = said.splitlines()[0] if said else "the pipeline ended"
         self._news.set()
 
-    async def caught_up(self) -> LakeState:
-        """Wait until the lake has all that is committed and was compared with it."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                while self.problem is None and not await asyncio.to_thread(self._is_current):
-                    self._news.clear()
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(self._news.wait(), 1.0)
-        equal = self._last["equal"] if self._last is not None and self.problem is None else None
-        return LakeState(self._batches, self._changes, equal, self.problem)
+    async def caught_up(self, tell: Callable[[int | None], None] = lambda missing: None) -> LakeState:
+        """Wait until the lake has all that is committed and was compared with it, or until `give_up`.
 
-    def _is_current(self) -> bool:
-        if self._last is None or self._last["equal"] is None:
-            return False
-        from forge.pipeline.lag import lag
+        `tell` hears about once a second how many changes are missing, None before the first batch.
+        """
+        missing: int | None = None
+        async with self._patient(PATIENCE):
+            while self.problem is None and not self.given_up:
+                self._news.clear()
+                missing = await asyncio.to_thread(self._missing)
+                if missing == 0 and self._equal is not None:
+                    return LakeState(self._batches, self._changes, self._equal, missing=0)
+                tell(missing)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await self._news.wait()
+        # a batch that was equal says nothing of those that are to come, one that was not says it all
+        equal = False if self._equal is False else None
+        problem = self.problem or ("interrupted" if self.given_up else None)
+        return LakeState(self._batches, self._changes, equal, problem, missing)
 
-        with connect(self._url) as connection:
-            cursor = Cursor.parse(self._last["cursor"])
-            return lag(connection, cursor, ",".join(self._tables)).changes == 0
+    def give_up(self) -> None:
+        """Wait for the lake no longer, whether it catches up or ends its run, nor begin to."""
+        self.given_up = True
+        if self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
-        """End the run after its batch."""
-        if self._process is None or self._process.returncode is not None:
+        """End the run after its batch, if that is soon."""
+        if self._process is None:
             return
-        self._process.send_signal(signal.SIGINT)
+        async with self._patient(HURRIED if self.given_up else GRACE):
+            if self._process.returncode is None:
+                self._process.send_signal(signal.SIGINT)
+            await self._gone()
+        self._signalled(signal.SIGKILL)
+        await self._process.wait()
+
+    async def _gone(self) -> None:
+        """The run has ended, and so has its Java, which does so by itself and tidies up."""
+        assert self._process is not None
+        await self._process.wait()
+        while self._signalled(0):  # noqa: ASYNC110  nobody tells of a grandchild's end
+            await asyncio.sleep(0.05)
+
+    @asynccontextmanager
+    async def _patient(self, seconds: float) -> AsyncIterator[None]:
+        """The block ends after so long at the latest, and at once with `give_up`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds) as self._patience:
+                try:
+                    yield
+                finally:
+                    self._patience = None
+
+    @property
+    def _equal(self) -> bool | None:
+        """Whether lake and database were equal after the last batch, if that could be told."""
+        return None if self._last is None else self._last["equal"]
+
+    def _missing(self) -> int | None:
+        """How many changes are committed and not in the lake; None before the first batch, when nobody knows."""
+        if self._last is None:
+            return None
+        from forge.pipeline.lag import lag
+
+        cursor = Cursor.parse(self._last["cursor"])
+        with connect(self._url) as connection:
+            return lag(connection, cursor, ",".join(self._tables)).changes
+
+    def _signalled(self, number: int) -> bool:
+        """Send a signal to all that the run has started; False when nothing is left of it."""
+        assert self._process is not None
         try:
-            await asyncio.wait_for(self._process.wait(), 20)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # the latter is macOS's word for one that has ended
+            return False
+        return True

@@ -1,4 +1,7 @@
-"""The shop's tables: made once, tracked every time, and left alone if the schema is someone else's."""
+"""The shop's tables: made once, tracked if they are not, and left alone if the schema is someone else's.
+
+A table that is tracked stays as it is: what its user has excluded or masked stays out of the log.
+"""
 
 from collections.abc import Callable
 from importlib.resources import files
@@ -15,11 +18,15 @@ STEPS: Final = 3 + len(TABLES)
 
 _COMMENT: Final = "The shop of forge demo"
 _OWNER: Final = "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = 'shop'"
+_TRACK: Final = (
+    "SELECT forge_enable_reactivity(%(table)s, mask => %(mask)s)"
+    " WHERE NOT EXISTS (SELECT FROM forge.tracked_relation WHERE table_oid = %(table)s::regclass)"
+)
 _MASKED: Final = {"payments": ["card"]}
 
 
 def prepare(url: str, say: Callable[[str], None]) -> str:
-    """Install Forge, make the shop if it is not there, track its tables. Returns the server's version."""
+    """Install Forge, make the shop if it is not there, track its tables that are not. Returns the server's version."""
     say("connecting")
     with connect(url) as connection, typed_errors():
         say("installing Forge")
@@ -28,9 +35,7 @@ def prepare(url: str, say: Callable[[str], None]) -> str:
         _open(connection)
         for table in TABLES:
             say(f"tracking {table}")
-            connection.execute(
-                "SELECT forge_enable_reactivity(%s, mask => %s)", (f"{SCHEMA}.{table}", _MASKED.get(table, []))
-            )
+            connection.execute(_TRACK, {"table": f"{SCHEMA}.{table}", "mask": _MASKED.get(table, [])})
         return (connection.info.parameter_status("server_version") or "").split()[0]
 
 

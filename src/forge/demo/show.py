@@ -1,6 +1,7 @@
 """The demo as a whole: traffic, the shop's page, maintenance and the feed in one process, until told to stop.
 
-The end is in order: writers finish their transactions, the feed catches up, and only then are the numbers compared.
+The end is in order: writers finish their transactions, the feed catches up, then the lake, and only then are the
+numbers compared. A signal ends the traffic, a second one the wait for the lake, one more ends all at once.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from forge.cursor import Cursor
 from forge.demo import page, shop, traffic
 from forge.demo.lake import LakeBeside
 from forge.demo.summary import LakeState, Summary, percentiles
+from forge.demo.waiting import Waiting
 from forge.feed import Feed
 from forge.track.context import transaction
 
@@ -67,6 +69,9 @@ class Demo:
         self._options = options
         self._opened = opened
         self._name = f"forge demo {secrets.token_hex(4)}"
+        self._running: asyncio.Task[object] | None = None
+        self._signals = 0
+        self._waiting = Waiting(sys.stdout)
         self._stop = asyncio.Event()
         self._progress = asyncio.Event()
         self._committed: dict[str, float] = {}
@@ -82,7 +87,8 @@ class Demo:
         return shop.prepare(self._url, say)
 
     async def run(self) -> Summary:
-        """Write and watch until the time is up or a signal comes."""
+        """Write and watch until the time is up or a signal comes. Cancelled by a signal too many."""
+        self._running = asyncio.current_task()
         for name in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(name, self._interrupted)
         began = time.monotonic()
@@ -138,10 +144,10 @@ class Demo:
         """What the lake has come to, once it has all that was written."""
         if self._lake is None:
             return None
-        if not self._options.quiet:
-            sys.stdout.write("the lake takes in the rest …\n")
-            sys.stdout.flush()
-        state = await self._lake.caught_up()
+        try:
+            state = await self._lake.caught_up((lambda missing: None) if self._options.quiet else self._waiting.tell)
+        finally:
+            self._waiting.clear()
         await self._lake.stop()
         return state
 
@@ -153,10 +159,14 @@ class Demo:
         )
 
     def _interrupted(self) -> None:
-        """The first signal ends the demo in order, a second one at once."""
-        self._stop.set()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().remove_signal_handler(name)
+        """A signal ends the demo in order, the next one without the lake, and the one after that at once."""
+        self._signals += 1
+        if self._lake is not None and self._stop.is_set() and not self._lake.given_up:
+            self._lake.give_up()
+        elif self._signals == 1:
+            self._stop.set()
+        elif self._running is not None:
+            self._running.cancel()
 
     async def _write(self, number: int) -> None:
         chance = random.Random()
@@ -183,6 +193,8 @@ class Demo:
     async def _watch(self, start: Cursor) -> None:
         tables = [f"{shop.SCHEMA}.{table}" for table in shop.TABLES]
         async for batch in follow(self._url, after=start, tables=tables, wakeup=self._config.wakeup):
+            if batch.changes:
+                self._waiting.clear()
             now, clock = datetime.now(UTC), time.perf_counter()
             for change in batch.changes:
                 if change.context.application_name == self._name:

@@ -5,24 +5,37 @@ from statistics import quantiles
 
 import msgspec
 
+from forge.doctor.finding import count
+
 
 class LakeState(msgspec.Struct, frozen=True):
-    """What a lake can say at the end: how much it took in, and whether it equals the database."""
+    """What a lake can say at the end: how much it took in, how much it lacks, and whether it equals the database.
+
+    `equal` is True only of a lake that lacks nothing; `missing` is None where nobody knows.
+    """
 
     batches: int
     changes: int
     equal: bool | None
     problem: str | None = None
+    missing: int | None = None
 
     def line(self) -> str:
         """The lake for people.
 
         >>> LakeState(3, 1204, True).line()
         'lake   1,204 changes in 3 batches   lake = database ✓'
+        >>> LakeState(1, 1, None, missing=12).line()
+        'lake   1 change in 1 batch   ✗ not compared: it did not catch up in time, 12 changes missing'
+        >>> LakeState(1, 7, None, "interrupted", missing=1).line()
+        'lake   7 changes in 1 batch   ✗ not compared: interrupted, 1 change missing'
         """
-        unknown = f"✗ not compared: {self.problem or 'it did not catch up in time'}"
+        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
+        why = self.problem or "it did not catch up in time"
+        lacks = f", {count(self.missing, 'change')} missing" if self.missing else ""
+        unknown = f"✗ not compared: {why}{lacks}"
         verdict = {True: "lake = database ✓", False: "✗ lake ≠ database", None: unknown}[self.equal]
-        return f"lake   {self.changes:,} changes in {self.batches:,} batches   {verdict}"
+        return f"lake   {count(self.changes, 'change')} in {batches}   {verdict}"
 
 
 class Summary(msgspec.Struct, frozen=True):

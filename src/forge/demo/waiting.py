@@ -1,0 +1,51 @@
+"""What is said while the lake takes in the rest: in come counts, out comes a line that tells how much is to come.
+
+On a terminal it is one line, written over and over, and gone at the end; elsewhere a line now and then.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, TextIO
+
+from forge.doctor.finding import count
+
+EVERY: Final = 10.0
+"""Seconds between two lines where they cannot be written over."""
+_ANEW: Final = "\r\x1b[K"
+
+
+class Waiting:
+    """One wait; says nothing until it is told something."""
+
+    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = out
+        self._clock = clock
+        self._said: float | None = None
+        self._shown = False
+
+    def tell(self, missing: int | None) -> None:
+        """So many changes are to come; None if nobody knows yet."""
+        line = f"the lake takes in the rest: {_rest(missing)}   Ctrl-C ends the wait"
+        if self._out.isatty():
+            self._out.write(_ANEW + line)
+            self._shown = True
+        elif self._said is None or self._clock() - self._said >= EVERY:
+            self._out.write(line + "\n")
+            self._said = self._clock()
+        self._out.flush()
+
+    def clear(self) -> None:
+        """Make room for another line, or for what comes after the wait."""
+        if self._shown:
+            self._out.write(_ANEW)
+            self._shown = False
+
+
+def _rest(missing: int | None) -> str:
+    """
+    >>> _rest(None), _rest(0), _rest(1204)
+    ('Spark starts', 'all is in, and is compared', '1,204 changes to come')
+    """
+    if missing is None:
+        return "Spark starts"
+    return f"{count(missing, 'change')} to come" if missing else "all is in, and is compared"
