@@ -13,7 +13,7 @@
  */
 
 import { Backoff } from "./backoff";
-import { asError, closed, type ForgeError } from "./errors";
+import { asError, closed, ForgeError } from "./errors";
 import { Line, type Member, passes, type Said } from "./line";
 import { Cell, type Readable } from "./readable";
 import type { Token } from "./tokens";
@@ -58,6 +58,13 @@ export interface Channels {
 /** The channels of the Forge server at a URL. */
 export function openChannels({ url = "", token }: ChannelsOptions = {}): Channels {
   return new Page(url, token);
+}
+
+/** Of one connection. A server ends one that asks for more again and again. */
+const MOST_CHANNELS = 100;
+
+function full(): ForgeError {
+  return new ForgeError("too_many", `a page may join ${MOST_CHANNELS} channels`, "leave one first, then join again");
 }
 
 type Hearing = (message: Message<never>) => void;
@@ -129,6 +136,7 @@ class Page implements Channels {
     const room = known ?? new Membership(channel);
     room.sharing++;
     if (this.#leaving.signal.aborted) room.fault(closed());
+    else if (!known && this.#rooms.size >= MOST_CHANNELS) room.fault(full());
     else if (!known) {
       this.#rooms.set(channel, room);
       this.#line.open();

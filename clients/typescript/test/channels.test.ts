@@ -189,7 +189,7 @@ test("what comes with the answer to a join is counted, what came before it is no
   expect(told).toEqual([[], ["m1"], ["m1", "late"]]);
 });
 
-test("what is published at once waits for the join; without a connection it is refused, and not sent later", async () => {
+test("what is published at once waits for the join; without a connection it is refused for good", async () => {
   const room = open().join("room");
   const first = room.publish("first");
   await settle();
@@ -308,7 +308,7 @@ test("a text that is not taken is the end, until somebody joins anew", async () 
   expect(ids(again)).toEqual(["m2"]);
 });
 
-test("a channel that is refused is an error of its own; what has to wait, joining or leaving, is asked again", async () => {
+test("a channel that is refused is an error of its own; joins and leaves that must wait are asked again", async () => {
   const busy = { code: "too_many", message: "not now", fix: "wait", retry_after_secs: 1 };
   const channels = open();
   const hall = channels.join("hall");
@@ -324,6 +324,18 @@ test("a channel that is refused is an error of its own; what has to wait, joinin
   room.leave();
   await settle(1_500);
   expect([...server.open].map(({ joined }) => [...joined])).toEqual([["hall"]]);
+});
+
+test("more channels than a server lets one join are not asked for", async () => {
+  const channels = open();
+  const rooms = Array.from({ length: 101 }, (_, i) => channels.join(`room ${i}`));
+  await settle();
+  expect(server.asked("join")).toHaveLength(100);
+  expect(rooms.at(-1)?.error.getSnapshot()).toMatchObject({ kind: "too_many" });
+  rooms[0]?.leave();
+  const again = channels.join("room 100");
+  await settle();
+  expect(ids(again)).toEqual(["m1"]);
 });
 
 test("a listener that throws harms no other; nothing is told after close", async () => {
