@@ -89,11 +89,11 @@ export function asError(thrown: unknown): ForgeError {
 
 export function unreachable(reason: string): ForgeError {
   const message = `the server cannot be reached: ${reason}`;
-  return new ForgeError("unreachable", message, "see that it runs and the URL is right");
+  return new ForgeError("unreachable", message, "see that it runs");
 }
 
 export function mismatch(message: string): ForgeError {
-  return new ForgeError("mismatch", message, "see that nothing on the way changes it");
+  return new ForgeError("mismatch", message, "see what changes it on the way");
 }
 
 export function malformed(reason: string): ForgeError {

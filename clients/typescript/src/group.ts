@@ -11,9 +11,7 @@ import { fromBase64 } from "./values";
 
 const PASSING = new Set(["iat", "exp", "nbf", "jti"]);
 /** Others may change: some issuers put something new into each token. */
-const USER = new Set(
-  "iss sub oid uid user_id username preferred_username upn email client_id tenant tenant_id tid org org_id".split(" "),
-);
+const USER = /^(iss|sub|[otu]id|upn|email|client_id|tenant|org)|user/;
 
 export function groupOf(base: string, token: string | undefined): string {
   const url = new URL(base, globalThis.location?.href ?? "http://localhost").href;
@@ -22,7 +20,7 @@ export function groupOf(base: string, token: string | undefined): string {
 
 /** Whose token it is: what cannot change when it is renewed; undefined where it is no JWT. */
 export function userOf(token: string): string | undefined {
-  return claimsOf(token, (name) => USER.has(name));
+  return claimsOf(token, (name) => USER.test(name));
 }
 
 /** The claims by which the server tells callers apart; all of it where it is no JWT. */

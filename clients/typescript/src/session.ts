@@ -154,7 +154,7 @@ export class Session implements Upstream {
       }, cut.signal);
       return stream;
     } catch (error) {
-      throw cut.signal.aborted ? unreachable("the stream fell silent, or the server lost it") : error;
+      throw cut.signal.aborted ? unreachable("it fell silent") : error;
     } finally {
       cut.abort();
       clearTimeout(watch);

@@ -35,8 +35,7 @@ export class Tokens {
   /** The server does not take it any more: have another, or throw. */
   async replace(reason: string): Promise<void> {
     if (!this.renewable) {
-      const fix = "make a client with a newer token";
-      throw new ForgeError("unauthorized", `the token is ${reason}`, fix, { code: reason });
+      throw new ForgeError("unauthorized", `the token is ${reason}`, "make a new client", { code: reason });
     }
     await this.newer(this.#token);
   }
@@ -67,6 +66,6 @@ export class Tokens {
     // what others share with this client, and what waits to be sent, is not this caller's
     this.#token = before;
     const message = "the token is another user's";
-    throw new ForgeError("unauthorized", message, "make a client for each", { code: "other_user" });
+    throw new ForgeError("unauthorized", message, "make a new client", { code: "other_user" });
   }
 }
