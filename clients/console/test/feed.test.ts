@@ -117,7 +117,7 @@ describe("names and keys", () => {
     [{ key: { region: "eu", number: 7 } }, '{"region":"eu","number":"7"}', "eu · 7"],
     [{ key: { name: "a=b, c" } }, '{"name":"a=b, c"}', "a=b, c"],
     [{ key: null, id: null }, null, ""],
-    [{ key: null, id: '["eu","7"]' }, null, '["eu","7"]'],
+    [{ key: null, id: '["eu","7"]' }, '["eu","7"]', '["eu","7"]'],
   ])("%o", (more, asked, read) => {
     const given = change(more);
     expect(keyOf(given)).toBe(asked);
