@@ -153,7 +153,6 @@ class Forge:
         """
         _free(name)
         wanted: dict[str, Any] = {"tables": tables, "ops": ops, "columns": columns, "where": where}
-        _free(name)
         return self.consumers.consumer(name, source=source, **wanted, **options)
 
     def deliver(

@@ -8,20 +8,11 @@ fix: pass text that PostgreSQL can store
 """
 
 from forge.errors import ForgeError, HistoryUnavailable
+from forge.storable import unstorable
 
 
 def storable(what: str, *words: str | None, error: type[ForgeError] = HistoryUnavailable) -> None:
     """Raise the error, which does not repeat the word, unless a database can have every one of these."""
     for word in words:
-        if word is not None and (problem := _problem(word)):
+        if word is not None and (problem := unstorable(word)):
             raise error(f"{what} has {problem}", fix="pass text that PostgreSQL can store")
-
-
-def _problem(word: str) -> str | None:
-    if "\0" in word:
-        return "a NUL character"
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return "half of a surrogate pair"
-    return None

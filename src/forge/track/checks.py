@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from forge.errors import ContextError, ForgeError
+from forge.storable import unstorable
 
 UserId: TypeAlias = str | int | UUID
 
@@ -46,17 +47,6 @@ def text_value(name: str, value: object, longest: int) -> str | None:
     if problem := unstorable(value):
         raise ContextError(f"{name} has {problem}", fix="pass text that PostgreSQL can store")
     return value
-
-
-def unstorable(value: str) -> str | None:
-    """What in a text PostgreSQL cannot store; None when it can."""
-    if "\0" in value:
-        return "a NUL character"
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return "half of a surrogate pair"
-    return None
 
 
 def json_text(name: str, value: object, error: type[ForgeError]) -> str:

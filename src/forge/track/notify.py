@@ -30,7 +30,8 @@ from psycopg import sql
 
 from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
 from forge.errors import NotifyError, ServerError
-from forge.track.checks import json_text, unstorable
+from forge.storable import unstorable
+from forge.track.checks import json_text
 
 RESERVED: Final = "forge_changes"
 LONGEST_CHANNEL: Final = 63

@@ -29,7 +29,8 @@ from psycopg.rows import scalar_row
 
 from forge.changelog.connection import translate
 from forge.errors import NotInstalled, OutboxError, ServerError
-from forge.track.checks import json_text, unstorable
+from forge.storable import unstorable
+from forge.track.checks import json_text
 from forge.track.paused import without_tracking
 
 if TYPE_CHECKING:

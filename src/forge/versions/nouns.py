@@ -124,18 +124,6 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
     epoch: int = 0
 
 
-def storable(text: str) -> bool:
-    """Whether PostgreSQL can have it as a text: without U+0000, and without halves of surrogate pairs.
-
-    >>> storable("Zoë"), storable("a\\0"), storable("\\ud800")
-    (True, False, False)
-    """
-    try:
-        return "\0" not in text and text.encode() is not None
-    except UnicodeEncodeError:
-        return False
-
-
 def encode(value: Mapping[str, Any]) -> str:
     """An object as the text of a jsonb parameter.
 

@@ -37,6 +37,7 @@ from psycopg.types.numeric import Int8
 
 from forge.changelog.connection import Connection
 from forge.changelog.queries import queries
+from forge.storable import unstorable
 from forge.versions.errors import TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
 from forge.versions.nouns import (
     Deletion,
@@ -49,7 +50,6 @@ from forge.versions.nouns import (
     Resource,
     Upsert,
     decode,
-    storable,
 )
 from forge.versions.operation import typed
 from forge.versions.pages import Place, Question, opened, sealed
@@ -199,7 +199,7 @@ def representation(document: Document) -> Json:
 def standing(connection: Connection, resource: Resource) -> Standing:
     """The settings and the resource's number; UnknownResource when it has none."""
     named = {"project": resource.project, "name": resource.name, "version": resource.version}
-    if not all(storable(part) for part in named.values()):
+    if any(unstorable(part) for part in named.values()):
         raise UnknownResource("there can be no resource of such a name", fix="write it without U+0000")
     with typed():
         row = _rows(connection, queries("forge.versions", "queries.sql")["standing"], named)[0]
@@ -263,7 +263,7 @@ def _check(window: tuple[Any, Any], token: Any, limit: Any, subject: Any) -> Non
         raise WindowInvalid(f"a page cannot have {_short(limit)} items", fix=f"ask for 1 to {MOST:,}")
     if token is not None and not isinstance(token, str):
         raise TokenInvalid(f"a page token is a text, not {_short(token)}", fix="give `next` of the page before")
-    if subject is not None and not callable(subject) and not (isinstance(subject, str) and storable(subject)):
+    if subject is not None and not callable(subject) and (not isinstance(subject, str) or unstorable(subject)):
         raise WindowInvalid(f"nobody can be named {_short(subject)}", fix="name the subject by a text without U+0000")
 
 

@@ -1,8 +1,9 @@
 """The resources of a database: the kinds of documents that may be put, each declared once."""
 
 from forge.changelog.connection import Connection
+from forge.storable import unstorable
 from forge.versions.errors import UnknownResource
-from forge.versions.nouns import Resource, storable
+from forge.versions.nouns import Resource
 from forge.versions.operation import operation, sql, typed
 
 
@@ -13,7 +14,7 @@ def declare(connection: Connection, resource: Resource, *, by_access: bool | Non
     Returns its number.
     """
     for part in (resource.project, resource.name, resource.version):
-        if not part or "/" in part or not storable(part):
+        if not part or "/" in part or unstorable(part):
             raise UnknownResource(f"{part!r} cannot be a part of a resource's name", fix="write project/name[/version]")
     with operation(connection):
         connection.execute(sql("declare"), {**_key(resource), "by_access": by_access})
@@ -29,7 +30,7 @@ def resources(connection: Connection) -> dict[Resource, bool]:
 
 def resource_id(connection: Connection, resource: Resource) -> int:
     """The number of a resource in the tables."""
-    if not all(storable(part) for part in _key(resource).values()):
+    if any(unstorable(part) for part in _key(resource).values()):
         raise UnknownResource("there can be no resource of such a name", fix="write it without U+0000")
     with typed():
         row = connection.execute(sql("resource"), _key(resource)).fetchone()
