@@ -3,6 +3,8 @@
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -10,12 +12,12 @@ from forge.changelog.connection import Connection, connect
 from forge.versions.documents import delete, put, set_references
 from forge.versions.errors import StrategyBusy, VersionsError
 from forge.versions.identity import change_identity
-from forge.versions.nouns import Resource
+from forge.versions.nouns import Document, Resource
 from forge.versions.reading import changes
 from forge.versions.stamps import newest, settled
 from forge.versions.strategies import STRATEGIES, Strategy, strategy, use_strategy
 from forge.versions.triggers import write_by
-from tests.versions.aside import behind
+from tests.versions.aside import SOON, Aside, behind
 from tests.versions.journals import COURSES, PLANS, SCHOOLS, STUDENTS
 
 pytestmark = pytest.mark.contract("V8")
@@ -149,6 +151,38 @@ def test_who_drops_his_reference_while_an_identity_changes_has_the_version_of_th
         lambda connection: change_identity(connection, school, {"id": 2}),
     )
     assert told(versions)[COURSES] == derived(versions)[COURSES] == [(3, course.id)]
+
+
+@pytest.mark.parametrize(("has", "wants"), [(1, 4), (4, 1)], ids=["the first", "the last"])
+@pytest.mark.parametrize("name", ["monotonic", "denormalized"])
+def test_it_holds_nothing_while_it_waits_for_a_writer(
+    versions: Connection, versions_url: str, name: Strategy, has: int, wants: int
+) -> None:
+    """A writer has one document of a batch, and then another: neither waits for the other in a circle."""
+    school, *_ = [put(versions, SCHOOLS, {"id": n}, {}).document for n in range(3)]
+    courses = [put(versions, COURSES, {"code": n}, {}, {"school": school}).document for n in range(6)]
+
+    def held(connection: Connection, course: Document) -> None:
+        connection.execute("SELECT FROM forge_versions.document WHERE id = %s FOR UPDATE", (course.id,))
+        connection.execute("SELECT FROM forge_versions.reference WHERE parent = %s FOR UPDATE", (course.id,))
+
+    with connect(versions_url) as writer, ThreadPoolExecutor(1) as thread, ExitStack() as writing:
+
+        def begin(after: int) -> None:
+            if after == courses[0].id:
+                writing.enter_context(writer.transaction())
+                held(writer, courses[has])
+
+        changing = thread.submit(use_strategy, versions, name, batch=4, progress=begin)
+        with connect(versions_url) as watcher:
+            Aside(versions.info.backend_pid, changing).waits(watcher, on=writer)
+        writer.execute("SET LOCAL deadlock_timeout = '10ms'")
+        held(writer, courses[wants])
+        writing.close()
+        changing.result(SOON)
+    assert told(versions) == derived(versions)
+    change_identity(versions, school, {"id": 9})
+    assert told(versions) == derived(versions)
 
 
 def test_it_gives_up_where_a_transaction_never_ends(versions: Connection, versions_url: str) -> None:

@@ -12,12 +12,14 @@ What a strategy keeps is kept by triggers, whoever writes. `use_strategy` goes f
 write: first its triggers, which every writer has from then on; then, in batches, what was there before; then its index;
 and only then readers are told, who look at the setting in the statement that stands on it. What the former kept goes
 last. Whenever that is cut short, readers have the former or the new one, whole, and doing it again completes it.
+
+It waits for a row only while it holds none: a batch leaves out what somebody holds, and that is filled alone after it.
+So no writer ends in a deadlock because the strategy is changed.
 """
 
 from collections.abc import Callable
 from typing import Any, Final, Literal, cast, get_args
 
-import psycopg
 from psycopg.pq import TransactionStatus
 
 from forge.changelog.connection import Connection
@@ -78,10 +80,8 @@ def _build(connection: Connection, name: Strategy, batch: int, patience: float, 
     switch(connection, lambda: _run(connection, f"keep_{name}"), drops=False, patience=patience)
     after = 0
     while (upto := _value(connection, sql("next_batch"), {"after": after, "size": batch})) is not None:
-        try:
-            connection.execute(sql(f"fill_{name}"), {"after": after, "upto": upto})
-        except psycopg.errors.DeadlockDetected:
-            continue
+        for parent, named in connection.execute(sql(f"fill_{name}"), {"after": after, "upto": upto}).fetchall():
+            connection.execute(sql(f"fill_one_{name}"), {"parent": parent, "name": named})
         after = upto
         if progress is not None:
             progress(after)

@@ -46,12 +46,25 @@ DROP TRIGGER IF EXISTS monotonic_update ON forge_versions.document;
 DROP TRIGGER IF EXISTS monotonic_edge_insert ON forge_versions.reference;
 DROP TRIGGER IF EXISTS monotonic_edge_update ON forge_versions.reference;
 
--- fill_monotonic: What the documents from one id to another do not know yet.
+-- fill_monotonic: What the documents from one id to another do not know yet. Those that somebody holds are returned.
+WITH known AS (
+    SELECT r.parent AS id, max(c.identity_version) AS version
+    FROM forge_versions.reference r JOIN forge_versions.document c ON c.id = r.child
+    WHERE r.parent > %(after)s AND r.parent <= %(upto)s GROUP BY r.parent
+), held AS (
+    SELECT p.id, k.version FROM known k JOIN forge_versions.document p ON p.id = k.id
+    WHERE p.max_dependency < k.version FOR NO KEY UPDATE OF p SKIP LOCKED
+), filled AS (
+    UPDATE forge_versions.document p SET max_dependency = h.version FROM held h WHERE p.id = h.id
+)
+SELECT p.id AS parent, NULL AS name FROM known k JOIN forge_versions.document p ON p.id = k.id
+WHERE p.max_dependency < k.version AND NOT EXISTS (SELECT FROM held h WHERE h.id = p.id);
+
+-- fill_one_monotonic: One of these.
 UPDATE forge_versions.document p SET max_dependency = m.version
-FROM (SELECT r.parent, max(c.identity_version) AS version
-      FROM forge_versions.reference r JOIN forge_versions.document c ON c.id = r.child
-      WHERE r.parent > %(after)s AND r.parent <= %(upto)s GROUP BY r.parent) m
-WHERE p.id = m.parent AND p.max_dependency < m.version;
+FROM (SELECT max(c.identity_version) AS version
+      FROM forge_versions.reference r JOIN forge_versions.document c ON c.id = r.child WHERE r.parent = %(parent)s) m
+WHERE p.id = %(parent)s AND p.max_dependency < m.version;
 
 -- keep_denormalized: The triggers by which edges know the resource of their parent.
 CREATE OR REPLACE TRIGGER denormalized_insert AFTER INSERT ON forge_versions.reference
@@ -63,10 +76,23 @@ CREATE OR REPLACE TRIGGER denormalized_update AFTER UPDATE ON forge_versions.ref
 DROP TRIGGER IF EXISTS denormalized_insert ON forge_versions.reference;
 DROP TRIGGER IF EXISTS denormalized_update ON forge_versions.reference;
 
--- fill_denormalized: What the edges of the documents from one id to another do not know yet.
-UPDATE forge_versions.reference r SET parent_resource = p.resource
-FROM forge_versions.document p
-WHERE p.id = r.parent AND r.parent > %(after)s AND r.parent <= %(upto)s AND r.parent_resource IS DISTINCT FROM p.resource;
+-- fill_denormalized: What the edges of the documents from one id to another do not know yet; as fill_monotonic.
+WITH lacking AS (
+    SELECT r.parent, r.name, p.resource FROM forge_versions.reference r JOIN forge_versions.document p ON p.id = r.parent
+    WHERE r.parent > %(after)s AND r.parent <= %(upto)s AND r.parent_resource IS DISTINCT FROM p.resource
+), held AS (
+    SELECT r.parent, r.name, l.resource FROM lacking l JOIN forge_versions.reference r USING (parent, name)
+    FOR NO KEY UPDATE OF r SKIP LOCKED
+), filled AS (
+    UPDATE forge_versions.reference r SET parent_resource = h.resource
+    FROM held h WHERE (r.parent, r.name) = (h.parent, h.name)
+)
+SELECT l.parent, l.name FROM lacking l
+WHERE NOT EXISTS (SELECT FROM held h WHERE (h.parent, h.name) = (l.parent, l.name));
+
+-- fill_one_denormalized: One of these.
+UPDATE forge_versions.reference r SET parent_resource = p.resource FROM forge_versions.document p
+WHERE (r.parent, r.name) = (%(parent)s, %(name)s) AND p.id = r.parent;
 
 -- next_batch: Where a batch of documents after one ends; NULL after the last.
 SELECT max(b.id) FROM (SELECT d.id FROM forge_versions.document d WHERE d.id > %(after)s ORDER BY d.id LIMIT %(size)s) b;
