@@ -132,7 +132,7 @@ class _Sockets:
     def connect(self, client: Client) -> None:
         made = socket.create_connection(("127.0.0.1", self._port), timeout=30)
         bearer = f"Authorization: Bearer {client.token}\r\n" if client.token else ""
-        made.sendall(f"GET {client.path} HTTP/1.1\r\nHost: bench\r\n{bearer}\r\n".encode())
+        made.sendall(f"GET {client.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{bearer}\r\n".encode())
         made.setblocking(False)
         number = made.fileno()
         self._sockets[number], self._tails[number], self._newest[number] = made, b"", 0

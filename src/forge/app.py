@@ -216,8 +216,9 @@ class Forge:
 
     def _config(self) -> Config:
         """What is in force: as everywhere, with the flags of `forge serve`; a URL of the application's own wins."""
-        given = msgspec.json.decode(os.environ.get(SERVE_FLAGS, "{}"))
+        given = _serve_flags()
         file = given.pop("config", None)
+        given.pop("host", None)
         config = load(given, os.environ, Path(file) if file else None)
         return config if self._url is None else msgspec.structs.replace(config, database_url=self._url)
 
@@ -321,7 +322,14 @@ class Forge:
     def asgi(self) -> ForgeApp:
         """The application as ASGI, to be served or mounted; always the same one."""
         if self._asgi is None:
-            self._asgi = ForgeApp(self.running, title=self._title, origins=self.options.origins)
+            told = _serve_flags().get("host")
+            hosts = self.options.allowed_hosts if told is None else (*self.options.allowed_hosts, told)
+            self._asgi = ForgeApp(
+                self.running,
+                title=self._title,
+                origins=self.options.origins,
+                hosts=hosts if self.options.auth is None else None,
+            )
         return self._asgi
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -347,6 +355,12 @@ def _free(name: str) -> None:
     """Raise for a name that an endpoint's consumer could have."""
     if name.startswith(WEBHOOK):
         raise ConsumerInvalid(f"{name} is the name of a webhook's consumer", fix=f"leave out {WEBHOOK}")
+
+
+def _serve_flags() -> dict[str, Any]:
+    """What `forge serve` was told, if that runs this process."""
+    given: dict[str, Any] = msgspec.json.decode(os.environ.get(SERVE_FLAGS, "{}"))
+    return given
 
 
 def _ended(keeping: "asyncio.Task[None]") -> None:

@@ -200,7 +200,7 @@ AWAY: list[dict[str, str]] = [
 
 
 async def test_without_tokens_the_console_is_open_to_this_machine_alone(database: str, shop: Connection) -> None:
-    async with serving(application(database, origins=("*",))) as served:
+    async with serving(application(database, origins=("*",), allowed_hosts=("*",))) as served:
         assert (await ask(served, "tables")).status_code == 200
         for headers in AWAY:
             refused(await ask(served, "tables", headers=headers), "this machine alone")

@@ -297,7 +297,7 @@ async def test_a_client_that_does_not_read_slows_nobody_and_recovers(database: s
         slow_reader, slow_writer = await asyncio.open_connection(
             "127.0.0.1", int(served.url.rsplit(":", 1)[1]), limit=1024
         )
-        slow_writer.write(b"GET /forge/live/wide?mode=delta HTTP/1.1\r\nhost: x\r\n\r\n")
+        slow_writer.write(b"GET /forge/live/wide?mode=delta HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
         await slow_writer.drain()
         async with served.stream("/forge/live/wide?mode=delta") as quick:
             await quick.next()

@@ -35,7 +35,7 @@ def serve(
     """Serve an application: live queries over SSE and WebSocket, mutations, the raw feed, the console, metrics."""
     run = session(context)
     sys.path.insert(0, os.getcwd())
-    app = check(target, run)
+    app = check(target, run, host)
     app.check()
     listening = listen(host, port, target)
     import uvicorn
@@ -90,14 +90,14 @@ def listen(host: str, port: int, target: str) -> socket.socket:
     return listening
 
 
-def check(target: str, run: Session) -> "Forge":
+def check(target: str, run: Session, host: str | None = None) -> "Forge":
     """The application that is named; raise ConfigError when there is none. Its processes get the flags of this one."""
     try:
         from forge.app import SERVE_FLAGS, Forge
     except ModuleNotFoundError as error:
         missing = f"{error.name} is not installed"
         raise ConfigError(missing, fix="pip install 'forge-changes[serve]'") from error
-    os.environ[SERVE_FLAGS] = msgspec.json.encode(run.given()).decode()
+    os.environ[SERVE_FLAGS] = msgspec.json.encode({**run.given(), "host": host}).decode()
     module, _, name = target.partition(":")
     fix = "name a module and the Forge() in it, e.g. shop:app"
     if not module or not name:

@@ -1,5 +1,7 @@
 """The ASGI app of a node: routes, cross-origin rules, and a start that happens once, with the first request if need be.
 
+Where there are no tokens every request, of whatever kind, is first checked for the host that it is for.
+
 An app that is mounted into another one may get no lifespan events; then it starts with its first request, and ends when
 the application that made it calls `stop`.
 """
@@ -17,7 +19,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,8 +31,9 @@ from forge.serve.files import HEADERS, client, console
 from forge.serve.history import audited, history
 from forge.serve.http import Routes, as_json, failure
 from forge.serve.node import Node
+from forge.serve.permissions import check_host
 from forge.serve.versions import QUERIES, versions_available, versions_page
-from forge.serve.ws import Socket
+from forge.serve.ws import Socket, refuse
 
 Opening = Callable[[], AbstractAsyncContextManager[Node]]
 
@@ -38,10 +41,14 @@ Opening = Callable[[], AbstractAsyncContextManager[Node]]
 class ForgeApp:
     """An ASGI callable that opens its node when it is first needed."""
 
-    def __init__(self, opening: Opening, *, title: str, origins: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, opening: Opening, *, title: str, origins: tuple[str, ...] = (), hosts: tuple[str, ...] | None = None
+    ) -> None:
         self._opening = opening
         self._title = title
         self._origins = origins
+        self._hosts = hosts
+        """For which hosts it answers, beside this machine; None for all."""
         self._stack = AsyncExitStack()
         self._app: ASGIApp | None = None
         self._lock = asyncio.Lock()
@@ -52,12 +59,15 @@ class ForgeApp:
             await self._lifespan(receive, send)
             return
         try:
+            if self._hosts is not None:
+                check_host(HTTPConnection(scope), self._hosts)
             app = self._app or await self.start()
         except ForgeError as error:
-            if scope["type"] == "http":
+            if scope["type"] == "websocket":
+                await refuse(WebSocket(scope, receive, send), error)
+            else:
                 await failure(error)(scope, receive, send)
-                return
-            raise
+            return
         await app(scope, receive, send)
 
     async def start(self) -> ASGIApp:

@@ -48,6 +48,9 @@ class Options(msgspec.Struct, frozen=True):
     auth: AuthSettings | None = None
     limits: Limits = Limits()
     origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """The hosts that requests may be for where there are no tokens, beside loopback and the address that the server
+    listens on; `*` for all."""
     keepalive: float = 25.0
     tenant_column: str | None = None
     """The column that says whose row it is; the raw feed shows a tenant only its own rows."""

@@ -168,7 +168,7 @@ _BODIES: Final = (
 _ERRORS: Final = {
     400: "The arguments are not those that it takes.",
     401: "The token is missing or not acceptable.",
-    403: "The caller may not see any of it, or comes from an origin that is not allowed.",
+    403: "The caller may not see any of it, or comes from an origin or for a host that is not allowed.",
     404: "There is no such name or session.",
     410: "The cursor cannot be gone on from, or the past is not in the log any more.",
     413: "The request or the result is too large.",

@@ -1,11 +1,13 @@
 """What somebody may do: in come who asks and what it needs, out comes nothing, or Forbidden.
 
 A token permits the words of its claims `scope`, `scp` and `permissions`. Where there are no tokens nobody has a
-permission, and what needs one is closed; only Forge's own queries are open then, to this machine alone.
+permission, and what needs one is closed; Forge's own queries are open then to this machine alone, and all else to
+requests for a host that is this server's.
 """
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from starlette.requests import HTTPConnection
@@ -84,6 +86,46 @@ def local(request: HTTPConnection) -> bool:
     )
 
 
+def check_host(request: HTTPConnection, allowed: Sequence[str]) -> None:
+    """Raise Forbidden unless a request is for this machine, for the address that it came in at, or an allowed host.
+
+    A page can have its own name lead here, and is then, to its visitor's browser, a page of this server: only the name
+    tells. `*` allows all.
+    """
+    host, here = request.headers.get("host", ""), request.scope.get("server")
+    if not _answers(host, str(here[0]) if here else "", tuple(allowed)):
+        raise Forbidden(
+            f"without tokens this server does not answer for the host {host[:100]!r}",
+            fix="use http://127.0.0.1, add the host to allowed_hosts in Options, or set auth",
+        )
+
+
+@lru_cache(256)
+def _answers(host: str, here: str, allowed: tuple[str, ...]) -> bool:
+    """Whether a server that is reached at the address `here` answers for a host header.
+
+    >>> hosts = ("localhost:8710", "10.0.0.7:8710", "Shop.Test.", "evil.test", "10.0.0.8", "")
+    >>> [_answers(host, "10.0.0.7", ("shop.test",)) for host in hosts]
+    [True, True, True, False, False, False]
+    >>> _answers("", "", ("",)), _answers("evil.test", "", ("*",)), _answers("[fd00::7]:80", "", ("fd00:0::7",))
+    (False, True, True)
+    """
+    name = _plain(_name(host))
+    return "*" in allowed or (
+        name != "" and (loopback(name) or name in {_plain(here), *(_plain(_name(each) or each) for each in allowed)})
+    )
+
+
+def _plain(name: str) -> str:
+    """A name or address in one of its spellings.
+
+    >>> _plain("Shop.Example."), _plain("::ffff:10.0.0.7"), _plain("fd00:0::7")
+    ('shop.example', '10.0.0.7', 'fd00::7')
+    """
+    address = _address(name)
+    return name.lower().removesuffix(".") if address is None else str(address)
+
+
 def loopback(host: str) -> bool:
     """Whether a name or address is that of this machine for itself.
 
@@ -92,12 +134,18 @@ def loopback(host: str) -> bool:
     """
     if host.lower() == "localhost":
         return True
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a text is, that of IPv4 where it is mapped into IPv6; None for a name."""
     try:
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(text)
     except ValueError:
-        return False
+        return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
+    return mapped or address
 
 
 def _name(host: str) -> str:

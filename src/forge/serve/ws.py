@@ -5,7 +5,7 @@ A client's messages are JSON objects with a `type`: `auth` (first, unless the ha
 client's, and the `answer` has it. A malformed message gets an `error` answer; too many of them end the connection.
 
 Close codes: 4400 malformed, 4401 not authorized or expired, 4429 too many, 1012 the server restarts. A page of
-an origin that is not allowed is refused in the handshake.
+an origin that is not allowed is refused in the handshake, as over HTTP.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from forge.cursor import NOW, After
 from forge.errors import ForgeError
 from forge.react.registry import BadArguments
 from forge.serve.auth import AuthFailed, Identity, bearer
-from forge.serve.http import check_origin
+from forge.serve.http import check_origin, failure
 from forge.serve.limits import TooMany
 from forge.serve.messages import Frame, error_fields, fields, socket
 from forge.serve.node import Node
@@ -65,7 +65,7 @@ class Socket:
         try:
             check_origin(self._websocket.headers, self._node.options.origins)
         except Forbidden as error:
-            await self._end(4403, str(error))
+            await refuse(self._websocket, error)
             return
         await self._websocket.accept()
         try:
@@ -215,6 +215,15 @@ class Socket:
     async def _end(self, code: int, reason: str) -> None:
         with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
             await self._websocket.close(code, reason[:100])
+
+
+async def refuse(websocket: WebSocket, error: ForgeError) -> None:
+    """Answer the handshake with an error, as over HTTP where the web server can do that."""
+    with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
+        if "websocket.http.response" in websocket.scope.get("extensions", {}):
+            await websocket.send_denial_response(failure(error))
+        else:
+            await websocket.close(4403, str(error)[:60])
 
 
 def _message(text: str) -> Message:
