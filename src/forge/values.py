@@ -214,7 +214,7 @@ def _decode_deep(raw: bytes | str) -> dict[str, Any]:
     """
     text = raw if isinstance(raw, str) else raw.decode()
     row: dict[str, Any] = {}
-    for name, value in _members(text):
+    for name, value in members(text):
         if _levels(value) > MOST_LEVELS:
             row[name] = value.strip()
             continue
@@ -253,8 +253,12 @@ def _levels(text: str) -> int:
     return most
 
 
-def _members(text: str) -> Iterator[tuple[str, str]]:
-    """The names and the texts of the values of a JSON object, without looking into the values."""
+def members(text: str) -> Iterator[tuple[str, str]]:
+    """The names and the texts of the values of a JSON object, without looking into the values.
+
+    >>> dict(members('{"a": [1, "],{"], "b":{}}'))
+    {'a': ' [1, "],{"]', 'b': '{}'}
+    """
     depth, start, name = 0, 0, None
     for match in _TOKEN.finditer(text):
         token = match[0]

@@ -337,3 +337,30 @@ def test_nothing_is_left_to_undo(orders: Connection) -> None:
     assert isinstance(done.transaction, str)
     with pytest.raises(psycopg.errors.NoActiveSqlTransaction):
         orders.execute("SAVEPOINT nothing_is_open")
+
+
+def test_a_document_nested_3000_deep_comes_back_and_goes_again(connection: Connection) -> None:
+    connection.execute("CREATE TABLE document (id int PRIMARY KEY, body jsonb, note text)")
+    enable(connection, "document")
+    connection.execute("SELECT forge.current_identity()")
+    deep = "repeat('[', 3000) || '%s' || repeat(']', 3000)"
+    bodies = "SELECT md5(string_agg(id || body::text || note, ';' ORDER BY id)) FROM document"
+    inserted = write(connection, f"INSERT INTO document VALUES (1, ({deep % 1})::jsonb, 'a: \"[,{{'), (2, '{{}}', 'b')")
+    before = one(connection, bodies)
+    writes = (f"UPDATE document SET body = ({deep % 2})::jsonb", "DELETE FROM document WHERE id = 1")
+    changed = write(connection, *writes)
+    plan = plan_revert(connection, Choice(transaction=changed))
+    assert sorted((step.op, step.key, len(step.then["body"])) for step in plan.steps) == [
+        ("insert", "1", 6001),
+        ("update", "2", 2),
+    ]
+    assert plan.conflicts == []
+    back = revert(connection, Choice(transaction=changed)).transaction
+    assert one(connection, bodies) == before
+    assert back is not None
+    revert(connection, Choice(transaction=back))
+    assert one(connection, "SELECT array_agg(id) FROM document") == [2]
+    connection.execute("UPDATE document SET note = 'mine'")
+    with pytest.raises(RevertRefused) as caught:
+        revert(connection, Choice(transaction=inserted))
+    assert "document 2: body, note changed since" in caught.value.conflicts

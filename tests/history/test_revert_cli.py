@@ -42,6 +42,21 @@ def statuses(connection: Connection) -> list[Any]:
     return connection.execute("SELECT id, status FROM orders ORDER BY id").fetchall()
 
 
+def test_a_value_nested_too_deep_to_be_decoded_is_shown_as_its_text(forge: Run, connection: Connection) -> None:
+    connection.execute("CREATE TABLE document (id int PRIMARY KEY, body jsonb)")
+    enable(connection, "document")
+    with connection.transaction():
+        connection.execute("SELECT forge_context('mallory', 'checkout', 'deep')")
+        connection.execute("INSERT INTO document VALUES (1, (repeat('[', 3000) || repeat(']', 3000))::jsonb)")
+    out, _ = forge("revert", "--trace", "deep", "--dry-run")
+    assert "[[[[" in out
+    assert "1 row would be written" in out
+    out, _ = forge("revert", "--trace", "deep", "--dry-run", "--json")
+    assert '"body":' + "[" * 3000 + "]" * 3000 in out
+    forge("revert", "--trace", "deep")
+    assert connection.execute("SELECT count(*) FROM document").fetchone() == (0,)
+
+
 @pytest.mark.contract("X7")
 def test_revert(forge: Run, connection: Connection) -> None:
     out, _ = forge("revert", "--trace", "3f2a", "--dry-run")

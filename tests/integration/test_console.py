@@ -245,6 +245,17 @@ async def test_hidden_values_are_in_no_answer(database: str, shop: Connection) -
             assert value not in str(answers)
 
 
+async def test_a_document_that_is_nested_deep_is_shown_as_its_text(database: str, shop: Connection) -> None:
+    deep = "[" * 3000 + "]" * 3000
+    async with serving(application(database)) as served:
+        shop.execute("CREATE TABLE document (id int PRIMARY KEY, body jsonb)")
+        shop.execute("SELECT public.forge_enable_reactivity('document')")
+        shop.execute("INSERT INTO document VALUES (1, %s)", (deep,))
+        entries = (await ask(served, "history", table="document", key=1))["entries"]
+        plan = await ask(served, "revert_plan", transaction=entries[0]["transaction"])
+        assert [step["now"] for step in plan["steps"]] == [{"id": 1, "body": deep}]
+
+
 async def test_hostile_values_are_cut_and_stay_what_they_are(database: str, shop: Connection) -> None:
     hostile = "<script>alert(1)</script>\x01\x1b[31m\u202egnirts\u202c 🙂"
     huge = hostile + "x" * 5_000_000

@@ -1,5 +1,6 @@
 """`forge revert`: undo a request, a transaction or a user's changes, as one new transaction."""
 
+import contextlib
 import getpass
 from typing import Annotated, Any
 
@@ -146,8 +147,13 @@ def _value(raw: msgspec.Raw | None) -> str:
     """
     >>> _value(msgspec.Raw(b'"paid"')), _value(msgspec.Raw(b"1.50")), _value(None)
     ('paid', '1.50', '–')
+    >>> _value(msgspec.Raw(b"[" * 5000 + b"]" * 5000))[-2:]
+    '[…'
     """
     if raw is None:
         return ABSENT
-    value = msgspec.json.decode(raw)
-    return cut(bytes(raw).decode(), 40) if isinstance(value, float) else value_text(value)
+    with contextlib.suppress(RecursionError):
+        value = msgspec.json.decode(raw)
+        if not isinstance(value, float):
+            return value_text(value)
+    return cut(bytes(raw).decode(), 40)

@@ -17,6 +17,7 @@ from forge.changelog import partitions
 from forge.changelog.connection import Connection
 from forge.errors import RevertRefused
 from forge.history.words import storable
+from forge.values import members
 
 MOST_CHANGES: Final = 100_000
 MOST_BYTES: Final = 256 * 1024 * 1024
@@ -171,8 +172,17 @@ def _logged(
 
 
 def parsed(image: str) -> Image:
-    """A row image, its values left as they are."""
-    return {name: bytes(value) for name, value in _image(image).items()}
+    """A row image, its values left as they are, however deep they are nested.
+
+    >>> parsed('{"id": 1, "doc": {"a": [1.50]}}')
+    {'id': b'1', 'doc': b'{"a": [1.50]}'}
+    >>> len(parsed('{"id": 1, "doc": ' + "[" * 100_000 + "]" * 100_000 + "}")["doc"])
+    200000
+    """
+    try:
+        return {name: bytes(value) for name, value in _image(image).items()}
+    except RecursionError:
+        return {name: value.strip().encode() for name, value in members(image)}
 
 
 def _check_retained(cursor: Any, choice: Choice, found: list[Logged], first_id: int) -> None:

@@ -19,6 +19,7 @@ from forge.history.tracked import key_of
 from forge.react.database import Context
 from forge.react.registry import BadArguments
 from forge.serve.console.desk import Desk, given, shown, utc
+from forge.values import too_deep
 
 EVERY: Final = 2.0
 KIND: Final = "console past"
@@ -160,11 +161,23 @@ def _entry(entry: Entry) -> dict[str, Any]:
     return found
 
 
+def _decoded(raw: msgspec.Raw) -> Any:
+    """A value of the log; as everywhere, one that is nested too deep is its text.
+
+    >>> _decoded(msgspec.Raw(b"[1.50]")), _decoded(msgspec.Raw(b"[" * 300 + b"]" * 300))[:3]
+    ([Decimal('1.50')], '[[[')
+    """
+    try:
+        value = _exact.decode(raw)
+    except RecursionError:
+        return bytes(raw).decode()
+    return bytes(raw).decode() if too_deep({"": value}) else value
+
+
 def _step(step: Step, veiled: set[tuple[str, str]]) -> dict[str, Any]:
     def image(values: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
         return {
-            name: UNAVAILABLE if (step.table, name) in veiled else shown(_exact.decode(raw))
-            for name, raw in values.items()
+            name: UNAVAILABLE if (step.table, name) in veiled else shown(_decoded(raw)) for name, raw in values.items()
         }
 
     return {
