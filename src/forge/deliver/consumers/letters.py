@@ -1,19 +1,42 @@
 """Dead letters: changes that a consumer could not handle, kept in order until somebody sends them again.
 
-Every function runs in the transaction of the connection it is given, beside the check of the fence.
+Every function of a worker runs in the transaction of the connection it is given, beside the check of the fence.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from forge import wire
 from forge.change import Change
-from forge.changelog.connection import AsyncConnection
+from forge.changelog.connection import AsyncConnection, Connection
 from forge.deliver.consumers.keys import Blocked, key_hash, row_of, whole
 from forge.deliver.consumers.sql import sql
 
 BEHIND = "behind an earlier change of the same row"
 MOST_ERROR = 2000
+
+
+class Parked(msgspec.Struct, frozen=True):
+    """What is told of a letter to those who may not see its change."""
+
+    id: int
+    consumer: str
+    table: str
+    key: str | None
+    change_id: str
+    error: str
+    tries: int
+    behind: bool
+    replay: bool
+    parked_at: datetime
+
+
+def parked(connection: Connection, limit: int) -> list[Parked]:
+    """The first letters of all consumers, in order."""
+    return [Parked(*row) for row in connection.execute(sql("parked"), {"limit": limit})]
 
 
 async def park(

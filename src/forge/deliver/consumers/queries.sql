@@ -137,7 +137,7 @@ WHERE d.consumer = %(consumer)s AND d.replay AND d.hash %% %(shards)s = %(shard)
         AND (o.key IS NULL OR d.key IS NULL OR o.key = d.key))
 ORDER BY d.id LIMIT 1;
 
--- letter_sent: A letter has been handled.
+-- letter_sent: A letter has been handled, or is to be forgotten.
 DELETE FROM forge.dead_letter WHERE id = %(id)s;
 
 -- letter_failed: A letter stays, and all behind it.
@@ -213,12 +213,22 @@ WHERE d.consumer = %(consumer)s
   AND (%(table)s::text IS NULL OR d.table_name = %(table)s OR d.schema_name || '.' || d.table_name = %(table)s)
   AND (%(key)s::text IS NULL OR d.key = %(key)s);
 
+-- replay_letter: Send a letter again, with all of its row, or of its whole table: it goes only when nothing is before it.
+UPDATE forge.dead_letter d SET replay = true FROM forge.dead_letter l
+WHERE l.id = %(id)s AND d.consumer = l.consumer AND (d.schema_name, d.table_name) = (l.schema_name, l.table_name)
+  AND (d.key = l.key OR d.key IS NULL OR l.key IS NULL);
+
 -- replaying: How many are to be sent again, and how many there are.
 SELECT count(*) FILTER (WHERE d.replay), count(*) FROM forge.dead_letter d WHERE d.consumer = %(consumer)s;
 
 -- letters: What is parked, in order.
 SELECT d.id, d.schema_name, d.table_name, d.key, d.change_id, d.error, d.tries, d.behind, d.replay, d.parked_at, d.change
 FROM forge.dead_letter d WHERE d.consumer = %(consumer)s ORDER BY d.id LIMIT %(limit)s;
+
+-- parked: What is parked of all consumers, in order, without the changes.
+SELECT d.id, d.consumer, d.schema_name || '.' || d.table_name, d.key, d.change_id, d.error, d.tries, d.behind, d.replay,
+       d.parked_at
+FROM forge.dead_letter d ORDER BY d.id LIMIT %(limit)s;
 
 -- forget: A consumer that is no more: its cursor, letters and what it has done.
 WITH letters AS (DELETE FROM forge.dead_letter WHERE consumer = %(name)s),

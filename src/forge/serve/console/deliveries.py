@@ -11,9 +11,10 @@ from typing import Any, Final
 import msgspec
 import psycopg
 
-from forge.changelog.connection import Connection
 from forge.deliver.consumers.control import Control, Status
 from forge.deliver.consumers.definition import WEBHOOK
+from forge.deliver.consumers.letters import Parked, parked
+from forge.deliver.consumers.sql import sql
 from forge.deliver.outbox.control import Control as Outbox
 from forge.deliver.webhooks.endpoints import Endpoints
 from forge.errors import ForgeError
@@ -25,19 +26,6 @@ EVERY: Final = 1.9
 OUTBOX: Final = "console outbox"
 MOST_LETTERS: Final = 1000
 _log = logging.getLogger(__name__)
-
-_LETTERS: Final = """
-    SELECT d.id, d.consumer, d.schema_name || '.' || d.table_name, d.key, d.change_id, d.error, d.tries, d.behind,
-           d.replay, d.parked_at
-    FROM forge.dead_letter d ORDER BY d.id LIMIT %s
-"""
-# A letter is sent only when nothing of its row, or of its whole table, is before it: all of them are to go.
-_REPLAY: Final = """
-    UPDATE forge.dead_letter d SET replay = true FROM forge.dead_letter l
-    WHERE l.id = %s AND d.consumer = l.consumer AND (d.schema_name, d.table_name) = (l.schema_name, l.table_name)
-      AND (d.key = l.key OR d.key IS NULL OR l.key IS NULL)
-"""
-_DISCARD: Final = "DELETE FROM forge.dead_letter WHERE id = %s"
 
 
 class LetterUnknown(ForgeError):
@@ -69,13 +57,9 @@ def register(desk: Desk) -> None:
         """What could not be handled or sent, in order: changes of consumers, then messages of the outbox."""
         if not 1 <= limit <= MOST_LETTERS:
             raise BadArguments(f"limit cannot be {limit}", fix=f"use 1 to {MOST_LETTERS}")
-
-        def look(connection: Connection) -> list[dict[str, Any]]:
-            return [_letter(row) for row in connection.execute(_LETTERS, (limit,)).fetchall()]
-
-        found = await desk.ask(look)
-        parked = await desk.thread(lambda: Outbox(url).dead(None, limit), OUTBOX)
-        return found + [
+        letters = await desk.ask(lambda connection: parked(connection, limit))
+        messages = await desk.thread(lambda: Outbox(url).dead(None, limit), OUTBOX)
+        return [_letter(each) for each in letters] + [
             {
                 "id": f"outbox:{each.id}",
                 "kind": "outbox",
@@ -89,7 +73,7 @@ def register(desk: Desk) -> None:
                 "replay": False,
                 "parked_at": utc(each.since),
             }
-            for each in parked
+            for each in messages
         ]
 
     async def outbox(ctx: Context) -> list[dict[str, Any]]:
@@ -101,7 +85,7 @@ def register(desk: Desk) -> None:
         """Have a letter sent again, with all of its row or key."""
         kind, number = _parsed(id)
         if kind == "consumer":
-            count = await ctx.db.execute(_REPLAY, (number,))
+            count = await ctx.db.execute(sql("replay_letter"), {"id": int(number)})
         else:
             count = await _in_outbox(desk, lambda: Outbox(url).replay_dead(id=number))
         _told("replayed", id, count, ctx)
@@ -111,7 +95,7 @@ def register(desk: Desk) -> None:
         """Forget a letter. What waits behind a message is sent; changes behind a change wait on."""
         kind, number = _parsed(id)
         if kind == "consumer":
-            count = await ctx.db.execute(_DISCARD, (number,))
+            count = await ctx.db.execute(sql("letter_sent"), {"id": int(number)})
         else:
             count, _ = await _in_outbox(desk, lambda: Outbox(url).drop_dead(id=number))
         _told("discarded", id, count, ctx)
@@ -165,18 +149,6 @@ def _fares(status: Status | None) -> dict[str, Any]:
     }
 
 
-def _letter(row: tuple[Any, ...]) -> dict[str, Any]:
-    id, consumer, table, key, change_id, error, tries, behind, replay, parked_at = row
-    return {
-        "id": f"consumer:{id}",
-        "kind": "consumer",
-        "consumer": consumer,
-        "table": table,
-        "key": key,
-        "change_id": change_id,
-        "error": error,
-        "tries": tries,
-        "behind": behind,
-        "replay": replay,
-        "parked_at": utc(parked_at),
-    }
+def _letter(letter: Parked) -> dict[str, Any]:
+    told = msgspec.structs.asdict(letter)
+    return {**told, "id": f"consumer:{letter.id}", "kind": "consumer", "parked_at": utc(letter.parked_at)}
