@@ -242,7 +242,7 @@ class Forge:
             caching = any(query.cache is not False for query in self.registry.queries.values())
             cached = Cached(reactor, self.cache) if caching else None
             node = Node(self.registry, reactor, self.options, cached=cached)
-            node.own = console.registry(node, title=self._title)
+            node.own = console.registry(node, config, title=self._title)
             await node.start()
             policy = Policy(
                 retention_days=config.retention_days, size_limit=config.log_size_limit, hold_days=config.hold_days

@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -143,3 +145,60 @@ def test_a_port_that_is_taken(database: str, tmp_path: Path) -> None:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"error: port {port} is taken\nfix: forge serve shop:app --port {port + 1}" in err
+
+
+def test_the_consoles_doctor_looks_by_the_servers_configuration(database: str, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text('log_size_limit = "7GB"\n')
+    with serving(database, tmp_path, "--config", str(settings)) as (address, _):
+        found = httpx.post(f"{address}/forge/query/forge.doctor", json={}, timeout=30).json()["result"]
+    (growth,) = [each for each in found if each["check"] == "growth"]
+    assert growth["what"].endswith("of 7 GB")
+
+
+SLOW = {
+    "dead_letters": ("dead_letter", "forge console"),  # in a thread, on a connection of its own
+    "outbox": ("outbox", "forge outbox"),  # in a thread, on one of the outbox
+    "consumers": ("consumer", "forge"),  # on the loop
+}
+"""Questions of the console: the table that they wait for, and as who."""
+
+
+def test_slow_questions_of_the_console_do_not_delay_the_end(database: str, tmp_path: Path) -> None:
+    def waiting() -> Counter[str]:
+        other.execute("SELECT pg_stat_clear_snapshot()")
+        rows = other.execute("SELECT application_name FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchall()
+        return Counter(name for (name,) in rows)
+
+    def wait_for(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, waiting()
+            time.sleep(0.02)
+
+    def ask(name: str) -> str:
+        return httpx.post(f"{address}/forge/query/forge.{name}", json={}, timeout=60).text
+
+    def listen(name: str) -> str:
+        return httpx.get(f"{address}/forge/live/forge.{name}", timeout=60).text
+
+    with (
+        connect(database) as other,
+        serving(database, tmp_path) as (address, process),
+        ThreadPoolExecutor(2 * len(SLOW)) as threads,
+        other.transaction(),
+    ):
+        for table, _ in SLOW.values():
+            other.execute(f"LOCK TABLE forge.{table} IN ACCESS EXCLUSIVE MODE".encode())
+        asked = [threads.submit(ask, name) for name in SLOW]
+        heard = [threads.submit(listen, name) for name in SLOW]
+        wait_for(lambda: waiting() >= Counter([name for _, name in SLOW.values()] * 2))
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        took = time.monotonic() - begun
+        assert took < 5, took  # 1 s on a quiet machine; requests have 10 s, statements of the console 30 s
+        assert "Traceback" not in err, err
+        assert all("the server ends before this is answered" in each.result() for each in asked)
+        assert all("event: bye" in each.result() for each in heard)
+        wait_for(lambda: "forge console" not in waiting())

@@ -8,8 +8,9 @@ fix; every other error comes out as it is.
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, Final
 
 import psycopg
@@ -29,6 +30,9 @@ from forge.errors import (
 
 AsyncConnection = psycopg.AsyncConnection[TupleRow]
 Connection = psycopg.Connection[TupleRow]
+
+opened: ContextVar[Callable[[Connection], None] | None] = ContextVar("opened", default=None)
+"""Who is told of the synchronous connections that are opened here: whoever may have to cancel what they are at."""
 
 _ALIVE: dict[str, Any] = {
     "connect_timeout": 10,
@@ -116,6 +120,8 @@ def connect(url: str, **more: Any) -> Connection:
     with typed_errors():
         connection = psycopg.Connection.connect(**parameters(url, **more), autocommit=True)
         try:
+            if (tell := opened.get()) is not None:
+                tell(connection)
             connection.execute(_SETTINGS)
         except BaseException:
             connection.close()

@@ -27,6 +27,7 @@ from forge.serve.node import Node, UnknownSession
 from forge.serve.permissions import Forbidden, local
 from forge.serve.session import Mode, Session
 from forge.serve.stream import Stream
+from forge.serve.threads import given_up
 
 BODY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ class Routes:
             cached = {} if shown.hit is None else {"forge-cache": "hit" if shown.hit else "miss"}
             return as_json(b"{" + head + b',"result":' + shown.value + b"}", headers=cached)
 
-        return await self._answered(request, answer)
+        own = request.path_params["name"].startswith(OWN)  # they may take long, and nobody is served by waiting
+        return await self._answered(request, answer, self.node.ending if own else None)
 
     async def mutation(self, request: Request) -> Response:
         """POST /forge/mutation/{name}"""
@@ -217,15 +219,20 @@ class Routes:
 
     # Requests
 
-    async def _answered(self, request: Request, answer: Callable[[Identity, bytes], Awaitable[Response]]) -> Response:
-        """The answer, or what went wrong; who leaves before it is there has it cancelled."""
+    async def _answered(
+        self,
+        request: Request,
+        answer: Callable[[Identity, bytes], Awaitable[Response]],
+        ending: asyncio.Event | None = None,
+    ) -> Response:
+        """The answer, or what went wrong; who leaves before it is there has it cancelled, and so has `ending`."""
         limits = self.node.options.limits
         most = limits.request_bytes if "/session/" in request.url.path else limits.argument_bytes
         try:
             check_origin(request.headers, self.node.options.origins)
             _check_json(request)
             identity = await self._identity(request)
-            return await _unless_left(request, answer(identity, await _body(request, most)))
+            return await _unless_left(request, answer(identity, await _body(request, most)), ending)
         except ForgeError as error:
             return failure(error)
         except ClientDisconnect:
@@ -253,20 +260,23 @@ async def _body(request: Request, most: int) -> bytes:
     return bytes(found)
 
 
-async def _unless_left(request: Request, answer: Awaitable[Response]) -> Response:
-    """The answer; ClientDisconnect when the client goes before it is there, and then it is cancelled."""
+async def _unless_left(request: Request, answer: Awaitable[Response], ending: asyncio.Event | None) -> Response:
+    """The answer; when the client goes before it is there, or the server ends, it is cancelled."""
     loop = asyncio.get_running_loop()
     answering = asyncio.ensure_future(answer)
     leaving = loop.create_task(_disconnected(request))
+    tasks: set[asyncio.Future[Any]] = {answering, leaving}
+    if ending is not None:
+        tasks.add(loop.create_task(ending.wait()))
     try:
-        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            raise ClientDisconnect
-        return answering.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return answering.result()
+        raise ClientDisconnect if leaving.done() else given_up()
     finally:
-        for task in (answering, leaving):
+        for task in tasks:
             task.cancel()
-        await asyncio.wait({answering, leaving})
+        await asyncio.wait(tasks)
 
 
 async def _disconnected(request: Request) -> None:

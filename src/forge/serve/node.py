@@ -34,10 +34,13 @@ from forge.serve.metrics import Instruments
 from forge.serve.once import Once
 from forge.serve.permissions import Forbidden, oversee, permit
 from forge.serve.session import Mode, Session, Subscription
+from forge.serve.threads import Threads
 from forge.serve.traces import trace_push
 from forge.track.cache.keeper import Shown
 
 LONGEST_NAME: Final = 64
+CONSOLE: Final = "console"
+"""What the kinds of the console's questions begin with."""
 _WARNING: Final = 30.0
 _log = logging.getLogger(__name__)
 
@@ -105,7 +108,10 @@ class Node:
         self.cached = cached
         self.bus = Bus(reactor.url)
         self.channels = Channels(self.bus)
+        self.threads = Threads()
         self.stopping = False
+        self.ending = asyncio.Event()
+        """That it stops, for those who wait for it."""
         self._clock = clock
         self._holds: dict[str, Hold] = {}
         self._ticking: asyncio.Task[None] | None = None
@@ -133,8 +139,13 @@ class Node:
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     def farewell(self) -> None:
-        """Tell every client to come back, each after a while of its own, and end its session."""
+        """Tell every client to come back, each after a while of its own, and end its session.
+
+        Requests may end, but the console's, which may take long.
+        """
         self.stopping = True
+        self.ending.set()
+        self.threads.give_up(CONSOLE)
         for session in list(self.sessions.values()):
             session.send(Frame("bye", fields(reason="restart", retry_after_ms=random.randint(100, 3000))))
             session.close("restart")
@@ -149,6 +160,7 @@ class Node:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
+        await self.threads.close()
         await self.authenticator.close()
         await self.bus.stop()
         await self.reactor.stop()

@@ -8,6 +8,7 @@ holds:
 - Values of columns that are excluded or masked now are in no answer.
 """
 
+from forge.config import Config
 from forge.react.registry import Registry
 from forge.serve.console import deliveries, doctor, lake, log, past, running, tracking
 from forge.serve.console.desk import Desk
@@ -16,9 +17,9 @@ from forge.serve.node import Node
 __all__ = ["registry"]
 
 
-def registry(node: Node, *, title: str) -> Registry:
-    """What the console may ask a node; from now on the node is watched for it."""
-    desk = Desk(node, title)
+def registry(node: Node, config: Config, *, title: str) -> Registry:
+    """What the console may ask a node that runs by a configuration; from now on the node is watched for it."""
+    desk = Desk(node, config, title)
     for part in (log, tracking, running, deliveries, past, lake, doctor):
         part.register(desk)
     return desk.registry

@@ -1,4 +1,5 @@
-"""What every query of the console is given: the node, what was seen of it, and the database asked in a thread."""
+"""What every query of the console is given: the node and its configuration, what was seen of it, and the database asked
+in a thread."""
 
 import os
 import socket
@@ -7,10 +8,11 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from forge.changelog.connection import Connection
+from forge.config import Config
 from forge.react.registry import Function, Registry, Scope
-from forge.serve.asking import asked, in_thread
+from forge.serve.asking import asked
 from forge.serve.console.activity import Activity
-from forge.serve.node import Node
+from forge.serve.node import CONSOLE, Node
 from forge.wire import decode_value
 
 MOST_TEXT: Final = 16_384
@@ -23,8 +25,9 @@ T = TypeVar("T")
 class Desk:
     """Where the queries of one node's console are made."""
 
-    def __init__(self, node: Node, title: str) -> None:
+    def __init__(self, node: Node, config: Config, title: str) -> None:
         self.node = node
+        self.config = config
         self.title = title
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.started_at = datetime.now(UTC)
@@ -48,13 +51,13 @@ class Desk:
     def mutation(self, function: Function, name: str) -> None:
         self.registry.mutation(function, name=name, permission=self.node.options.operate, own=True)
 
-    async def ask(self, ask: Callable[[Connection], T], kind: str = "console") -> T:
+    async def ask(self, ask: Callable[[Connection], T], kind: str = CONSOLE) -> T:
         """What a function says of the database, in a thread and not for ever; others of its kind may wait for it."""
         return await asked(self.node, kind, ask, less="ask for less: a table, a shorter time")
 
     async def thread(self, work: Callable[[], T], kind: str) -> T:
         """What a function returns that may take long; others of its kind may wait for it."""
-        return await in_thread(self.node, kind, work)
+        return await self.node.threads.run(kind, work)
 
 
 def utc(at: datetime | None) -> datetime | None:

@@ -1,12 +1,11 @@
-"""`forge.doctor`: what `forge doctor` finds of this node's database, with the fixes."""
+"""`forge.doctor`: what `forge doctor` finds of this node's database by its configuration, with the fixes."""
 
 import asyncio
-import os
 from typing import Any, Final
 
 import msgspec
 
-from forge.config import load
+from forge.config import Config
 from forge.doctor import Finding, examine
 from forge.errors import ServerError
 from forge.react.database import Context
@@ -21,7 +20,7 @@ def register(desk: Desk) -> None:
         """What is wrong with this set-up, and what to do about it."""
         try:
             async with asyncio.timeout(TIMEOUT):
-                found = await desk.thread(lambda: _examined(desk.node.reactor.url), "console doctor")
+                found = await desk.thread(lambda: _examined(desk.node.reactor.url, desk.config), "console doctor")
         except TimeoutError:
             raise ServerError(f"the checks took longer than {TIMEOUT:g} s", fix="run forge doctor") from None
         seen: dict[str, int] = {}
@@ -34,8 +33,7 @@ def register(desk: Desk) -> None:
     desk.query(doctor, "forge.doctor", key=("id",), every=EVERY)
 
 
-def _examined(url: str) -> list[Finding]:
-    config = load({}, os.environ)
+def _examined(url: str, config: Config) -> list[Finding]:
     found = examine(
         url,
         retention_days=config.retention_days,
