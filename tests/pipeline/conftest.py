@@ -8,11 +8,9 @@ from pyspark.sql import SparkSession
 
 from forge.pipeline.jars import jdbc_driver
 from forge.pipeline.lake import Lake
-from forge.pipeline.session import QUIETLY, session
+from forge.pipeline.session import BRIEFLY, QUIETLY, session
 
 HERE = Path(__file__).parent
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Tests are over before a better compiler or collector pays for itself."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[SparkSession]:
     conf = {
         "spark.driver.memory": "1500m",
-        "spark.driver.extraJavaOptions": f"{QUIETLY} {QUICK}",
+        "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}",
         "spark.driver.extraClassPath": str(jdbc_driver()),
     }
     spark = session(master="local[2]", conf=conf, app="forge tests")

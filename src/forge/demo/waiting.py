@@ -44,8 +44,8 @@ class Waiting:
 def _rest(missing: int | None) -> str:
     """
     >>> _rest(None), _rest(0), _rest(1204)
-    ('Spark starts', 'all is in, and is compared', '1,204 changes to come')
+    ('Spark is at its first batch, a minute or two', 'all is in, and is compared', '1,204 changes to come')
     """
     if missing is None:
-        return "Spark starts"
+        return "Spark is at its first batch, a minute or two"
     return f"{count(missing, 'change')} to come" if missing else "all is in, and is compared"

@@ -33,6 +33,11 @@ PACKAGE: Final = Path(__file__).resolve().parent.parent
 EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 QUIETLY: Final = f"-Dlog4j2.configurationFile={(PACKAGE / 'pipeline' / 'log4j2.properties').as_uri()}"
 """An option of the driver's JVM."""
+BRIEFLY: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
+"""Options for a driver that ends before a better compiler or collector pays for itself.
+
+The one compiler that is left would have room for 48 MB, and be switched off when Spark's classes have filled that.
+"""
 
 _NOISE: Final = re.compile(rb"WARNING: Using incubator modules|Deleted \d+ files and directories in a total of")
 

@@ -16,7 +16,7 @@ from forge.pipeline import bronze, ledger
 from forge.pipeline.gold import daily
 from forge.pipeline.lake import Lake
 from forge.pipeline.run import Settings, pipeline
-from forge.pipeline.session import QUIETLY, session
+from forge.pipeline.session import BRIEFLY, QUIETLY, session
 from forge.pipeline.silver import merge, table
 
 STEPS: Final[dict[str, tuple[Any, str, bool]]] = {
@@ -36,7 +36,7 @@ MOST: Final = 2_000
 
 QUICK: Final = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": f"{QUIETLY} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}",
 }
 
 
