@@ -20,8 +20,7 @@ import pytest
 
 from forge.changelog.connection import Connection
 from forge.pipeline.jars import delta_jars
-from forge.pipeline.session import QUIETLY, packed
-from tests.pipeline.conftest import QUICK
+from forge.pipeline.session import BRIEFLY, QUIETLY, packed
 
 pytestmark = pytest.mark.long
 
@@ -41,8 +40,8 @@ class Cluster(msgspec.Struct, frozen=True):
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": f"{QUIETLY} {QUICK}",
-            "spark.executor.extraJavaOptions": QUICK,
+            "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}",
+            "spark.executor.extraJavaOptions": BRIEFLY,
             "spark.executor.memory": "600m",
             "spark.executor.cores": "1",
             "spark.cores.max": "2",
@@ -71,7 +70,7 @@ def daemon(log: Path, name: str, *arguments: str) -> Iterator[None]:
     """A part of the cluster, ended with the block."""
     environ = os.environ | {
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_DAEMON_JAVA_OPTS": BRIEFLY,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(log.parent),
     }

@@ -60,10 +60,9 @@ def test_a_running_session_is_given_again(spark: SparkSession) -> None:
 
 ALONE = """
 import sys
-from forge.pipeline.session import QUIETLY, session
-from tests.pipeline.conftest import QUICK
+from forge.pipeline.session import BRIEFLY, QUIETLY, session
 
-conf = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.driver.extraJavaOptions": f"{QUIETLY} {QUICK}"}
+conf = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}"}
 spark = session(master="local[1]", conf=conf)
 assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
 assert spark.sparkContext.getConf().get("spark.scheduler.mode") == "FAIR"
