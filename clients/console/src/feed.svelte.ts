@@ -8,7 +8,7 @@
 
 import type { ForgeError } from "@forge/client";
 import { Backoff } from "../../typescript/src/backoff";
-import { asError } from "../../typescript/src/errors";
+import { asError, passes } from "../../typescript/src/errors";
 import { Ring, type Seen } from "./ring";
 import type { Audit, Audited, Change } from "./shapes";
 import type { Source } from "./source";
@@ -18,7 +18,6 @@ export type FeedStatus = "connecting" | "live" | "lost" | "refused";
 const EVERY = 100;
 const SECONDS = 60;
 const EARLIER = 100;
-const PASSING = new Set(["unreachable", "failed", "too_many"]);
 
 export class Feed {
   status = $state<FeedStatus>("connecting");
@@ -73,7 +72,7 @@ export class Feed {
   async #follow(): Promise<void> {
     const backoff = new Backoff(500, 10_000);
     const { signal } = this.#stop;
-    const told = (change: string) => this.#take(JSON.parse(change) as Change);
+    const told = (change: Change) => this.#take(change);
     const at = (place: string) => {
       if (place) this.#cursor = place;
       if (this.status === "live") return;
@@ -86,17 +85,16 @@ export class Feed {
       } catch (thrown) {
         if (signal.aborted) return;
         this.refusal = asError(thrown);
-        const { kind, status } = this.refusal;
-        if (status === 410) {
+        if (this.refusal.status === 410) {
           this.#cursor = "now";
           this.gaps += 1;
-        } else if (!PASSING.has(kind)) {
+        } else if (!passes(this.refusal)) {
           this.status = "refused";
           return;
         }
       }
       this.status = "lost";
-      await new Promise((resolve) => setTimeout(resolve, backoff.next()));
+      await backoff.wait();
     }
   }
 

@@ -6,11 +6,11 @@
  * is the last one written before, else what the next change says was there before it, else the server's.
  */
 
+import { UNAVAILABLE } from "../../typescript/src/values";
 import type { Entry, Row } from "./shapes";
 
 const GONE = new Set(["DELETE", "TRUNCATE"]);
 const THERE = new Set(["INSERT", "UPDATE", "KEY"]);
-const HIDDEN = { $unavailable: true };
 
 export function images(entries: readonly Entry[], known: Row | null): (Row | null)[] {
   const whole = entries.filter((entry) => entry.op === "INSERT" || entry.op === "DELETE");
@@ -41,14 +41,14 @@ function valueOf(name: string, entries: readonly Entry[], index: number, known: 
   for (let older = index; older < entries.length; older += 1) {
     const entry = entries[older] as Entry;
     const one = entry.diff.find((each) => each.column === name);
-    if (one?.hidden) return HIDDEN;
+    if (one?.hidden) return UNAVAILABLE;
     if (one !== undefined && "after" in one) return one.after;
     if (entry.op === "INSERT") return undefined;
   }
   for (let newer = index - 1; newer >= 0; newer -= 1) {
     const entry = entries[newer] as Entry;
     const one = entry.diff.find((each) => each.column === name);
-    if (one?.hidden) return HIDDEN;
+    if (one?.hidden) return UNAVAILABLE;
     if (one !== undefined && "before" in one) return one.before;
     if (entry.op === "INSERT" || GONE.has(entry.op)) return undefined;
   }

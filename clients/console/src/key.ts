@@ -18,7 +18,7 @@ export function keyOf(change: Pick<Change, "id" | "key">): string | null {
 }
 
 export function written(key: Row): string {
-  const texts = Object.entries(key).map(([name, value]) => [name, exact(value)] as const);
+  const texts = Object.entries(key).map(([name, value]) => [name, shown(value).text] as const);
   const only = texts.length === 1 ? texts[0]?.[1] : undefined;
   return only !== undefined && PLAIN.test(only) ? only : JSON.stringify(Object.fromEntries(texts));
 }
@@ -37,13 +37,6 @@ export function asked(key: string): string | Row {
     throw error;
   }
   return Object.values(found as Row).every((value) => typeof value === "string") ? (found as Row) : key;
-}
-
-/** A value as the database reads it: bytes are shown otherwise. */
-function exact(value: unknown): string {
-  const bytes = typeof value === "object" && value !== null && "$bytes" in value ? value.$bytes : undefined;
-  if (typeof bytes !== "string") return shown(value).text;
-  return shown(Uint8Array.from(atob(bytes), (each) => each.charCodeAt(0))).text;
 }
 
 /** For people: `7`, `eu · 7`. */

@@ -2,7 +2,7 @@
  * What the server's own live queries answer, named `forge.*`: one interface for a row of each.
  *
  * Times are ISO 8601 texts in UTC; durations have their unit in the name. What a server does not know is null. Values
- * of columns are tagged JSON as everywhere (docs/reference/values.md): bigint, Decimal and Uint8Array once parsed.
+ * of columns are what the client reads from tagged JSON (docs/reference/values.md): bigint, Decimal, Uint8Array too.
  */
 
 export type Op = "INSERT" | "UPDATE" | "DELETE" | "TRUNCATE" | "SCHEMA" | "INVALIDATE" | "READ" | "REDACT" | "KEY";

@@ -7,9 +7,10 @@
 
 import { createClient, type Live } from "@forge/client";
 import { Http } from "../../typescript/src/http";
-import { RawFeed } from "../../typescript/src/rawfeed";
+import { changeOf, RawFeed } from "../../typescript/src/rawfeed";
 import type { Heard } from "../../typescript/src/session";
 import { Tokens } from "../../typescript/src/tokens";
+import type { Change } from "./shapes";
 
 export type Args = Record<string, unknown>;
 
@@ -18,7 +19,7 @@ export interface Source {
   ask<T>(name: string, args?: Args): Promise<T>;
   mutate<T>(name: string, args: Args): Promise<T>;
   /** Tells each change behind a place, or from now on, and after each piece where it is; ends with the stream. */
-  changes(from: string, told: (change: string) => void, at: (place: string) => void, end: AbortSignal): Promise<void>;
+  changes(from: string, told: (change: Change) => void, at: (place: string) => void, end: AbortSignal): Promise<void>;
   close(): void;
 }
 
@@ -48,7 +49,7 @@ export async function connect(url: string, bearer: string | null): Promise<Sourc
     changes(from, told, at, end) {
       const feed = new RawFeed(http);
       const heard: Heard = (event) => {
-        if (event?.name === "change") told(event.lines.join("\n"));
+        if (event?.name === "change") told(changeOf(event) as Change);
         at(feed.place);
       };
       return feed.follow(from, [], heard, end);

@@ -1,4 +1,6 @@
 import { describe, expect, test } from "vitest";
+import { changeOf } from "../../typescript/src/rawfeed";
+import { Decimal, UNAVAILABLE } from "../../typescript/src/values";
 import { filter, toggled } from "../src/filter";
 import { keyOf, readable, tableOf } from "../src/key";
 import { Ring } from "../src/ring";
@@ -15,7 +17,7 @@ function change(more: Partial<Change> = {}): Change {
     changed_columns: ["status"],
     key: { id: 4711 },
     before: { id: 4711, status: "placed" },
-    after: { id: 4711, status: "paid", total: { $numeric: "12.30" } },
+    after: { id: 4711, status: "paid", total: new Decimal("12.30") },
     source: { kind: "postgres-log", name: "x", position: "1", transaction: "771" },
     context: {
       user_id: "Ada",
@@ -66,6 +68,20 @@ describe("the filter", () => {
   });
 });
 
+test("a change of the feed is read as all values are", () => {
+  const values = `{"id":{"$int":"9007199254740993"},"$int":{"$numeric":"1.50"},"card":{"$unavailable":true}}`;
+  const data = `{"table":"orders","operation":"INSERT","after":${values},"context":{"user_id":"ada","more":${values}}}`;
+  const read = { id: 9007199254740993n, $int: new Decimal("1.50"), card: UNAVAILABLE };
+  expect(changeOf({ name: "change", lines: [data], id: "" })).toEqual({
+    table: "orders",
+    operation: "INSERT",
+    key: null,
+    before: null,
+    after: read,
+    context: { user_id: "ada", more: read },
+  });
+});
+
 describe("the ring", () => {
   test("newest first, and no more than it may hold", () => {
     const ring = new Ring(3);
@@ -113,7 +129,7 @@ describe("the ring", () => {
 describe("names and keys", () => {
   test.each<[Partial<Change>, string | null, string]>([
     [{}, "4711", "4711"],
-    [{ key: { id: { $int: "9007199254740993" } } }, "9007199254740993", "9007199254740993"],
+    [{ key: { id: 9007199254740993n } }, "9007199254740993", "9007199254740993"],
     [{ key: { region: "eu", number: 7 } }, '{"region":"eu","number":"7"}', "eu · 7"],
     [{ key: { name: "a=b, c" } }, '{"name":"a=b, c"}', "a=b, c"],
     [{ key: null, id: null }, null, ""],

@@ -1,5 +1,6 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
+import { UNAVAILABLE } from "../../typescript/src/values";
 import { images } from "../src/images";
 import type { Difference, Entry, Op, Row } from "../src/shapes";
 
@@ -46,7 +47,7 @@ test("a row that was there before it was tracked", () => {
 
 test("hidden values stay hidden", () => {
   expect(images([entry("UPDATE", [{ column: "card", hidden: true }])], { id: 1 })).toEqual([
-    { id: 1, card: { $unavailable: true } },
+    { id: 1, card: UNAVAILABLE },
   ]);
 });
 

@@ -4,11 +4,10 @@ import type { Row } from "../src/shapes";
 
 test.each<[Row, string, string | Row]>([
   [{ id: 4711 }, "4711", "4711"],
-  [{ id: { $int: "9007199254740993" } }, "9007199254740993", "9007199254740993"],
+  [{ id: 9007199254740993n }, "9007199254740993", "9007199254740993"],
   [{ order_id: 1n, line: 2 }, '{"order_id":"1","line":"2"}', { order_id: "1", line: "2" }],
   [{ email: "a b@c" }, '{"email":"a b@c"}', { email: "a b@c" }],
   [{ text: '{"a": 1}' }, '{"text":"{\\"a\\": 1}"}', { text: '{"a": 1}' }],
-  [{ hash: { $bytes: "AP8=" } }, '{"hash":"\\\\x00ff"}', { hash: "\\x00ff" }],
   [{ hash: new Uint8Array([0, 255]) }, '{"hash":"\\\\x00ff"}', { hash: "\\x00ff" }],
 ])("the key %o is written and asked for", (key, text, wanted) => {
   expect(written(key)).toBe(text);

@@ -12,10 +12,10 @@
  * when the last one does. What always holds: a message is sent once or not at all, and is told once to each listener.
  */
 
-import { Backoff } from "./backoff";
-import { asError, closed, ForgeError } from "./errors";
-import { Line, type Member, passes, type Said } from "./line";
-import { Cell, type Readable } from "./readable";
+import { Backoff, whenBack } from "./backoff";
+import { asError, closed, ForgeError, passes } from "./errors";
+import { Line, type Member, type Said } from "./line";
+import { Cell, type Readable, tell } from "./readable";
 import type { Token } from "./tokens";
 
 // from the client itself, so that its bundle stays one file, which this one imports
@@ -128,7 +128,7 @@ class Page implements Channels {
       heard: (said) => this.#heard(said),
       lost: (error, final) => this.#lost(error, final),
     });
-    this.#watchPage();
+    whenBack(this.#leaving.signal, () => this.#line.wake());
   }
 
   join<T>(channel: string): Room<T> {
@@ -241,8 +241,7 @@ class Page implements Channels {
         if (!current()) return;
         room?.fault(error);
         if (!passes(error)) return this.#drop(room);
-        const wait = backoff.next((error.retryAfter ?? 0) * 1000);
-        await new Promise((resolve) => setTimeout(resolve, wait));
+        await backoff.wait(0, error);
       }
     }
   }
@@ -253,25 +252,5 @@ class Page implements Channels {
     if (this.#rooms.size > 0) return;
     this.#session = undefined;
     this.#line.close();
-  }
-
-  /** A page that is seen again, or has its network back, does not wait any longer. */
-  #watchPage(): void {
-    if (!globalThis.document) return;
-    const { signal } = this.#leaving;
-    const wake = (): void => this.#line.wake();
-    addEventListener("online", wake, { signal });
-    document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && wake(), { signal });
-  }
-}
-
-/** One that throws harms no other. */
-function tell(listener: Hearing, message: Message<never>): void {
-  try {
-    listener(message);
-  } catch (error) {
-    queueMicrotask(() => {
-      throw error;
-    });
   }
 }

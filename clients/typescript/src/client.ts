@@ -9,9 +9,10 @@
  * It connects when something is first watched. The same question is one live result for the whole page.
  */
 
+import { whenBack } from "./backoff";
 import { groupOf } from "./group";
 import { type Fetch, caller, Http } from "./http";
-import { ALONE, browser, Seat } from "./leader";
+import { browser, Seat } from "./leader";
 import { Live } from "./live";
 import { Queue } from "./queue";
 import type { Readable } from "./readable";
@@ -127,11 +128,11 @@ class Page implements Client {
     this.#linger = linger;
     const way = transport === "ws" ? new Socket(this.#http) : sse(this.#http);
     const group = async (): Promise<string> => groupOf(this.#http.base, await tokens.current());
-    this.#seat = new Seat(group, share === false ? ALONE : browser());
+    this.#seat = new Seat(group, browser(share !== false));
     tokens.changed = () => this.#seat.leave();
     this.#upstream = new Relay(this.#seat, new Session(way, tokens, silence));
     this.#mutations = new Queue(this.#seat, this.#call, new Kept());
-    this.#watchPage();
+    whenBack(this.#leaving.signal, () => this.#seat.wake());
   }
 
   get pending(): Readable<readonly Pending[]> {
@@ -168,18 +169,6 @@ class Page implements Client {
     this.#upstream.close();
     this.#seat.close();
     this.#http.close();
-  }
-
-  /** A page that is seen again, or has its network back, does not wait any longer. */
-  #watchPage(): void {
-    if (!globalThis.document) return;
-    const { signal } = this.#leaving;
-    const wake = (): void => {
-      this.#upstream.wake();
-      this.#mutations.wake();
-    };
-    addEventListener("online", wake, { signal });
-    document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && wake(), { signal });
   }
 }
 

@@ -74,11 +74,26 @@ export function told(error: Told, status?: number): ForgeError {
   return new ForgeError(kindOf(code, status), message, fix, { code, status, retryAfter: error.retry_after_secs });
 }
 
-function kindOf(code: string, status: number | undefined): Kind {
+const FAILED = /^(server_error|failed|unexpected)$/;
+
+function kindOf(code: string, status = 0): Kind {
   if (status === 401 || code === "auth_failed") return "unauthorized";
   if (status === 429 || code === "too_many") return "too_many";
-  if (code === "server_error" || code === "failed" || code === "unexpected" || (status ?? 0) >= 500) return "failed";
+  if (status >= 500 || FAILED.test(code)) return "failed";
   return code === "not_forge" ? "not_forge" : "refused";
+}
+
+const PASSING = new Set(["failed", "too_many", "unreachable"]);
+
+/** Whether it may go well another time. */
+export function passes({ kind }: ForgeError): boolean {
+  return PASSING.has(kind);
+}
+
+/** A result that does not fit, which can be asked for anew; whatever else was thrown is thrown again. */
+export function misfit(thrown: unknown): ForgeError {
+  if (thrown instanceof ForgeError && thrown.kind === "mismatch") return thrown;
+  throw thrown;
 }
 
 /** Any thrown value as a ForgeError; what fetch throws means that nobody answered. */

@@ -6,16 +6,16 @@
  * row never reaches somebody who may not see it.
  */
 
-import { sha256 } from "./sha256";
-import { fromBase64 } from "./values";
+import { Digest } from "./sha256";
+import { fromBase64, sorted } from "./values";
 
-const PASSING = new Set(["iat", "exp", "nbf", "jti"]);
+const PASSING = /^(iat|exp|nbf|jti)$/;
 /** Others may change: some issuers put something new into each token. */
 const USER = /^(iss|sub|[otu]id|upn|email|client_id|tenant|org)|user/;
 
 export function groupOf(base: string, token: string | undefined): string {
   const url = new URL(base, globalThis.location?.href ?? "http://localhost").href;
-  return `forge:${sha256(`${url}\n${token && callerOf(token)}`, 32)}`;
+  return `forge:${new Digest().of(`${url}\n${token && callerOf(token)}`, 32)}`;
 }
 
 /** Whose token it is: what cannot change when it is renewed; undefined where it is no JWT. */
@@ -25,14 +25,14 @@ export function userOf(token: string): string | undefined {
 
 /** The claims by which the server tells callers apart; all of it where it is no JWT. */
 export function callerOf(token: string): string {
-  return claimsOf(token, (name) => !PASSING.has(name)) ?? token;
+  return claimsOf(token, (name) => !PASSING.test(name)) ?? token;
 }
 
 function claimsOf(token: string, wanted: (name: string) => boolean): string | undefined {
   try {
     const bytes = fromBase64((token.split(".")[1] as string).replace(/-/g, "+").replace(/_/g, "/"));
-    const claims = Object.entries(JSON.parse(new TextDecoder().decode(bytes)) as object);
-    return JSON.stringify(claims.filter(([name]) => wanted(name)).sort(([a], [b]) => (a < b ? -1 : 1)));
+    const claims = sorted(JSON.parse(new TextDecoder().decode(bytes)) as object);
+    return JSON.stringify(claims.filter(([name]) => wanted(name)));
   } catch {
     return undefined;
   }

@@ -7,10 +7,12 @@
 
 import { mismatch } from "./errors";
 import { Digest } from "./sha256";
-import type { Cause, Delta, Push, Whole } from "./upstream";
+import type { Delta, Holding, Push, Whole } from "./upstream";
 import { decodeRow, parse } from "./values";
 
 const DIGITS = 32;
+
+type Shown = Pick<Push, "cause" | "snapshot">;
 
 /** A line, and what it says, read when it is first needed. */
 class Row {
@@ -67,13 +69,10 @@ export class Held {
 
   /** The result that a message leads to from the one held; rows that were `known` are taken from there. */
   static next(held: Held | undefined, message: Push, known = held): Held {
-    if (message.event === "delta") {
-      if (!held) throw mismatch("a delta came before a result");
-      return held.after(message);
-    }
-    if (!message.unchanged) return Held.of(message, known);
-    if (message.hash !== held?.hash) throw mismatch("the server takes another result for held");
-    return held;
+    if (message.event !== "delta" && !message.unchanged) return Held.of(message, known);
+    const from = message.event === "delta" ? message.from : message.hash;
+    if (from !== held?.hash) throw mismatch("the server takes another result for held");
+    return message.event === "delta" ? held.after(message) : held;
   }
 
   /** The result that a message has whole; rows that are in `before` are taken from there. */
@@ -89,9 +88,8 @@ export class Held {
   }
 
   /** The result that a delta leads to. */
-  after(delta: Delta): Held {
-    const foreign = delta.from !== this.hash || this.#single || this.key.length === 0;
-    if (foreign) throw mismatch("the delta is of another result");
+  private after(delta: Delta): Held {
+    if (this.#single || this.key.length === 0) throw unfit();
     const rows = this.#byKey ?? new Map(this.#rows.map((row) => [row.key(this.key), row]));
     this.#byKey = undefined; // it is changed in place, and is the next one's
     for (const key of delta.removed) if (!rows.delete(key)) throw unfit();
@@ -119,10 +117,10 @@ export class Held {
   }
 
   /** The message that says all of it, for somebody who holds nothing. */
-  whole(cause: readonly Cause[], snapshot: string | null): Whole {
+  whole(shown: Shown): Whole {
     const lines = this.#rows.map((row) => row.line);
     const body = this.#single ? { value: lines[0] as string } : { rows: lines };
-    return { event: "snapshot", hash: this.hash, snapshot, cause, key: this.key, ...body };
+    return { event: "snapshot", hash: this.hash, key: this.key, ...shown, ...body };
   }
 
   /** The result as values: the same ones each time. */
@@ -134,4 +132,27 @@ export class Held {
 
 function unfit(): Error {
   return mismatch("the delta does not fit the result");
+}
+
+/** Holds the result that messages lead to. After one that does not fit, it is still known, but not relied on. */
+export class Keeper implements Holding {
+  held: Held | undefined;
+  /** Of the result, while it is relied on. */
+  #shown: Shown | undefined;
+
+  get hash(): string | undefined {
+    return this.#shown && this.held?.hash;
+  }
+
+  push(message: Push): void {
+    const before = this.#shown && this.held;
+    this.#shown = undefined;
+    this.held = Held.next(before, message, this.held);
+    const { cause, snapshot } = message;
+    this.#shown = { cause, snapshot };
+  }
+
+  whole(): Whole | undefined {
+    return this.#shown && this.held?.whole(this.#shown);
+  }
 }

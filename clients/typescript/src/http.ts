@@ -28,55 +28,53 @@ export class Http {
   /** The text of the answer to a POST of JSON. */
   post(path: string, body: string, headers: Record<string, string> = {}): Promise<string> {
     const request = { method: "POST", body, headers: { "content-type": "application/json", ...headers } };
-    return this.#send(path, request, AbortSignal.timeout(this.#timeout), (response) => response.text());
+    return this.#send(path, request, (response) => response.text());
   }
 
   /** The answer to a GET of events, which go on: the headers have to come in time. */
-  async stream(path: string, signal: AbortSignal): Promise<Response> {
-    const late = new AbortController();
-    const timer = setTimeout(() => late.abort(), this.#timeout);
-    try {
-      const either = AbortSignal.any([signal, late.signal]);
-      return await this.#send(path, { headers: { accept: EVENTS }, cache: "no-store" }, either, (response) => {
-        if (response.headers.get("content-type")?.startsWith(EVENTS)) return response;
-        throw told({ code: "not_forge", message: `${path} is no stream of events`, fix: USE }, response.status);
-      });
-    } finally {
-      clearTimeout(timer);
-    }
+  stream(path: string, signal: AbortSignal): Promise<Response> {
+    const request = { headers: { accept: EVENTS }, cache: "no-store", signal } as const;
+    return this.#send(path, request, (response) => {
+      if (response.headers.get("content-type")?.startsWith(EVENTS)) return response;
+      throw told(notForge(`${path} is no stream of events`), response.status);
+    });
   }
 
   close(): void {
     this.#closing.abort();
   }
 
-  async #send<T>(path: string, asked: RequestInit, until: AbortSignal, use: (it: Response) => T): Promise<Awaited<T>> {
+  /** What `use` makes of the answer, if it is done in time. */
+  async #send<T>(path: string, asked: RequestInit, use: (it: Response) => T): Promise<Awaited<T>> {
     const closing = this.#closing.signal;
-    const signal = AbortSignal.any([until, closing]);
+    const late = new AbortController();
+    const timer = setTimeout(() => late.abort(), this.#timeout);
+    const signal = AbortSignal.any([closing, late.signal, asked.signal ?? closing]);
     const request = { ...asked, signal };
     try {
       closing.throwIfAborted();
-      const token = await this.tokens.current();
-      let response = await this.#once(path, request, token);
-      if (response.status === 401 && this.tokens.renewable) {
-        response = await this.#once(path, request, await this.tokens.newer(token));
-      }
-      if (!response.ok) throw await failure(path, response);
-      return await use(response);
+      return await use(await this.tokens.use((token) => this.#once(path, request, token)));
     } catch (error) {
       if (closing.aborted) throw closed();
       throw signal.aborted ? unreachable("it does not answer in time") : asError(error);
+    } finally {
+      clearTimeout(timer);
     }
   }
 
-  #once(path: string, request: RequestInit, token: string | undefined): Promise<Response> {
+  async #once(path: string, request: RequestInit, token: string | undefined): Promise<Response> {
     const headers = { ...request.headers, ...(token && { authorization: `Bearer ${token}` }) };
-    return this.#fetch(this.base + path, { ...request, headers });
+    const response = await this.#fetch(this.base + path, { ...request, headers });
+    if (!response.ok) throw await failure(path, response);
+    return response;
   }
 }
 
 const EVENTS = "text/event-stream";
-const USE = "use the URL of a Forge server";
+
+function notForge(message: string): Told {
+  return { code: "not_forge", message, fix: "use the URL of a Forge server" };
+}
 
 /** The error that an answer tells. */
 async function failure(path: string, response: Response): Promise<ForgeError> {
@@ -88,7 +86,7 @@ async function failure(path: string, response: Response): Promise<ForgeError> {
   } catch {
     // what is no JSON is no answer of Forge's
   }
-  error ??= { code: "not_forge", message: `${path} was answered with ${status}`, fix: USE };
+  error ??= notForge(`${path} was answered with ${status}`);
   return told({ retry_after_secs: Number(response.headers.get("retry-after")) || undefined, ...error }, status);
 }
 
@@ -120,7 +118,7 @@ const RESULT = ',"result":';
 /** The answer to a query or a mutation: `result`, its last field, stays text. */
 function readAnswer(text: string): Answer {
   const at = text.indexOf(RESULT);
-  if (at < 0) throw told({ code: "not_forge", message: "the answer has no result", fix: USE });
+  if (at < 0) throw told(notForge("the answer has no result"));
   const { xid = null, hash = null, snapshot = null } = JSON.parse(`${text.slice(0, at)}}`) as Partial<Answer>;
   return { result: text.slice(at + RESULT.length, -1), xid, hash, snapshot };
 }

@@ -3,12 +3,16 @@
  *
  * Who holds the group's lock leads; when its tab goes, however it goes, the browser gives the lock to the next. A tab
  * that is seen asks the leader every few seconds whether it is there, and takes the lock from one that does not answer:
- * a page may be suspended. Without locks or channels, and where tabs are not to share, every tab leads itself.
+ * a page may be suspended. One that resigns rests before it wants the lock again, longer each time, so that tabs which
+ * all cannot lead do not take turns at it for ever. Without locks or channels, and where tabs are not to share, every
+ * tab leads itself.
  *
  * What always holds: what a leader says is heeded only from the last that said it leads, and who loses the lock stops.
  */
 
+import { Backoff } from "./backoff";
 import { Channel, type Message, type Wire } from "./channel";
+import { hex } from "./sha256";
 
 /** What a browser has, and a test brings. */
 export interface Browser {
@@ -18,16 +22,14 @@ export interface Browser {
   readonly seen: () => boolean;
 }
 
-export function browser(): Browser {
+/** That of this page; without locks where tabs are not to know of each other. */
+export function browser(shared: boolean): Browser {
   return {
-    locks: globalThis.navigator?.locks,
+    locks: shared ? globalThis.navigator?.locks : undefined,
     wire: globalThis.BroadcastChannel && ((name) => new BroadcastChannel(name)),
     seen: () => globalThis.document?.visibilityState !== "hidden",
   };
 }
-
-/** Where tabs are not to know of each other. */
-export const ALONE: Browser = { locks: undefined, wire: undefined, seen: () => true };
 
 /** What has a part in it. */
 export interface Member {
@@ -37,12 +39,16 @@ export interface Member {
   lost(): void;
   /** Another leads: tell it what is wanted. */
   found(): void;
+  /** A good moment to try, while this tab leads. */
+  wake(): void;
   heard(message: Message, from: string): void;
 }
 
 const ASK = 4_000;
 const PATIENCE = 10_000;
-const RESTS = 5_000;
+/** Milliseconds for which a tab rests after it resigned: the first time, and at the most. */
+const REST = 5_000;
+const LONGEST_REST = 60_000;
 
 export class Seat {
   readonly id = randomId();
@@ -54,23 +60,24 @@ export class Seat {
   readonly #browser: Browser;
   readonly #members: Member[] = [];
   readonly #closing = new AbortController();
+  readonly #rest = new Backoff(REST, LONGEST_REST);
   #begin: () => void = () => {};
   #channel: Channel | undefined;
   #name = "";
-  #began = false;
   #release: (() => void) | undefined;
   #queued: AbortController | undefined;
+  #ledAt = 0;
   #heardAt = 0;
   #askedAt = 0;
 
   /** `name` is asked for the group's when it is first needed. */
   constructor(name: () => Promise<string | undefined>, surroundings: Browser) {
     this.#browser = surroundings;
-    this.group = new Promise<void>((resolve) => {
+    const begun = new Promise<void>((resolve) => {
       this.#begin = resolve;
-    })
-      .then(name)
-      .catch(() => undefined);
+    });
+    this.group = begun.then(name).catch(() => undefined);
+    void this.group.then((known) => this.#enter(known));
   }
 
   join(member: Member): void {
@@ -80,11 +87,15 @@ export class Seat {
   /** Take part, if not yet, or not any more. */
   start(): void {
     if (this.#closing.signal.aborted) return;
-    if (!this.#began) {
-      this.#began = true;
-      this.#begin();
-      void this.group.then((name) => this.#enter(name));
-    } else if (this.#channel && !this.leading && !this.#queued) this.#compete();
+    this.#begin();
+    this.#rest.wake();
+  }
+
+  /** A good moment for all to try: a page is seen again, or the network is back. */
+  wake(): void {
+    this.#rest.wake();
+    if (!this.leading) return this.tell({ type: "wake" });
+    for (const member of this.#members) member.wake();
   }
 
   /** To all others, or to one. */
@@ -100,9 +111,11 @@ export class Seat {
   /** Let another lead, if there is one that wants to; false where there are no others. */
   resign(): boolean {
     if (!this.#channel) return false;
+    if (!this.leading) return true;
+    if (Date.now() - this.#ledAt > LONGEST_REST) this.#rest.reset();
     this.#quit();
     this.#lose();
-    setTimeout(() => this.start(), RESTS);
+    void this.#rest.wait().then(() => this.#channel && this.#compete());
     return true;
   }
 
@@ -128,6 +141,7 @@ export class Seat {
   }
 
   #quit(): void {
+    this.#rest.wake();
     this.#queued?.abort();
     this.#queued = undefined;
     this.#release?.();
@@ -145,9 +159,9 @@ export class Seat {
     if (name === undefined || !locks || !wire) return this.#lead();
     this.#name = name;
     // held while this tab lives, so that others see when it does not: nobody may hear of it before it is
-    const living = (): Promise<void> => {
+    const living = (): Promise<unknown> => {
       this.#greet(wire(name));
-      return never(signal);
+      return new Promise((resolve) => signal.addEventListener("abort", resolve));
     };
     locks.request(`${name}:${this.id}`, { signal }, living).catch(() => signal.aborted || this.#lead());
   }
@@ -166,8 +180,8 @@ export class Seat {
     this.#queued?.abort();
     const queued = (this.#queued = new AbortController());
     const locks = this.#browser.locks as LockManager;
-    const lead = (): Promise<void> => {
-      if (queued.signal.aborted) return Promise.resolve();
+    const lead = (): Promise<void> | undefined => {
+      if (queued.signal.aborted) return undefined;
       this.#lead();
       return new Promise((resolve) => {
         this.#release = resolve;
@@ -185,6 +199,7 @@ export class Seat {
 
   #lead(): void {
     this.leading = true;
+    this.#ledAt = Date.now();
     this.leader = this.id;
     this.say({ type: "lead" });
     for (const member of this.#members) member.led();
@@ -203,6 +218,7 @@ export class Seat {
     if (this.leading) {
       if (message.type === "who") this.say({ type: "lead" }, from);
       else if (message.type === "ping") return this.say({ type: "pong" }, from);
+      else if (message.type === "wake") return this.wake();
     } else if (message.type === "lead") {
       this.leader = from;
       this.#heardAt = Date.now();
@@ -214,24 +230,19 @@ export class Seat {
 
   #ask(): void {
     const now = Date.now();
+    const asks = !this.leading && this.#queued && this.#browser.seen();
     // what was not asked could not be answered: this page was suspended, or is not seen, or its clock was set
-    if (this.leading || !this.#queued || !this.#browser.seen() || Math.abs(now - this.#askedAt) > 2 * ASK) {
-      this.#heardAt = now;
-    }
+    if (!asks || Math.abs(now - this.#askedAt) > 2 * ASK) this.#heardAt = now;
     this.#askedAt = now;
-    if (this.leading || !this.#queued) return;
+    if (!asks) return;
     if (now - this.#heardAt > PATIENCE * (1 + Math.random() / 2)) {
       this.#heardAt = now;
       this.#compete(true);
-    } else if (this.#browser.seen()) this.say({ type: this.leader === undefined ? "who" : "ping" }, this.leader);
+    } else this.say({ type: this.leader === undefined ? "who" : "ping" }, this.leader);
   }
-}
-
-function never(signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => signal.addEventListener("abort", () => resolve()));
 }
 
 /** 128 random bits in hexadecimal digits: what names a tab, a mutation and its trace. */
 export function randomId(): string {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return hex(crypto.getRandomValues(new Uint8Array(16)), 2);
 }

@@ -7,7 +7,7 @@
  */
 
 import { Backoff } from "./backoff";
-import { asError, closed, ForgeError, unreachable } from "./errors";
+import { asError, closed, type ForgeError, passes, told, unreachable } from "./errors";
 import { SILENCE } from "./session";
 import { type Token, Tokens } from "./tokens";
 import { parse } from "./values";
@@ -58,18 +58,13 @@ const TIMEOUT = 15_000;
 const SETTLED = 5_000;
 /** A server sends something every 25 s. */
 const KEEP_ALIVE = 27_000;
-const PASSING = new Set(["failed", "too_many", "unreachable"]);
-
-/** Whether it may go well another time. */
-export function passes({ kind }: ForgeError): boolean {
-  return PASSING.has(kind);
-}
 
 export class Line {
   readonly #url: URL;
   readonly #tokens: Tokens;
   readonly #listener: Listener;
   readonly #asked = new Map<string, Asked>();
+  readonly #backoff = new Backoff();
   /** While it is the same, the same loop keeps a connection open. */
   #running: object | undefined;
   /** Has a session. */
@@ -77,7 +72,6 @@ export class Line {
   #heardAt = 0;
   #ids = 0;
   #cut: (error: ForgeError) => void = () => {};
-  #go: () => void = () => {};
 
   constructor(url: string, token: Token | undefined, listener: Listener) {
     this.#url = new URL(`${url.replace(/\/+$/, "")}/forge/ws`, globalThis.location?.href);
@@ -93,12 +87,12 @@ export class Line {
   close(): void {
     this.#running = this.#socket = undefined;
     this.#cut(closed());
-    this.#go();
+    this.#backoff.wake();
   }
 
   /** A good moment to connect, if one waits to, or to see that a connection died while nobody looked. */
   wake(): void {
-    this.#go();
+    this.#backoff.wake();
     if (this.#socket && Date.now() - this.#heardAt > KEEP_ALIVE) this.#cut(unreachable("the connection fell silent"));
   }
 
@@ -128,13 +122,13 @@ export class Line {
   }
 
   async #run(running: object): Promise<void> {
-    const backoff = new Backoff();
+    this.#backoff.reset();
     while (this.#running === running) {
       const opened = Date.now();
       let error: ForgeError;
       let wait = 0;
       try {
-        wait = await this.#stay(running);
+        wait = await this.#tokens.use((token) => this.#once(token, running));
         error = unreachable("it ended the connection");
       } catch (thrown) {
         error = asError(thrown);
@@ -145,28 +139,8 @@ export class Line {
       if (final) this.#running = undefined;
       this.#listener.lost(error, final);
       if (this.#running !== running) return;
-      if (Date.now() - opened > SETTLED) backoff.reset();
-      await this.#pause(backoff.next(Math.max(wait, (error.retryAfter ?? 0) * 1000)));
-    }
-  }
-
-  #pause(ms: number): Promise<void> {
-    return new Promise((resolve) => {
-      const timer = setTimeout(resolve, ms);
-      this.#go = () => {
-        clearTimeout(timer);
-        resolve();
-      };
-    });
-  }
-
-  async #stay(running: object): Promise<number> {
-    const token = await this.#tokens.current();
-    try {
-      return await this.#once(token, running);
-    } catch (thrown) {
-      if (asError(thrown).code !== "auth_failed" || !this.#tokens.renewable) throw thrown;
-      return this.#once(await this.#tokens.newer(token), running);
+      if (Date.now() - opened > SETTLED) this.#backoff.reset();
+      await this.#backoff.wait(wait, error);
     }
   }
 
@@ -204,8 +178,8 @@ export class Line {
               if (said.renew && this.#tokens.renewable) void this.#renew(socket);
             } else if (said.event === "bye") wait = said.retry_after_ms ?? 0;
             else if (said.event === "answer") this.#asked.get(said.id ?? "")?.done(said);
-            else if (said.event === "error" && !begun) reject(refusal(said));
-            else if (said.event === "error") this.#asked.get(said.id ?? "")?.failed(refusal(said));
+            else if (said.event === "error" && !begun) reject(told(said));
+            else if (said.event === "error") this.#asked.get(said.id ?? "")?.failed(told(said));
             else this.#listener.heard(said);
           } catch (error) {
             reject(error);
@@ -232,17 +206,4 @@ export class Line {
       console.warn("forge: the token could not be renewed:", error);
     }
   }
-}
-
-const KINDS: Record<string, "unauthorized" | "too_many" | "failed"> = {
-  auth_failed: "unauthorized",
-  too_many: "too_many",
-  server_error: "failed",
-  failed: "failed",
-  unexpected: "failed",
-};
-
-/** The error that the server told. */
-function refusal({ code = "failed", message = "the server failed", fix = "", retry_after_secs }: Said): ForgeError {
-  return new ForgeError(KINDS[code] ?? "refused", message, fix, { code, retryAfter: retry_after_secs });
 }

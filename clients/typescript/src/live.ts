@@ -7,7 +7,7 @@
  */
 
 import type { ForgeError } from "./errors";
-import { Held } from "./held";
+import { Keeper } from "./held";
 import { Cell } from "./readable";
 import type { Asked, Cause, Holder, Overlay, Push, Upstream, Whole } from "./upstream";
 
@@ -76,8 +76,7 @@ export class Live<T> extends Results<T> implements Holder {
   readonly asked: Asked;
   readonly #upstream: Upstream;
   readonly #linger: number;
-  #held: Held | undefined;
-  #sure = false;
+  readonly #keeper = new Keeper();
   #leaving: ReturnType<typeof setTimeout> | undefined;
 
   /** `linger`: milliseconds for which the server is still asked when nobody watches any more. */
@@ -90,7 +89,7 @@ export class Live<T> extends Results<T> implements Holder {
 
   /** What the server sent, without anything on top. */
   get base(): T | undefined {
-    return this.#held?.value as T | undefined;
+    return this.#keeper.held?.value as T | undefined;
   }
 
   /** Ask again after an error that was final. */
@@ -108,25 +107,22 @@ export class Live<T> extends Results<T> implements Holder {
   // Of a sink
 
   get hash(): string | undefined {
-    return this.#sure ? this.#held?.hash : undefined;
+    return this.#keeper.hash;
   }
 
   push(message: Push): void {
-    const before = this.#sure ? this.#held : undefined;
-    this.#sure = false;
-    this.#held = Held.next(before, message, this.#held);
-    this.#sure = true;
+    this.#keeper.push(message);
     const { cause, snapshot } = message;
     this.overlay?.settle(snapshot, cause);
     this.#show({ status: "live", error: undefined, cause, snapshot });
   }
 
   whole(): Whole | undefined {
-    return this.#sure ? this.#held?.whole(this.state.cause, this.state.snapshot) : undefined;
+    return this.#keeper.whole();
   }
 
   fault(error: ForgeError, final: boolean): void {
-    const broken = final || (this.#held === undefined && isOfQuery(error));
+    const broken = final || (!this.#keeper.held && isOfQuery(error));
     this.#show({ status: broken ? "error" : this.#idle(), error });
   }
 
@@ -145,7 +141,7 @@ export class Live<T> extends Results<T> implements Holder {
   }
 
   #idle(): Status {
-    return this.#held === undefined ? "connecting" : "stale";
+    return this.#keeper.held ? "stale" : "connecting";
   }
 
   #show(change: Partial<State<T>>): void {

@@ -6,7 +6,7 @@
  */
 
 import { malformed } from "./errors";
-import type { Cause, Push } from "./upstream";
+import type { Cause, Delta, Push, Whole } from "./upstream";
 import { parse } from "./values";
 
 export interface Event {
@@ -62,19 +62,19 @@ export function readPush({ name, lines }: Event): Named {
     }
   }
   const { subscription = "", ...head } = parse(frame) as Head;
-  const common = { snapshot: null, cause: [], key: [], ...head };
+  const [first, second] = groups;
+  let body: Partial<Omit<Delta, "event"> & Omit<Whole, "event">> = {};
   if (name === "delta") {
-    const [changed, added] = groups;
-    if (!changed || !added) throw malformed("a delta without rows");
-    const removed = head.removed.map(text);
-    return { subscription, push: { ...common, event: name, removed, changed, added, order: head.order?.map(text) } };
+    if (!first || !second) throw malformed("a delta without rows");
+    body = { removed: head.removed.map(text), changed: first, added: second, order: head.order?.map(text) };
+  } else if (first) {
+    body = { rows: first };
+  } else if (!head.unchanged) {
+    // Inside of strings quotes are escaped, so this is the name of a field, and the object's own is the first.
+    body = { value: frame.slice(frame.indexOf(VALUE) + VALUE.length, -1) };
   }
-  const event = name === "update" ? name : "snapshot";
-  if (head.unchanged) return { subscription, push: { ...common, event } };
-  if (groups[0]) return { subscription, push: { ...common, event, rows: groups[0] } };
-  // Inside of strings quotes are escaped, so this is the name of a field, and the object's own is the first.
-  const value = frame.slice(frame.indexOf(VALUE) + VALUE.length, -1);
-  return { subscription, push: { ...common, event, value } };
+  const push = { snapshot: null, cause: [], key: [], ...head, event: name, ...body } as Push;
+  return { subscription, push };
 }
 
 /** Any other event. */

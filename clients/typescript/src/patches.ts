@@ -7,6 +7,7 @@
  */
 
 import type { Live } from "./live";
+import { report } from "./readable";
 import { type Answer, type Caller, type Cause, type Optimistic, type Overlay, shows } from "./upstream";
 
 type Change = (data: unknown) => unknown;
@@ -15,12 +16,10 @@ type Change = (data: unknown) => unknown;
 const OVERDUE = 1_000;
 const LONGEST = 30_000;
 
-/** The changes of one mutation to one live result. */
+/** A change of a live result, and the mutation that makes it. */
 interface Patch {
   readonly change: Change;
-  readonly trace: string;
-  /** Of the transaction, once that is known. */
-  xid: string | undefined;
+  readonly by: Expected;
 }
 
 /** The changes to one live result, in the order of the mutations. */
@@ -29,12 +28,9 @@ class Patches implements Overlay {
   #base: unknown;
   #view: unknown;
 
-  get empty(): boolean {
-    return this.#patches.length === 0;
-  }
-
-  has(patch: Patch): boolean {
-    return this.#patches.includes(patch);
+  /** Whether something of it is shown. */
+  has(expected: Expected): boolean {
+    return this.#patches.some(({ by }) => by === expected);
   }
 
   add(patch: Patch): void {
@@ -42,22 +38,20 @@ class Patches implements Overlay {
     this.#base = undefined;
   }
 
-  /** Keeps those for which it is true. */
-  keep(wanted: (patch: Patch) => boolean): void {
-    const kept = this.#patches.filter(wanted);
+  /** Drops those of mutations for which it is true. */
+  drop(gone: (by: Expected) => boolean): void {
+    const kept = this.#patches.filter(({ by }) => !gone(by));
     if (kept.length === this.#patches.length) return;
     this.#patches = kept;
     this.#base = undefined;
   }
 
   settle(snapshot: string | null, cause: readonly Cause[]): void {
-    this.keep(({ xid, trace }) =>
-      xid === undefined ? !cause.some((one) => one.trace === trace) : !shows(snapshot, xid),
-    );
+    const traces = cause.map(({ trace }) => trace);
+    this.drop(({ xid, trace }) => (xid === undefined ? traces.includes(trace) : shows(snapshot, xid)));
   }
 
   view(base: unknown): unknown {
-    if (this.empty) return base;
     if (this.#base !== base) {
       this.#view = this.#patches.reduce(applied, base);
       this.#base = base;
@@ -71,40 +65,34 @@ function applied(data: unknown, { change }: Patch): unknown {
   try {
     return change(data);
   } catch (error) {
-    queueMicrotask(() => {
-      throw error;
-    });
+    report(error);
     return data;
   }
 }
 
 /** Changes that a mutation is expected to make, from now until it is known whether it did. */
 export class Expected {
-  readonly #patches = new Map<Live<unknown>, Patch[]>();
+  readonly trace: string;
+  /** Of the transaction, once that is known. */
+  xid: string | undefined;
+  readonly #lives: ReadonlySet<Live<unknown>>;
   readonly #call: Caller;
-  #over = false;
 
   constructor(optimistic: Optimistic, key: string, call: Caller) {
+    this.trace = key;
     this.#call = call;
-    optimistic({
-      update: (live, change) => {
-        const found = live as Live<unknown>;
-        const patch = { change: change as Change, trace: key, xid: undefined };
-        this.#patches.set(found, [...(this.#patches.get(found) ?? []), patch]);
-      },
-    });
-    for (const [live, patches] of this.#patches) {
-      const overlay = overlayOf(live);
-      for (const patch of patches) overlay.add(patch);
-      live.refresh();
-    }
+    const changes: [Live<unknown>, Change][] = [];
+    optimistic({ update: (live, change) => changes.push([live as Live<unknown>, change as Change]) });
+    this.#lives = new Set(changes.map(([live]) => live));
+    for (const [live, change] of changes) overlayOf(live).add({ change, by: this });
+    for (const live of this.#lives) live.refresh();
   }
 
   /** It is done: its changes go when they are seen, or at once where they are, or where there are none. */
   done({ xid }: Answer): void {
     if (xid === null) return this.undo();
-    for (const [live, patches] of this.#patches) {
-      for (const patch of patches) patch.xid = xid;
+    this.xid = xid;
+    for (const live of this.#lives) {
       if (shows(live.state.snapshot, xid)) this.#drop(live);
       else this.#await(live, xid, OVERDUE);
     }
@@ -112,22 +100,20 @@ export class Expected {
 
   /** Nothing was changed. */
   undo(): void {
-    this.#over = true;
-    for (const live of this.#patches.keys()) this.#drop(live);
+    for (const live of this.#lives) this.#drop(live);
   }
 
   #drop(live: Live<unknown>): void {
-    const patches = this.#patches.get(live) ?? [];
-    if (!patches.some((patch) => overlayOf(live).has(patch))) return;
-    overlayOf(live).keep((patch) => !patches.includes(patch));
+    const overlay = overlayOf(live);
+    if (!overlay.has(this)) return;
+    overlay.drop((by) => by === this);
     live.refresh();
   }
 
   /** A mutation may leave a result as it was, and then nothing is pushed. */
   #await(live: Live<unknown>, xid: string, ms: number): void {
     setTimeout(async () => {
-      const patches = this.#patches.get(live) ?? [];
-      if (this.#over || !patches.some((patch) => overlayOf(live).has(patch))) return;
+      if (!overlayOf(live).has(this)) return;
       if (!live.watched) return ms < LONGEST ? this.#await(live, xid, ms * 2) : this.#drop(live);
       try {
         const { query: name, args } = live.asked;

@@ -7,9 +7,9 @@
  * they outlive the page, until they are answered.
  */
 
-import { Backoff, Pause } from "./backoff";
+import { Backoff } from "./backoff";
 import type { Message, Waiting } from "./channel";
-import { asError, closed, ForgeError } from "./errors";
+import { asError, closed, type ErrorFields, ForgeError } from "./errors";
 import { type Member, randomId, type Seat } from "./leader";
 import { Expected } from "./patches";
 import { Cell } from "./readable";
@@ -37,6 +37,8 @@ interface Job {
   error: ForgeError | undefined;
 }
 
+type Done = Extract<Message, { type: "done" }>;
+
 export class Queue implements Member, Mutations {
   /** Of all tabs, as far as they are known here. */
   readonly pending = new Cell<readonly Pending[]>([]);
@@ -45,7 +47,6 @@ export class Queue implements Member, Mutations {
   readonly #store: Store;
   readonly #own = new Map<string, Own>();
   readonly #backoff = new Backoff();
-  readonly #pause = new Pause();
   #jobs: Job[] = [];
   #told: readonly Waiting[] = [];
   /** Whether what was kept is known. */
@@ -90,7 +91,7 @@ export class Queue implements Member, Mutations {
   }
 
   wake(): void {
-    this.#pause.wake();
+    this.#backoff.wake();
   }
 
   close(): void {
@@ -108,7 +109,7 @@ export class Queue implements Member, Mutations {
     for (const { entry } of this.#own.values()) this.#take(entry);
     this.#looking = setInterval(() => void this.#look(), LOOKS); // a tab may have gone before it could tell
     // what is kept was made before what comes now
-    void Promise.race([this.#look(), this.#pause.wait(READING)]).then(() => {
+    void Promise.race([this.#look(), this.#backoff.pause(READING)]).then(() => {
       this.#ready = this.#seat.leading;
       void this.#work();
     });
@@ -118,7 +119,7 @@ export class Queue implements Member, Mutations {
     clearInterval(this.#looking);
     this.#jobs = [];
     this.#ready = false;
-    this.#pause.wake();
+    this.wake();
     this.#show();
   }
 
@@ -128,11 +129,9 @@ export class Queue implements Member, Mutations {
 
   heard(message: Message, from: string): void {
     if (message.type === "done") {
-      const { key, answer, error } = message;
-      this.#finish(key, answer ?? ForgeError.of(error as ForgeError));
+      this.#finish(message);
     } else if (this.#seat.leading) {
       if (message.type === "run") this.#take(message.entry);
-      else if (message.type === "wake") this.wake();
       else if (message.type === "who") this.#tell();
     } else if (message.type === "pending" && from === this.#seat.leader) {
       this.#told = message.list;
@@ -166,26 +165,28 @@ export class Queue implements Member, Mutations {
   }
 
   async #try(job: Job): Promise<void> {
-    const { entry } = job;
-    let end: Answer | ForgeError;
+    const { key } = job.entry;
+    let end: { answer: Answer } | { error: ErrorFields };
     try {
-      end = await this.#call({ kind: "mutation", ...entry });
+      end = { answer: await this.#call({ kind: "mutation", ...job.entry }) };
     } catch (thrown) {
-      end = asError(thrown);
+      const error = asError(thrown);
+      if (this.#leaves(error, key)) return;
+      if (isTemporary(error)) return this.#wait(job, error);
+      end = { error: error.toJSON() };
     }
-    if (end instanceof ForgeError && this.#leaves(end, entry.key)) return;
-    if (!(end instanceof ForgeError) || !passes(end)) {
-      this.#backoff.reset();
-      const { key } = entry;
-      const told = end instanceof ForgeError ? { error: end.toJSON() } : { answer: end };
-      this.#seat.say({ type: "done", key, ...told });
-      return this.#finish(key, end);
-    }
+    this.#backoff.reset();
+    const done: Done = { type: "done", key, ...end };
+    this.#seat.say(done);
+    this.#finish(done);
+  }
+
+  async #wait(job: Job, error: ForgeError): Promise<void> {
     if (!this.#jobs.includes(job)) return; // another tab has answered it, or leads
     job.tries++;
-    job.error = end;
+    job.error = error;
     this.#tell();
-    await this.#pause.wait(this.#backoff.next((end.retryAfter ?? 0) * 1000));
+    await this.#backoff.wait(0, error);
   }
 
   /** Whether it is not for this tab to say: a token that is not taken, or not to be had, is not all tabs'. */
@@ -200,15 +201,15 @@ export class Queue implements Member, Mutations {
   }
 
   /** It was answered, here or in another tab. */
-  #finish(key: string, end: Answer | ForgeError): void {
+  #finish({ key, answer, error }: Done): void {
     const own = this.#own.get(key);
     const entry = own?.entry ?? this.#jobs.find((job) => job.entry.key === key)?.entry;
     this.#own.delete(key);
     this.#jobs = this.#jobs.filter((job) => job.entry.key !== key);
     if (entry) void this.#kept((group) => this.#store.remove(group, entry));
     this.#tell();
-    if (end instanceof ForgeError) own?.failed(end);
-    else own?.done(end);
+    if (answer) own?.done(answer);
+    else own?.failed(ForgeError.of(error as ErrorFields));
   }
 
   // What is known of what waits
@@ -219,15 +220,14 @@ export class Queue implements Member, Mutations {
   }
 
   #list(): Waiting[] {
-    return this.#jobs.map(({ entry: { key, name }, tries, error }) => ({ key, name, tries, error: error?.toJSON() }));
+    return this.#jobs.map(waiting);
   }
 
   #show(): void {
     const list = this.#seat.leading ? this.#list() : this.#told;
     const known = new Set(list.map(({ key }) => key));
     const own = [...this.#own.values()].filter(({ entry }) => !known.has(entry.key));
-    const more = own.map(({ entry: { key, name } }) => ({ key, name, tries: 0, error: undefined }));
-    const all = [...list, ...more].map((one) => ({ ...one, error: one.error && ForgeError.of(one.error) }));
+    const all = [...list, ...own.map(waiting)].map((one) => ({ ...one, error: one.error && ForgeError.of(one.error) }));
     if (all.length > 0 || this.pending.getSnapshot().length > 0) this.pending.set(all);
   }
 
@@ -237,7 +237,12 @@ export class Queue implements Member, Mutations {
   }
 }
 
+/** How others are told of it; it was not sent yet where nothing else is known. */
+function waiting({ entry: { key, name }, tries = 0, error }: Pick<Job, "entry"> & Partial<Job>): Waiting {
+  return { key, name, tries, error: error?.toJSON() };
+}
+
 /** Whether it may be taken later. What a proxy says while the server is away is no word of the server's. */
-function passes({ kind, status = 0 }: ForgeError): boolean {
+function isTemporary({ kind, status = 0 }: ForgeError): boolean {
   return kind === "unreachable" || kind === "too_many" || (status >= 502 && status <= 504);
 }

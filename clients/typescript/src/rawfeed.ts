@@ -8,20 +8,40 @@
 
 import { unreachable } from "./errors";
 import type { Http } from "./http";
+import type { Event } from "./messages";
 import { type Heard, SILENCE } from "./session";
-import { Parser, read } from "./sse";
+import { read } from "./sse";
+import { decodeRow, parse } from "./values";
+
+type Row = Readonly<Record<string, unknown>>;
+
+/** A change as docs/reference/wire-form.md has it, its values decoded. */
+export interface RawChange {
+  readonly schema?: string | null;
+  readonly table: string;
+  readonly operation: string;
+  readonly key?: Row | null;
+  readonly before?: Row | null;
+  readonly after?: Row | null;
+  readonly context?: { readonly more?: Row };
+}
+
+/** The change that an event says. */
+export function changeOf(event: Event): RawChange {
+  const change = parse(event.lines.join("\n")) as RawChange;
+  const { key, before, after, context } = change;
+  const decoded = (row: Row | null | undefined): Row | null => (row ? (decodeRow(row) as Row) : null);
+  const images = { key: decoded(key), before: decoded(before), after: decoded(after) };
+  return { ...change, ...images, ...(context && { context: { ...context, more: decoded(context.more) ?? {} } }) };
+}
 
 export class RawFeed {
   readonly #http: Http;
-  readonly #parser = new Parser();
+  /** Behind what was told; empty before the server has said anything. */
+  place = "";
 
   constructor(http: Http) {
     this.#http = http;
-  }
-
-  /** Behind what was told; empty before the server has said anything. */
-  get place(): string {
-    return this.#parser.lastId;
   }
 
   /** Tells what comes, and after each piece of it that something came; rejects when the stream breaks. */
@@ -34,12 +54,12 @@ export class RawFeed {
     try {
       const either = AbortSignal.any([signal, cut.signal]);
       const response = await this.#http.stream(`/forge/changes?${query}`, either);
-      const told: Heard = (event) => {
+      await read(response, (event, lastId = this.place) => {
         clearTimeout(silence);
         silence = cutting();
+        this.place = lastId;
         heard(event);
-      };
-      await read(response, told, this.#parser);
+      });
     } catch (error) {
       throw cut.signal.aborted ? unreachable("the stream fell silent") : error;
     } finally {

@@ -48,12 +48,18 @@ export class Cell<T> implements Readable<T> {
   protected ended(): void {}
 }
 
-function tell<T>(listener: (value: T) => void, value: T): void {
+/** One that throws harms no other. */
+export function tell<T>(listener: (value: T) => void, value: T): void {
   try {
     listener(value);
   } catch (error) {
-    queueMicrotask(() => {
-      throw error;
-    });
+    report(error);
   }
+}
+
+/** To the page's own handling of errors, behind what is under way. */
+export function report(error: unknown): void {
+  queueMicrotask(() => {
+    throw error;
+  });
 }

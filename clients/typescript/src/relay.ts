@@ -7,10 +7,10 @@
  */
 
 import type { Message } from "./channel";
-import { closed, ForgeError } from "./errors";
-import { Held } from "./held";
+import { closed, ForgeError, misfit } from "./errors";
+import { Keeper } from "./held";
 import type { Member, Seat } from "./leader";
-import type { Asked, Cause, Holder, Push, Sink, Upstream, Whole } from "./upstream";
+import type { Asked, Holder, Holding, Push, Sink, Upstream, Whole } from "./upstream";
 import { keyOf } from "./upstream";
 
 const MOST_MISMATCHES = 3;
@@ -59,8 +59,7 @@ export class Relay implements Upstream, Member {
   }
 
   wake(): void {
-    if (this.#seat.leading) this.#session.wake();
-    else this.#seat.tell({ type: "wake" });
+    this.#session.wake();
   }
 
   close(): void {
@@ -91,7 +90,6 @@ export class Relay implements Upstream, Member {
     if (this.#seat.leading) {
       if (message.type === "want") this.#wanted(message.asked, message.hash, from);
       else if (message.type === "unwant") this.#unwanted(message.key, from);
-      else if (message.type === "wake") this.#session.wake();
     } else if (from === this.#seat.leader) {
       if (message.type === "push") this.#push(message.key, message.push);
       else if (message.type === "fault") this.#fault(message.key, ForgeError.of(message.error), message.final);
@@ -115,10 +113,10 @@ export class Relay implements Upstream, Member {
         sink.push(push);
         this.#mismatches.delete(sink);
       } catch (thrown) {
-        if (!(thrown instanceof ForgeError) || thrown.kind !== "mismatch") throw thrown;
+        const error = misfit(thrown);
         const times = (this.#mismatches.get(sink) ?? 0) + 1;
         this.#mismatches.set(sink, times);
-        if (times > MOST_MISMATCHES) return this.#fault(key, thrown, true);
+        if (times > MOST_MISMATCHES) return this.#fault(key, error, true);
         this.#want(sink);
       }
     }
@@ -151,11 +149,13 @@ export class Relay implements Upstream, Member {
     const key = keyOf(topic.asked);
     if (final && this.#topics.get(key) === topic) this.#topics.delete(key);
     this.#fault(key, error, final);
-    if (error.kind === "closed") return;
-    // whose token is not taken, or who has none, may not speak for others: they have theirs
-    const ofToken = error.kind === "unauthorized" || error.code === "no_token";
-    if (ofToken && (final || topic.tabs.size > 0)) this.#seat.resign();
-    else if (topic.tabs.size > 0) this.#seat.say({ type: "fault", key, error: error.toJSON(), final });
+    const { kind, code } = error;
+    if (kind === "closed") return;
+    const others = topic.tabs.size > 0;
+    // whose token is not taken, or who has none, may not lead others: they have theirs
+    const refused = kind === "unauthorized";
+    if (others && !refused) this.#seat.say({ type: "fault", key, error: error.toJSON(), final });
+    if ((refused || code === "no_token") && (final || others)) this.#seat.resign();
   }
 
   #wanted(asked: Asked, hash: string | undefined, tab: string): void {
@@ -206,25 +206,26 @@ class Topic implements Sink {
   error: ForgeError | undefined;
   readonly #sinks = new Set<Holder>();
   readonly #others: Others;
-  #keeper: Holder;
+  /** Whether something came since it is asked: what is held may have been true long ago. */
+  #fresh = false;
+  #keeper: Holding = new Keeper();
 
   constructor(asked: Asked, others: Others) {
     this.asked = asked;
     this.#others = others;
-    this.#keeper = new Keeper(asked);
   }
 
   get hash(): string | undefined {
     return this.#holder.hash;
   }
 
-  get #holder(): Holder {
+  get #holder(): Holding {
     return this.#sinks.values().next().value ?? this.#keeper;
   }
 
   /** The message for somebody who holds the result with that hash, or none. */
   whole(hash: string | undefined): Whole | undefined {
-    const whole = this.#holder.whole();
+    const whole = this.#fresh ? this.#holder.whole() : undefined;
     if (!whole || hash !== whole.hash) return whole;
     const { rows: _rows, value: _value, ...rest } = whole;
     return { ...rest, unchanged: true };
@@ -235,7 +236,7 @@ class Topic implements Sink {
     const whole = this.whole(sink.hash);
     this.#sinks.add(sink);
     if (whole) sink.push(whole);
-    this.#keeper = new Keeper(this.asked);
+    this.#keeper = new Keeper();
     if (this.error) sink.fault(this.error, false);
   }
 
@@ -248,6 +249,7 @@ class Topic implements Sink {
   push(push: Push): void {
     const holder = this.#holder;
     holder.push(push);
+    this.#fresh = true;
     this.error = undefined;
     for (const sink of [...this.#sinks]) if (sink !== holder) sink.push(holder.whole() as Whole);
     if (this.tabs.size > 0) this.#others.push(push);
@@ -256,35 +258,5 @@ class Topic implements Sink {
   fault(error: ForgeError, final: boolean): void {
     this.error = error;
     this.#others.fault(error, final);
-  }
-}
-
-/** Holds a result that only other tabs show. */
-class Keeper implements Holder {
-  readonly asked: Asked;
-  #held: Held | undefined;
-  #cause: readonly Cause[] = [];
-  #snapshot: string | null = null;
-
-  constructor(asked: Asked) {
-    this.asked = asked;
-  }
-
-  get hash(): string | undefined {
-    return this.#held?.hash;
-  }
-
-  push(push: Push): void {
-    const before = this.#held;
-    this.#held = undefined;
-    this.#held = Held.next(before, push);
-    this.#cause = push.cause;
-    this.#snapshot = push.snapshot;
-  }
-
-  fault(): void {}
-
-  whole(): Whole | undefined {
-    return this.#held?.whole(this.#cause, this.#snapshot);
   }
 }

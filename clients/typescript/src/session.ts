@@ -7,14 +7,14 @@
  * what still comes under an old name is of no interest.
  */
 
-import { Backoff, Pause } from "./backoff";
-import { asError, closed, ForgeError, told, unreachable } from "./errors";
+import { Backoff } from "./backoff";
+import { asError, closed, type ForgeError, misfit, passes, told, unreachable } from "./errors";
 import { type Event, readFields, readPush } from "./messages";
 import type { Tokens } from "./tokens";
 import type { Sink, Upstream } from "./upstream";
 
-/** Takes an event; without one, it only says that something came. */
-export type Heard = (event?: Event) => void;
+/** Takes an event; without one, it only says that something came, and perhaps the id of the last that was told. */
+export type Heard = (event?: Event, lastId?: string) => void;
 
 /** A way to the server. */
 export interface Transport {
@@ -41,7 +41,7 @@ interface Stream {
   asking: number;
   heardAt: number;
   wait: number;
-  expelled: string | undefined;
+  expelled?: string | undefined;
 }
 
 const MOST_MISMATCHES = 3;
@@ -51,7 +51,6 @@ const SETTLED = 5_000;
 const KEEP_ALIVE = 27_000;
 /** Milliseconds without anything after which a stream counts as dead. */
 export const SILENCE = 45_000;
-const PASSING = new Set(["failed", "too_many", "unreachable"]);
 const FINAL = new Set(["auth_failed", "bad_arguments", "forbidden", "query_refused", "unknown_name"]);
 
 export class Session implements Upstream {
@@ -59,7 +58,7 @@ export class Session implements Upstream {
   readonly #tokens: Tokens;
   readonly #silence: number;
   readonly #entries = new Map<Sink, Entry>();
-  readonly #pause = new Pause();
+  readonly #backoff = new Backoff();
   /** While it is the same, the same loop keeps a stream open. */
   #running: object | undefined;
   #stream: Stream | undefined;
@@ -91,7 +90,7 @@ export class Session implements Upstream {
   }
 
   wake(): void {
-    this.#pause.wake();
+    this.#backoff.wake();
     const stream = this.#stream;
     if (stream && Date.now() - stream.heardAt > KEEP_ALIVE) stream.cut.abort();
   }
@@ -104,7 +103,7 @@ export class Session implements Upstream {
   // The stream
 
   async #run(running: object): Promise<void> {
-    const backoff = new Backoff();
+    this.#backoff.reset();
     while (this.#running === running) {
       const opened = Date.now();
       let wait = 0;
@@ -120,8 +119,8 @@ export class Session implements Upstream {
       if (this.#running !== running) return;
       if (!this.#passes(error)) return this.#end(error);
       for (const { sink } of [...this.#entries.values()]) sink.fault(error, false);
-      if (Date.now() - opened > SETTLED) backoff.reset();
-      await this.#pause.wait(backoff.next(Math.max(wait, (error.retryAfter ?? 0) * 1000)));
+      if (Date.now() - opened > SETTLED) this.#backoff.reset();
+      await this.#backoff.wait(wait, error);
     }
   }
 
@@ -136,7 +135,6 @@ export class Session implements Upstream {
       asking: 0,
       heardAt: Date.now(),
       wait: 0,
-      expelled: undefined,
     });
     let watch: ReturnType<typeof setTimeout>;
     const look = (): void => {
@@ -193,11 +191,9 @@ export class Session implements Upstream {
       entry.mismatches = 0;
       entry.backoff.reset();
     } catch (thrown) {
-      if (!(thrown instanceof ForgeError) || thrown.kind !== "mismatch") throw thrown;
-      if (++entry.mismatches > MOST_MISMATCHES) return this.#fail(entry, thrown);
-      this.#forget(entry);
-      entry.sink.fault(thrown, false);
-      this.#ask(stream, entry, entry.mismatches > 1 ? entry.backoff.next() : 0);
+      const error = misfit(thrown);
+      if (++entry.mismatches > MOST_MISMATCHES) return this.#fail(entry, error);
+      void this.#again(stream, entry, error, entry.mismatches > 1);
     }
   }
 
@@ -205,9 +201,10 @@ export class Session implements Upstream {
    * Whether it is worth opening a stream again. A function that gave a token which is not taken may have another one
    * later. What something else than the server refuses may be on the way only.
    */
-  #passes({ kind, code }: ForgeError): boolean {
+  #passes(error: ForgeError): boolean {
+    const { kind, code } = error;
     if (kind === "not_forge") return this.#connected;
-    return PASSING.has(kind) || (code === "auth_failed" && this.#tokens.renewable);
+    return passes(error) || (code === "auth_failed" && this.#tokens.renewable);
   }
 
   /** Nothing more comes, for anybody. */
@@ -227,18 +224,22 @@ export class Session implements Upstream {
     const stream = this.#stream;
     this.#running = this.#stream = undefined;
     stream?.cut.abort();
-    this.#pause.wake();
+    this.#backoff.wake();
   }
 
   // What is said on a session
 
-  #ask(stream: Stream, entry: Entry, delay = 0): void {
-    if (delay > 0) {
-      setTimeout(() => this.#ask(stream, entry), delay);
-      return;
-    }
+  #ask(stream: Stream, entry: Entry): void {
     stream.queue.push(entry);
     if (stream.asking < MOST_ASKING) void this.#work(stream);
+  }
+
+  /** Nothing new comes now: ask anew, at once or later. */
+  async #again(stream: Stream, entry: Entry, error: ForgeError, later: boolean): Promise<void> {
+    this.#forget(entry);
+    entry.sink.fault(error, false);
+    if (later) await entry.backoff.wait(0, error);
+    this.#ask(stream, entry);
   }
 
   async #work(stream: Stream): Promise<void> {
@@ -249,24 +250,21 @@ export class Session implements Upstream {
 
   async #subscribe(stream: Stream, entry: Entry): Promise<void> {
     const { sink } = entry;
-    if (this.#stream !== stream || this.#entries.get(sink) !== entry) return;
+    const over = (): boolean => this.#stream !== stream || this.#entries.get(sink) !== entry;
+    if (over()) return;
     const name = (entry.name = String(++this.#names));
     stream.named.set(name, entry);
     const { query, args, mode } = sink.asked;
-    const held = sink.hash === undefined ? "" : `,"hash":${JSON.stringify(sink.hash)}`;
-    const asked = `"subscription":"${name}","query":${JSON.stringify(query)},"args":${args},"mode":"${mode}"${held}`;
     try {
-      await this.#transport.ask(stream.session, "subscribe", asked);
+      const fields = fieldsOf({ subscription: name, query, mode, hash: sink.hash });
+      await this.#transport.ask(stream.session, "subscribe", `${fields},"args":${args}`);
     } catch (thrown) {
-      if (this.#stream !== stream || this.#entries.get(sink) !== entry) return;
+      if (over()) return;
       const error = asError(thrown);
       if (error.code === "unknown_session") return stream.cut.abort();
       if (!this.#passes(error)) return this.#fail(entry, error);
-      this.#forget(entry);
-      sink.fault(error, false);
       // Others wait too: they would be told the same, and a server does not put up with many that are.
-      await new Promise((resolve) => setTimeout(resolve, entry.backoff.next((error.retryAfter ?? 0) * 1000)));
-      this.#ask(stream, entry);
+      await this.#again(stream, entry, error, true);
     }
   }
 
@@ -275,16 +273,21 @@ export class Session implements Upstream {
     const stream = this.#stream;
     if (!stream?.named.delete(entry.name)) return;
     // A session that cannot be told is one that ends, and its subscriptions with it.
-    this.#transport.ask(stream.session, "unsubscribe", `"subscription":"${entry.name}"`).catch(() => {});
+    this.#transport.ask(stream.session, "unsubscribe", fieldsOf({ subscription: entry.name })).catch(() => {});
   }
 
   /** A token that the server takes keeps the session; without one it ends, and is opened anew with another. */
   async #renew(stream: Stream): Promise<void> {
     try {
       const token = await this.#tokens.newer(await this.#tokens.current());
-      await this.#transport.ask(stream.session, "auth", `"token":${JSON.stringify(token)}`);
+      await this.#transport.ask(stream.session, "auth", fieldsOf({ token }));
     } catch (error) {
       console.warn("forge: the token could not be renewed:", error);
     }
   }
+}
+
+/** As JSON, without the braces; what is undefined is left out. */
+function fieldsOf(fields: object): string {
+  return JSON.stringify(fields).slice(1, -1);
 }

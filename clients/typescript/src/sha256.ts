@@ -26,11 +26,6 @@ let words = new Int32Array(1 << 14);
 /** Bytes after which the state is kept, for the next text that begins alike. */
 const STRIDE = 4096;
 
-/** The hash of a text's UTF-8: as many hexadecimal digits of it as are asked for. */
-export function sha256(text: string, digits = 64): string {
-  return new Digest().of(text, digits);
-}
-
 /** Hashes texts, one after another, each only from where it differs from the one before. */
 export class Digest {
   #seen = new Int32Array(0);
@@ -38,6 +33,7 @@ export class Digest {
   /** The state before each stride of what was seen. */
   readonly #marks = [START];
 
+  /** As many hexadecimal digits of the hash of its UTF-8 as are asked for. */
   of(text: string, digits: number): string {
     const most = text.length * 3 + 72;
     if (words.length * 4 < most) words = new Int32Array(most >> 1);
@@ -56,7 +52,7 @@ export class Digest {
       if (at % STRIDE === 0 && at <= length) this.#marks[at / STRIDE] = state.slice();
       block(state, view, at);
     }
-    return Array.from(state, (word) => (word >>> 0).toString(16).padStart(8, "0")).join("").slice(0, digits);
+    return hex(state, 8).slice(0, digits);
   }
 
   /** The first stride that is not as it was; and the text is the one that is compared with next time. */
@@ -70,6 +66,11 @@ export class Digest {
     this.#length = length;
     return (same * 4) & -STRIDE;
   }
+}
+
+/** Numbers as hexadecimal digits, so many each. */
+export function hex(numbers: Iterable<number>, digits: number): string {
+  return Array.from(numbers, (number) => (number >>> 0).toString(16).padStart(digits, "0")).join("");
 }
 
 const turned = (x: number, by: number): number => (x >>> by) | (x << (32 - by));

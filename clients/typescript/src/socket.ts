@@ -4,7 +4,7 @@
  * The token is the first message, since a browser cannot set a header. Every answer has the id of what was asked.
  */
 
-import { asError, ForgeError, told, unreachable } from "./errors";
+import { type ForgeError, told, unreachable } from "./errors";
 import type { Http } from "./http";
 import { readFields } from "./messages";
 import type { Heard, Transport } from "./session";
@@ -25,15 +25,8 @@ export class Socket implements Transport {
     this.#http = http;
   }
 
-  async run(heard: Heard, signal: AbortSignal): Promise<void> {
-    const { tokens } = this.#http;
-    const token = await tokens.current();
-    try {
-      await this.#once(token, heard, signal);
-    } catch (thrown) {
-      if (asError(thrown).kind !== "unauthorized" || !tokens.renewable) throw thrown;
-      await this.#once(await tokens.newer(token), heard, signal);
-    }
+  run(heard: Heard, signal: AbortSignal): Promise<void> {
+    return this.#http.tokens.use((token) => this.#once(token, heard, signal));
   }
 
   ask(_session: string, what: "subscribe" | "unsubscribe" | "auth", fields: string): Promise<void> {
@@ -53,9 +46,8 @@ export class Socket implements Transport {
       const socket = new WebSocket(url);
       let begun = false;
       let error: ForgeError | undefined;
-      const leave = (): void => socket.close();
-      signal.addEventListener("abort", leave);
-      if (signal.aborted) leave();
+      signal.addEventListener("abort", () => socket.close());
+      if (signal.aborted) socket.close();
       socket.onopen = () => {
         this.#open = socket;
         if (token !== undefined) socket.send(JSON.stringify({ type: "auth", token }));
@@ -71,7 +63,6 @@ export class Socket implements Transport {
         }
       };
       socket.onclose = ({ code }) => {
-        signal.removeEventListener("abort", leave);
         if (this.#open === socket) this.#lost();
         if (begun) resolve();
         else reject(error ?? unreachable(`the connection was closed with ${code}`));
@@ -82,7 +73,6 @@ export class Socket implements Transport {
   /** Hands an event on, or an answer to whoever waits for it; returns an error that is of neither. */
   #heard(data: string, heard: Heard): ForgeError | undefined {
     const event = { name: data.split('"', 4)[3] ?? "", lines: data.split("\n"), id: "" };
-    if (event.name === "ping") return void heard();
     if (event.name !== "answer" && event.name !== "error") return void heard(event);
     const fields = readFields(event);
     if (fields.subscription !== undefined && event.name === "error") return void heard(event);

@@ -51,14 +51,15 @@ export class Parser {
 }
 
 /** Tells what comes on a stream until it ends; rejects when it breaks. */
-export async function read(response: Response, heard: Heard, parser = new Parser()): Promise<void> {
+export async function read(response: Response, heard: Heard): Promise<void> {
   const decoder = new TextDecoder();
+  const parser = new Parser();
   const reader = (response.body as ReadableStream<Uint8Array>).getReader();
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
     for (const event of parser.feed(decoder.decode(value, { stream: true }))) heard(event);
-    heard();
+    heard(undefined, parser.lastId);
   }
 }
 

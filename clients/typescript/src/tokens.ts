@@ -5,7 +5,7 @@
  * again. All tokens of a client are one user's: another's is refused.
  */
 
-import { ForgeError } from "./errors";
+import { asError, ForgeError } from "./errors";
 import { callerOf, userOf } from "./group";
 
 export type Token = string | (() => string | Promise<string>);
@@ -32,11 +32,20 @@ export class Tokens {
     return this.#token ?? this.newer(undefined);
   }
 
+  /** What comes of using the token, or of a newer one when the server refuses it, and there can be another. */
+  async use<T>(work: (token: string | undefined) => Promise<T>): Promise<T> {
+    const token = await this.current();
+    try {
+      return await work(token);
+    } catch (thrown) {
+      if (asError(thrown).kind !== "unauthorized" || !this.renewable) throw thrown;
+      return work(await this.newer(token));
+    }
+  }
+
   /** The server does not take it any more: have another, or throw. */
   async replace(reason: string): Promise<void> {
-    if (!this.renewable) {
-      throw new ForgeError("unauthorized", `the token is ${reason}`, "make a new client", { code: reason });
-    }
+    if (!this.renewable) throw unauthorized(reason, reason);
     await this.newer(this.#token);
   }
 
@@ -65,7 +74,10 @@ export class Tokens {
     }
     // what others share with this client, and what waits to be sent, is not this caller's
     this.#token = before;
-    const message = "the token is another user's";
-    throw new ForgeError("unauthorized", message, "make a new client", { code: "other_user" });
+    throw unauthorized("another user's", "other_user");
   }
+}
+
+function unauthorized(what: string, code: string): ForgeError {
+  return new ForgeError("unauthorized", `the token is ${what}`, "make a new client", { code });
 }

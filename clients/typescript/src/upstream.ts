@@ -68,22 +68,28 @@ export interface Delta extends Common {
 
 export type Push = Whole | Delta;
 
-/** Takes the messages of one subscription. */
-export interface Sink {
-  readonly asked: Asked;
+/** Takes messages. */
+interface Taking {
   /** Of the result that is held; undefined when there is none, or it cannot be relied on. */
   readonly hash: string | undefined;
   /** Throws a ForgeError of kind `mismatch` when it does not fit; `hash` is undefined then: it is asked for anew. */
   push(message: Push): void;
+}
+
+/** Takes the messages of one subscription. */
+export interface Sink extends Taking {
+  readonly asked: Asked;
   /** Nothing new comes now; nothing more at all when it is `final`, and the sink was removed. */
   fault(error: ForgeError, final: boolean): void;
 }
 
-/** A sink that can hand on what it holds. */
-export interface Holder extends Sink {
+/** Can hand on what it holds. */
+export interface Holding extends Taking {
   /** The message that says all of it; undefined when nothing is held, or it cannot be relied on. */
   whole(): Whole | undefined;
 }
+
+export type Holder = Sink & Holding;
 
 /** Brings results. Adding what is there and removing what is not change nothing. */
 export interface Upstream {
@@ -148,7 +154,6 @@ export interface Mutations {
   /** Resolves with the answer when it is done, rejects when the server refuses it. */
   run(call: Call, optimistic?: Optimistic): Promise<Answer>;
   readonly pending: Readable<readonly Pending[]>;
-  wake(): void;
   close(): void;
 }
 

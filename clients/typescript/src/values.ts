@@ -121,7 +121,12 @@ function tagOf(value: object): ((value: never) => unknown) | undefined {
 
 /** Arguments as JSON; the same arguments are the same text, in whatever order they are given. */
 export function encodeArgs(args: object = {}): string {
-  return encode(Object.fromEntries(Object.entries(args).sort(([a], [b]) => (a < b ? -1 : 1)))) ?? "{}";
+  return encode(Object.fromEntries(sorted(args))) ?? "{}";
+}
+
+/** Names and values in the order of the names. */
+export function sorted(values: object): [string, unknown][] {
+  return Object.entries(values).sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
 function encode(value: unknown): string | undefined {

@@ -44,7 +44,7 @@ test("a delta: removed, changed, added at places, in another order", () => {
     order: ["[4]", "[3]", "[1]", "[5]"],
   });
   const held = Held.next(Held.next(undefined, whole(old)), message);
-  expect(held.whole([], "7:7:")).toEqual({ ...whole(now), snapshot: "7:7:" });
+  expect(held.whole({ cause: [], snapshot: "7:7:" })).toEqual({ ...whole(now), snapshot: "7:7:" });
   const next = Held.next(held, delta(now, now.slice(1), { removed: ["[4]"] }));
   expect(next.hash).toBe(digest(now.slice(1)));
 });
@@ -91,5 +91,5 @@ test("one value, whatever is in it", () => {
   const { push } = readPush({ name: "snapshot", lines: [text], id: "" });
   const held = Held.next(undefined, push);
   expect(held.value).toEqual({ a: [1, 2], value: ',"value":' });
-  expect(Held.next(undefined, held.whole([], null)).value).toEqual(held.value);
+  expect(Held.next(undefined, held.whole({ cause: [], snapshot: null })).value).toEqual(held.value);
 });

@@ -265,6 +265,45 @@ test("a tab that has no token lets another lead, which may have one", async () =
   }
 });
 
+test("who resigns again and again rests longer each time; after a long lead, a little", async () => {
+  const seat = new Seat(() => Promise.resolve("group"), new Profile().open().browser);
+  seat.start();
+  await settle();
+  for (const most of [5_000, 10_000, 20_000, 40_000, 60_000, 60_000]) {
+    expect([seat.leading, seat.resign(), seat.resign()]).toEqual([true, true, true]);
+    await settle(most / 2 - 1);
+    expect(seat.leading).toBe(false);
+    await settle(most / 2 + 1);
+  }
+  seat.resign();
+  seat.wake();
+  await settle();
+  expect(seat.leading).toBe(true);
+  await settle(LONG);
+  seat.resign();
+  await settle(5_000);
+  expect(seat.leading).toBe(true);
+  seat.resign();
+  seat.close();
+  await settle(LONG);
+  expect([seat.leading, vi.getTimerCount()]).toEqual([false, 0]);
+});
+
+test("what a new leader held before is no news to others until the server said so", async () => {
+  const { server, tabs } = world(2);
+  for (const tab of tabs) tab.show("orders");
+  await settle();
+  const [leader, other] = [...tabs].sort((tab) => (tab.seat.leading ? -1 : 1)) as [Tab, Tab];
+  const state = (tab: Tab) => tab.lives.get("orders")?.live.state;
+  other.session.add = () => {}; // it cannot be reached
+  leader.session.fail(new ForgeError("unreachable", "no token can be had", "", { code: "no_token" }), false);
+  await settle();
+  expect([other.seat.leading, state(leader)?.status, state(other)?.status]).toEqual([true, "stale", "stale"]);
+  server.change("orders");
+  await settle();
+  expect(state(leader)).toMatchObject({ status: "stale", error: { code: "no_token" } });
+});
+
 test("a leader that says no more is found out however clocks are set", async () => {
   const { server, tabs } = world(2);
   for (const tab of tabs) tab.show("orders");

@@ -115,3 +115,12 @@ it("gives up a stream that says nothing, from its beginning on", async () => {
   expect(world.states.at(-1)?.status).toBe("connecting");
   world.stop();
 });
+
+it("stores no place ahead of a change that came with it", async () => {
+  const world = new World();
+  await world.follow();
+  world.say(`event: auth\ndata: {"renew":true}\n\n${change("c1", 1)}`);
+  await settle();
+  expect(world.written).toEqual([[1, "c1"]]);
+  world.stop();
+});

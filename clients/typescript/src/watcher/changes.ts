@@ -7,6 +7,7 @@
  */
 
 import { ForgeError } from "../errors";
+import type { RawChange } from "../rawfeed";
 import type { Connection } from "./connection";
 import { asSql, type Row, type SqlValue } from "./values";
 
@@ -17,14 +18,7 @@ export type Change =
   | { readonly table: string; readonly op: "clear" };
 
 /** A change as Forge's feed has it (`/forge/changes`), its values decoded. */
-export interface RemoteChange {
-  readonly schema?: string | null;
-  readonly table: string;
-  readonly operation: string;
-  readonly key?: Readonly<Record<string, unknown>> | null;
-  readonly before?: Readonly<Record<string, unknown>> | null;
-  readonly after?: Readonly<Record<string, unknown>> | null;
-}
+export type RemoteChange = Omit<RawChange, "context">;
 
 /** Local tables by the name of the remote one, with or without its schema. */
 export type Names = Readonly<Record<string, string>>;

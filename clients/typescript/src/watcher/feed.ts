@@ -7,14 +7,14 @@
  * cursor is never ahead of the rows, and no change is left out.
  */
 
-import { Backoff } from "../backoff";
+import { Backoff, whenBack } from "../backoff";
 import { asError, ForgeError, unreachable } from "../errors";
 import { Http } from "../http";
 import type { Event } from "../messages";
-import { RawFeed } from "../rawfeed";
+import { changeOf, RawFeed } from "../rawfeed";
 import { Cell } from "../readable";
 import { type Token, Tokens } from "../tokens";
-import { decodeRow, parse } from "../values";
+import { parse } from "../values";
 import type { Names, RemoteChange } from "./changes";
 
 export interface FeedOptions {
@@ -71,6 +71,8 @@ export class Feed extends Cell<FeedState> {
   /** Follows until the signal, or an error that stays. */
   async run(signal: AbortSignal): Promise<void> {
     const backoff = new Backoff();
+    whenBack(signal, () => backoff.wake());
+    signal.addEventListener("abort", () => backoff.wake());
     while (!signal.aborted) {
       let error: ForgeError;
       try {
@@ -85,7 +87,7 @@ export class Feed extends Cell<FeedState> {
       const final = FINAL.has(error.code);
       this.set({ status: final ? "error" : "stale", error });
       if (final) return;
-      await pause(backoff.next((error.retryAfter ?? 0) * 1000), signal);
+      await backoff.wait(0, error);
     }
   }
 
@@ -103,7 +105,7 @@ export class Feed extends Cell<FeedState> {
       if (event?.name === "change") {
         this.#batch.push(changeOf(event));
         this.#cursor = event.id;
-      } else if (feed.place !== "" && Date.now() - quietSince > QUIET) this.#cursor = feed.place;
+      } else if (!event && feed.place !== "" && Date.now() - quietSince > QUIET) this.#cursor = feed.place;
       if (this.#writing || !this.#unwritten) return;
       quietSince = Date.now();
       this.#writing = this.#write().catch((error: unknown) => {
@@ -143,8 +145,6 @@ export class Feed extends Cell<FeedState> {
   }
 }
 
-type Row = Record<string, unknown>;
-
 function reasonOf(event: Event): string | undefined {
   return (parse(event.lines.join("\n")) as { reason?: string }).reason;
 }
@@ -154,24 +154,3 @@ function invalidated(table: string): ForgeError {
   return new ForgeError("failed", message, "have its rows anew, then follow again", { code: "invalidated" });
 }
 
-function changeOf(event: Event): RemoteChange {
-  const change = parse(event.lines.join("\n")) as RemoteChange;
-  const { key, before, after } = change;
-  const decoded = (row: unknown): Row | null => (row ? (decodeRow(row) as Row) : null);
-  return { ...change, key: decoded(key), before: decoded(before), after: decoded(after) };
-}
-
-/** Waits, but not longer than until the network is back. */
-function pause(milliseconds: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => {
-    const over = new AbortController();
-    const end = (): void => {
-      clearTimeout(timer);
-      over.abort();
-      resolve();
-    };
-    const timer = setTimeout(end, milliseconds);
-    globalThis.addEventListener("online", end, { signal: over.signal });
-    signal.addEventListener("abort", end, { signal: over.signal });
-  });
-}
