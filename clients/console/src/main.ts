@@ -3,6 +3,7 @@
 import { mount } from "svelte";
 import App from "./App.svelte";
 import "./theme.css";
+import "./layout.css";
 
 const target = document.getElementById("app");
 if (target === null) throw new Error("the page has no #app");
