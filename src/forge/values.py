@@ -71,6 +71,7 @@ REDACTED: Final = "$redacted"
 """Under this name an image lists the columns whose values were taken out of it; a column of that name is a column."""
 
 _MOST_DIGITS = 4300
+_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
 
 
@@ -251,6 +252,21 @@ def _levels(text: str) -> int:
         depth += (match[0] in "{[") - (match[0] in "]}")
         most = max(most, depth)
     return most
+
+
+def parts(image: str | bytes) -> dict[str, msgspec.Raw]:
+    """The values of a row image as they are written, however deep they are nested.
+
+    >>> {name: bytes(value) for name, value in parts('{"id": 1, "doc": {"a": [1.50]}}').items()}
+    {'id': b'1', 'doc': b'{"a": [1.50]}'}
+    >>> len(bytes(parts('{"id": 1, "doc": ' + "[" * 100_000 + "]" * 100_000 + "}")["doc"]))
+    200000
+    """
+    try:
+        return _parts(image)
+    except RecursionError:
+        text = image if isinstance(image, str) else image.decode()
+        return {name: msgspec.Raw(value.strip().encode()) for name, value in members(text)}
 
 
 def members(text: str) -> Iterator[tuple[str, str]]:

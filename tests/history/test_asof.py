@@ -463,3 +463,16 @@ def test_bad_questions_are_refused(connection: Connection, clock: Clock) -> None
     with connection.transaction(), pytest.raises(HistoryUnavailable, match="inside a transaction"):
         table_as_of(connection, "item", FAR)
     assert table_as_of(connection, "item", FAR).rows == []
+
+
+@pytest.mark.contract("T9")
+def test_a_document_nested_3000_deep_in_a_table_that_was_altered(connection: Connection, clock: Clock) -> None:
+    connection.execute("CREATE TABLE document (id int PRIMARY KEY, body jsonb, note text)")
+    connection.execute("SELECT public.forge_enable_reactivity('document')")
+    connection.execute("INSERT INTO document VALUES (1, (repeat('[', 3000) || repeat(']', 3000))::jsonb, 'a')")
+    at = clock.tick()
+    [before] = row_as_of(connection, "document", 1, at).rows
+    connection.execute("ALTER TABLE document RENAME COLUMN note TO words")
+    connection.execute("DELETE FROM document")
+    clock.tick()
+    assert row_as_of(connection, "document", 1, at).rows == table_as_of(connection, "document", at).rows == [before]

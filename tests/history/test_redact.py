@@ -227,3 +227,12 @@ def test_a_published_log_can_be_redacted(people: Connection) -> None:
         redact(people, "people", 7, ["age"])
     people.execute(caught.value.fix.partition(",")[0].encode())
     assert redact(people, "people", 7, ["age"]).changes == 4
+
+
+def test_a_row_with_a_document_nested_3000_deep(people: Connection) -> None:
+    people.execute("UPDATE people SET phone = (repeat('[', 3000) || repeat(']', 3000))::jsonb WHERE id = 7")
+    people.execute("ALTER TABLE people RENAME COLUMN note TO words")
+    people.execute("DELETE FROM people WHERE id = 7")
+    done = redact(people, "people", 7, ["email"], reason="asked", by="ada")
+    assert (done.columns, done.keys) == (["email"], ["7"])
+    assert SECRET not in everything(people)

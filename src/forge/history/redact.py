@@ -32,7 +32,7 @@ from forge.history.revert.chosen import Logged
 from forge.history.revert.collapse import moves
 from forge.history.tracked import Tracked
 from forge.history.words import storable
-from forge.values import REDACTED
+from forge.values import REDACTED, parts
 
 FUNCTION = "forge.redact"
 Position = tuple[int, int]
@@ -221,7 +221,7 @@ class _Found:
             (last.day, last.transaction, last.id),
         ).fetchone()
         assert row is not None
-        image = msgspec.json.decode(row[0], type=dict[str, msgspec.Raw])
+        image = parts(row[0])
         numbers = {field.attnum: field.name for field in self._table.versions[last.version].fields}
         then = {name: numbers.get(_attnum(newest, name), name) for name in newest.key}
         return msgspec.json.encode({name: image[then[name]] for name in newest.key}).decode()

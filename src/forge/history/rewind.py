@@ -26,7 +26,7 @@ from forge.history import tracked
 from forge.history.definitions import Effect, Event, Field, Plan, Version, effects, plan
 from forge.history.instants import Pair, oldest_fix
 from forge.history.tracked import Tracked, escaped, quoted
-from forge.values import REDACTED, Column
+from forge.values import REDACTED, Column, parts
 
 PAGE: Final = 500
 
@@ -73,7 +73,6 @@ _PROJECTED: Final = (
 )
 
 _MARK: Final = f'"{REDACTED}"'.encode()
-_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Past:
@@ -362,7 +361,7 @@ class _Images:
 
     def check_known(self, image: bytes, names: frozenset[str]) -> None:
         """Raise where a condition speaks of a value that is not known."""
-        if names and (lacking := names - _raw(image).keys() | names & self._veiled):
+        if names and (lacking := names - parts(image).keys() | names & self._veiled):
             raise HistoryUnavailable(
                 f"the log does not have {', '.join(sorted(lacking))} of every row",
                 fix="leave it out of the condition",
@@ -386,12 +385,12 @@ class _Images:
 
 def _known(image: str | bytes) -> dict[str, msgspec.Raw]:
     """The values of an image that were not taken out of the log."""
-    parts = _raw(image)
-    if bytes(parts.get(REDACTED, b"")).startswith(b"["):
-        gone = (*msgspec.json.decode(parts[REDACTED], type=list[str]), REDACTED)
-        return {name: value for name, value in parts.items() if name not in gone}
-    return parts
+    found = parts(image)
+    if bytes(found.get(REDACTED, b"")).startswith(b"["):
+        gone = (*msgspec.json.decode(found[REDACTED], type=list[str]), REDACTED)
+        return {name: value for name, value in found.items() if name not in gone}
+    return found
 
 
-def _joined(parts: Mapping[str, msgspec.Raw]) -> bytes:
-    return msgspec.json.encode(parts)
+def _joined(values: Mapping[str, msgspec.Raw]) -> bytes:
+    return msgspec.json.encode(values)

@@ -38,7 +38,7 @@ from forge.pipeline.silver.names import silver_names
 from forge.pipeline.silver.rows import ROW_OPS, quoted
 from forge.pipeline.silver.types import Types
 from forge.pipeline.tables import exists, load
-from forge.values import REDACTED
+from forge.values import REDACTED, parts
 
 AT_ONCE: Final = 200
 """So many redactions of the same columns are obeyed together."""
@@ -46,7 +46,6 @@ AT_ONCE: Final = 200
 IMAGES: Final = "struct<before: string, after: string, hidden: string>"
 
 _GONE: Final = f'{{"{REDACTED}":true}}'.encode()
-_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _names: Final = msgspec.json.Decoder(list[str]).decode
 
 
@@ -139,7 +138,7 @@ def images(
     True
     """
     try:
-        old, new = (None if image is None else _members(image) for image in (before, after))
+        old, new = (None if image is None else parts(image) for image in (before, after))
     except msgspec.DecodeError:
         return None, None, hidden
     gone = {

@@ -21,11 +21,10 @@ from pyspark.sql.pandas.functions import arrow_udf
 from forge.change import text
 from forge.pipeline.lake import Lake
 from forge.pipeline.tables import load
-from forge.values import REDACTED
+from forge.values import REDACTED, parts
 
 CHANGED: Final = "array<struct<column: string, old: string, new: string>>"
 
-_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _names: Final = msgspec.json.Decoder(list[str]).decode
 
 
@@ -120,7 +119,7 @@ def differences(before: str | None, after: str | None, hidden: str | None) -> li
 
 
 def _members(image: str | None) -> dict[str, msgspec.Raw]:
-    return _raw(image) if image is not None else {}
+    return parts(image) if image is not None else {}
 
 
 def _bytes(value: msgspec.Raw | None) -> bytes:
