@@ -11,7 +11,7 @@ from forge.changelog.install import install as install_log
 from forge.errors import HistoryUnavailable, ServerError
 from forge.pipeline.lake import Lake
 from forge.pipeline.run import Settings, pipeline
-from forge.pipeline.versions import derived, jdbc, of_database, of_lake
+from forge.pipeline.versions import Corpus, derived, jdbc, of_database, of_lake
 from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 from forge.versions.documents import delete, put
@@ -110,6 +110,20 @@ def test_identities_that_contain_others(spark: SparkSession, corpus: tuple[str, 
         closed = told(derived(found, transitive=True))
         assert closed == asked(connection, TRANSITIVE)
         assert closed != told(derived(found))
+
+
+def test_identities_that_contain_each_other(spark: SparkSession) -> None:
+    """Forge refuses them; another system's corpus may have them, and the derivation ends: 3 in 1 in 2 in 1."""
+    stamps = [(1, 1, 10, 10), (2, 1, 20, 20), (3, 1, 30, 30), (4, 1, 40, 5)]
+    corpus = Corpus(
+        spark.createDataFrame(stamps, "id long, resource int, content_version long, identity_version long"),
+        spark.createDataFrame(
+            [(1, 2, True), (2, 1, True), (1, 3, True), (3, 4, True)], "parent long, child long, in_identity boolean"
+        ),
+        spark.createDataFrame([(1, "p", "r", "1")], "id int, project string, name string, version string"),
+    )
+    found = {row.id: row.change_version for row in derived(corpus, transitive=True).collect()}
+    assert found == {1: 30, 2: 30, 3: 30, 4: 40}
 
 
 def test_what_jdbc_cannot_reach_is_said() -> None:

@@ -69,20 +69,30 @@ def derived(corpus: Corpus, *, transitive: bool = False) -> DataFrame:
 
 
 def _closed(identities: DataFrame, references: DataFrame) -> DataFrame:
-    """The stamps of identities, with those of all that they contain: as many rounds as the deepest is deep."""
-    edges = references.where("in_identity").select("parent", "child").distinct().localCheckpoint()
-    if edges.isEmpty():
-        return identities
-    known = identities.localCheckpoint()
-    while True:
-        through = edges.join(known, "child").groupBy(F.col("parent").alias("child")).agg(F.max("stamp").alias("of"))
-        raised = known.join(through, "child", "left").select(
-            "child", F.greatest("stamp", "of").alias("stamp"), (F.col("of") > F.col("stamp")).alias("grew")
-        )
-        raised = raised.localCheckpoint()
-        known = raised.select("child", "stamp")
-        if raised.where("grew").isEmpty():
-            return known
+    """The stamps of identities, with those of all that they contain.
+
+    A round goes from those whose stamp rose in the last to those that contain them: as many as the deepest is deep,
+    each as large as what it raises, and none for ever where identities contain each other.
+    """
+    own = identities.select(F.col("child").alias("parent"), F.col("stamp").alias("own"))
+    edges = references.where("in_identity").select("parent", "child").distinct().join(own, "parent").localCheckpoint()
+    risen = _risen(edges, identities).localCheckpoint()
+    reached = risen
+    while not risen.isEmpty():
+        raised = reached.select(F.col("child").alias("parent"), F.col("stamp").alias("reached"))
+        through = _risen(edges, risen).withColumnRenamed("child", "parent").join(raised, "parent", "left")
+        risen = through.where("reached IS NULL OR stamp > reached").select(F.col("parent").alias("child"), "stamp")
+        risen = risen.localCheckpoint()
+        reached = reached.unionByName(risen).groupBy("child").agg(F.max("stamp").alias("stamp")).localCheckpoint()
+    return identities.join(reached.withColumnRenamed("stamp", "of"), "child", "left").select(
+        "child", F.greatest("stamp", "of").alias("stamp")
+    )
+
+
+def _risen(edges: DataFrame, of: DataFrame) -> DataFrame:
+    """Who contains one of these that has a greater stamp than its own, with the greatest."""
+    through = edges.join(of, "child").where("stamp > own")
+    return through.groupBy(F.col("parent").alias("child")).agg(F.max("stamp").alias("stamp"))
 
 
 def of_lake(spark: SparkSession, lake: Lake) -> Corpus:
