@@ -215,14 +215,14 @@ def _decode_deep(raw: bytes | str) -> dict[str, Any]:
     """
     text = raw if isinstance(raw, str) else raw.decode()
     row: dict[str, Any] = {}
-    for name, value in members(text):
-        if _levels(value) > MOST_LEVELS:
-            row[name] = value.strip()
-            continue
-        try:
-            row[name] = json.loads(value, parse_float=Decimal, parse_int=_whole_number, parse_constant=_no_constant)
-        except (ValueError, ArithmeticError) as error:
-            raise _not_an_image(error) from None
+    try:
+        for name, value in members(text):
+            if _levels(value) > MOST_LEVELS:
+                row[name] = value.strip()
+            else:
+                row[name] = json.loads(value, parse_float=Decimal, parse_int=_whole_number, parse_constant=_no_constant)
+    except (ValueError, ArithmeticError) as error:
+        raise _not_an_image(error) from None
     return row
 
 
@@ -255,22 +255,28 @@ def _levels(text: str) -> int:
 
 
 def parts(image: str | bytes) -> dict[str, msgspec.Raw]:
-    """The values of a row image as they are written, however deep they are nested.
+    """The values of a row image as they are written, however deep they are nested; raise msgspec.DecodeError for none.
 
     >>> {name: bytes(value) for name, value in parts('{"id": 1, "doc": {"a": [1.50]}}').items()}
     {'id': b'1', 'doc': b'{"a": [1.50]}'}
     >>> len(bytes(parts('{"id": 1, "doc": ' + "[" * 100_000 + "]" * 100_000 + "}")["doc"]))
     200000
+    >>> parts('{"id": 1, "doc": ' + "[" * 3000)
+    Traceback (most recent call last):
+    msgspec.DecodeError: the JSON object has no end
     """
     try:
         return _parts(image)
     except RecursionError:
         text = image if isinstance(image, str) else image.decode()
+    try:
         return {name: msgspec.Raw(value.strip().encode()) for name, value in members(text)}
+    except ValueError as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def members(text: str) -> Iterator[tuple[str, str]]:
-    """The names and the texts of the values of a JSON object, without looking into the values.
+    """The names of a JSON object and the texts of its values, unread; raise ValueError where it has no end.
 
     >>> dict(members('{"a": [1, "],{"], "b":{}}'))
     {'a': ' [1, "],{"]', 'b': '{}'}
@@ -291,6 +297,8 @@ def members(text: str) -> Iterator[tuple[str, str]]:
             elif depth == 1:
                 start = match.end()
             depth -= token != ","
+    if depth:
+        raise ValueError("the JSON object has no end")
 
 
 def _whole_number(digits: str) -> int | Decimal:

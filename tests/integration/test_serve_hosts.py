@@ -12,6 +12,8 @@ from websockets.exceptions import InvalidStatus
 
 from forge.app import SERVE_FLAGS
 from forge.changelog.connection import Connection
+from forge.errors import ConfigError
+from forge.serve.node import Options
 from forge.serve.permissions import Forbidden, check_host
 from tests.integration.serving import Served, serving
 from tests.integration.test_serve_http import SECURED, application, bearing, shop
@@ -170,3 +172,10 @@ def test_a_test_client_needs_no_setting(database: str, shop: Connection) -> None
         assert client.post("/forge/query/ours", json={}, headers=EVIL).status_code == 403
         with client.websocket_connect("/forge/ws") as socket:
             assert socket.receive_json()["event"] == "session"
+
+
+@pytest.mark.parametrize("name", ["origins", "allowed_hosts"])
+def test_one_text_is_not_taken_for_its_letters(name: str) -> None:
+    given: dict[str, Any] = {name: "*.shop.example"}
+    with pytest.raises(ConfigError, match=f"{name} is a tuple of texts"):
+        Options(**given)

@@ -108,3 +108,24 @@ async def test_closing_does_not_wait_for_long(work: Work) -> None:
     with pytest.raises(ServerError):
         await asked
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("forge console"))
+
+
+async def test_where_no_thread_can_be_started_it_is_said_and_later_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = Threads()
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without_room:
+        without_room.setattr(threading.Thread, "start", refused)
+        for _ in range(AT_ONCE + 1):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                await threads.run("console", lambda: 1)
+    async with asyncio.timeout(SOON):
+        assert await threads.run("console", lambda: 2) == 2
+
+
+async def test_an_end_of_iteration_reaches_who_asked() -> None:
+    async with asyncio.timeout(SOON):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await Threads().run("console", lambda: next(iter(())))

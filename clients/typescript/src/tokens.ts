@@ -10,6 +10,8 @@ import { callerOf, userOf } from "./group";
 
 export type Token = string | (() => string | Promise<string>);
 
+const OTHER_USER = "other_user";
+
 export class Tokens {
   readonly #source: Token | undefined;
   /** Called when a newer one has other claims: what it may see is not what the older one might. */
@@ -38,7 +40,8 @@ export class Tokens {
     try {
       return await work(token);
     } catch (thrown) {
-      if (asError(thrown).kind !== "unauthorized" || !this.renewable) throw thrown;
+      const { kind, code } = asError(thrown);
+      if (kind !== "unauthorized" || code === OTHER_USER || !this.renewable) throw thrown;
       return work(await this.newer(token));
     }
   }
@@ -74,7 +77,7 @@ export class Tokens {
     }
     // what others share with this client, and what waits to be sent, is not this caller's
     this.#token = before;
-    throw unauthorized("another user's", "other_user");
+    throw unauthorized("another user's", OTHER_USER);
   }
 }
 

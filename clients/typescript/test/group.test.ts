@@ -58,3 +58,15 @@ test("a client takes newer tokens of its user, and no other's", async () => {
   await expect(tokens.newer(second)).rejects.toMatchObject({ kind: "unauthorized", code: "other_user" });
   expect(await tokens.current()).toBe(second);
 });
+
+test("another user's token is no reason to try again", async () => {
+  const given = [jwt({ sub: "ada" }), jwt({ sub: "bob" }), jwt({ sub: "ada", exp: 1 })];
+  const tokens = new Tokens(() => given.shift() as string);
+  const used: (string | undefined)[] = [];
+  const work = async (token: string | undefined): Promise<void> => {
+    used.push(token);
+    await tokens.replace("expired");
+  };
+  await expect(tokens.use(work)).rejects.toMatchObject({ code: "other_user" });
+  expect([used, given.length]).toEqual([[jwt({ sub: "ada" })], 1]);
+});

@@ -71,8 +71,8 @@ def derived(corpus: Corpus, *, transitive: bool = False) -> DataFrame:
 def _closed(identities: DataFrame, references: DataFrame) -> DataFrame:
     """The stamps of identities, with those of all that they contain.
 
-    A round goes from those whose stamp rose in the last to those that contain them: as many as the deepest is deep,
-    each as large as what it raises, and none for ever where identities contain each other.
+    A round goes from those whose stamp rose in the last to those that contain them: as many as the deepest is deep, and
+    none for ever where identities contain each other.
     """
     own = identities.select(F.col("child").alias("parent"), F.col("stamp").alias("own"))
     edges = references.where("in_identity").select("parent", "child").distinct().join(own, "parent").localCheckpoint()
@@ -91,7 +91,7 @@ def _closed(identities: DataFrame, references: DataFrame) -> DataFrame:
 
 def _risen(edges: DataFrame, of: DataFrame) -> DataFrame:
     """Who contains one of these that has a greater stamp than its own, with the greatest."""
-    through = edges.join(of, "child").where("stamp > own")
+    through = edges.join(of, "child").where("own IS NULL OR stamp > own")
     return through.groupBy(F.col("parent").alias("child")).agg(F.max("stamp").alias("stamp"))
 
 

@@ -276,7 +276,7 @@ async def _unless_left(request: Request, answer: Awaitable[Response], ending: as
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from forge.change import Change
 from forge.cursor import NOW, After
-from forge.errors import ForgeError
+from forge.errors import ConfigError, ForgeError
 from forge.react import past
 from forge.react.cached import Cached
 from forge.react.catalog import OWN_TABLES
@@ -69,6 +69,11 @@ class Options(msgspec.Struct, frozen=True):
     """The permission that a token needs to enable tables and see to dead letters by the console; None for nobody."""
     lake: str | None = None
     """The folder of the lake that the console tells of."""
+
+    def __post_init__(self) -> None:
+        for name in ("origins", "allowed_hosts"):
+            if isinstance(given := getattr(self, name), str):
+                raise ConfigError(f"{name} is a tuple of texts, not one", fix=f"give {name}=({given!r},)")
 
 
 class UnknownSession(ForgeError):
@@ -145,10 +150,10 @@ class Node:
         """
         self.stopping = True
         self.ending.set()
-        self.threads.give_up(CONSOLE)
         for session in list(self.sessions.values()):
             session.send(Frame("bye", fields(reason="restart", retry_after_ms=random.randint(100, 3000))))
             session.close("restart")
+        self.threads.give_up(CONSOLE)
 
     async def stop(self) -> None:
         """End, after every client has been told."""

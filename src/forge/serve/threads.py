@@ -93,13 +93,23 @@ class Threads:
                 found.running.add(question)
                 self._idle.clear()
                 arguments = (kind, question, work)
-                threading.Thread(target=self._work, args=arguments, name=f"forge {kind}", daemon=True).start()
+                thread = threading.Thread(target=self._work, args=arguments, name=f"forge {kind}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # there is no room for another thread
+                    found.running.discard(question)
+                    question.answer.set_exception(error)
+        if not any(found.running for found in self._kinds.values()):
+            self._idle.set()
 
     def _work(self, kind: str, question: Question, work: Callable[[], Any]) -> None:
         """What a thread does."""
-        answer, error = None, None
+        answer = None
+        error: BaseException | None = None
         try:
             answer = work()
+        except StopIteration as raised:
+            error = RuntimeError(repr(raised))  # which no future takes as it is
         except BaseException as raised:
             error = raised
         question.ended.set()
@@ -114,8 +124,6 @@ class Threads:
             else:
                 question.answer.set_exception(error)
         self._begin(kind)
-        if not any(found.running for found in self._kinds.values()):
-            self._idle.set()
 
 
 def _cancel(questions: Iterable[Question]) -> None:

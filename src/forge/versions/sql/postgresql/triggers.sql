@@ -92,7 +92,7 @@ WHERE NOT EXISTS (SELECT FROM held h WHERE (h.parent, h.name) = (l.parent, l.nam
 
 -- fill_one_denormalized: One of these.
 UPDATE forge_versions.reference r SET parent_resource = p.resource FROM forge_versions.document p
-WHERE (r.parent, r.name) = (%(parent)s, %(name)s) AND p.id = r.parent;
+WHERE (r.parent, r.name) = (%(parent)s, %(name)s) AND p.id = r.parent AND r.parent_resource IS DISTINCT FROM p.resource;
 
 -- next_batch: Where a batch of documents after one ends; NULL after the last.
 SELECT max(b.id) FROM (SELECT d.id FROM forge_versions.document d WHERE d.id > %(after)s ORDER BY d.id LIMIT %(size)s) b;
