@@ -21,7 +21,7 @@ def test_on_a_terminal_it_is_one_line_that_is_written_over_and_gone_at_the_end()
     first, *shown, last = out.getvalue().split("\r\x1b[K")
     assert (first, last) == ("", "")
     assert [line.removeprefix("the lake takes in the rest: ") for line in shown] == [
-        "Spark is at its first batch, a minute or two   Ctrl-C ends the wait",
+        "Spark warms up for a minute   Ctrl-C ends the wait",
         "1,204 changes to come   Ctrl-C ends the wait",
         "1 change to come   Ctrl-C ends the wait",
         "all is in, and is compared   Ctrl-C ends the wait",

@@ -44,8 +44,8 @@ class Waiting:
 def _rest(missing: int | None) -> str:
     """
     >>> _rest(None), _rest(0), _rest(1204)
-    ('Spark is at its first batch, a minute or two', 'all is in, and is compared', '1,204 changes to come')
+    ('Spark warms up for a minute', 'all is in, and is compared', '1,204 changes to come')
     """
     if missing is None:
-        return "Spark is at its first batch, a minute or two"
+        return "Spark warms up for a minute"
     return f"{count(missing, 'change')} to come" if missing else "all is in, and is compared"
