@@ -89,10 +89,11 @@ async def test_a_worker_goes_on_after_an_error_of_the_database(database: str, co
     async with draining(database, routes, Settings(poll=0.05)) as node:
         put(connection, "t", "one")
         await until(lambda: len(got) == 1)
-        connection.execute("ALTER TABLE forge.outbox RENAME TO elsewhere")
+        # in a thread: it waits for a claim, which ends only while this loop goes on
+        await asyncio.to_thread(connection.execute, "ALTER TABLE forge.outbox RENAME TO elsewhere")
         await until(lambda: not node.workers[0].asleep)
         await asyncio.sleep(0.2)
-        connection.execute("ALTER TABLE forge.elsewhere RENAME TO outbox")
+        await asyncio.to_thread(connection.execute, "ALTER TABLE forge.elsewhere RENAME TO outbox")
         put(connection, "t", "two")
         await until(lambda: len(got) == 2)
         assert not node.ended.done()
