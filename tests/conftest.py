@@ -4,6 +4,7 @@ Every test gets a database of its own, a copy of a template in which Forge is in
 `every_version` runs on the oldest and the newest PostgreSQL of this machine, any other on the newest.
 """
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -25,6 +26,8 @@ def versions() -> list[int]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_version: runs on the oldest and the newest PostgreSQL")
+    # a shell lets what it runs in the background ignore Ctrl-C, and so would every command that a test interrupts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import psycopg
 import pytest
 
 from forge.changelog.connection import Connection, connect
@@ -153,19 +154,24 @@ def test_who_drops_his_reference_while_an_identity_changes_has_the_version_of_th
     assert told(versions)[COURSES] == derived(versions)[COURSES] == [(3, course.id)]
 
 
+def three_schools_and_six_courses(connection: Connection) -> tuple[Document, list[Document]]:
+    """The courses refer to the first school; of ten documents, batches of four end with the first course."""
+    school, *_ = [put(connection, SCHOOLS, {"id": n}, {}).document for n in range(3)]
+    return school, [put(connection, COURSES, {"code": n}, {}, {"school": school}).document for n in range(6)]
+
+
+def held(connection: Connection, document: Document) -> None:
+    connection.execute("SELECT FROM forge_versions.document WHERE id = %s FOR UPDATE", (document.id,))
+    connection.execute("SELECT FROM forge_versions.reference WHERE parent = %s FOR UPDATE", (document.id,))
+
+
 @pytest.mark.parametrize(("has", "wants"), [(1, 4), (4, 1)], ids=["the first", "the last"])
 @pytest.mark.parametrize("name", ["monotonic", "denormalized"])
 def test_it_holds_nothing_while_it_waits_for_a_writer(
     versions: Connection, versions_url: str, name: Strategy, has: int, wants: int
 ) -> None:
     """A writer has one document of a batch, and then another: neither waits for the other in a circle."""
-    school, *_ = [put(versions, SCHOOLS, {"id": n}, {}).document for n in range(3)]
-    courses = [put(versions, COURSES, {"code": n}, {}, {"school": school}).document for n in range(6)]
-
-    def held(connection: Connection, course: Document) -> None:
-        connection.execute("SELECT FROM forge_versions.document WHERE id = %s FOR UPDATE", (course.id,))
-        connection.execute("SELECT FROM forge_versions.reference WHERE parent = %s FOR UPDATE", (course.id,))
-
+    school, courses = three_schools_and_six_courses(versions)
     with connect(versions_url) as writer, ThreadPoolExecutor(1) as thread, ExitStack() as writing:
 
         def begin(after: int) -> None:
@@ -182,6 +188,33 @@ def test_it_holds_nothing_while_it_waits_for_a_writer(
         changing.result(SOON)
     assert told(versions) == derived(versions)
     change_identity(versions, school, {"id": 9})
+    assert told(versions) == derived(versions)
+
+
+def test_it_goes_on_where_it_is_told_of_a_deadlock_of_writers(versions: Connection, versions_url: str) -> None:
+    """It waits for one writer, another waits behind it, and the first for that one: the server may end any of them."""
+    school, courses = three_schools_and_six_courses(versions)
+    with ExitStack() as stack:
+        first, second, watcher = (stack.enter_context(connect(versions_url)) for _ in range(3))
+        thread = stack.enter_context(ThreadPoolExecutor(3))
+        versions.execute("SET deadlock_timeout = '500ms'; SET statement_timeout = '20s'")
+
+        def begin(after: int) -> None:
+            if after == courses[0].id:
+                for writer, document in ((first, courses[1]), (second, school)):
+                    writer.execute("SET deadlock_timeout = '2s'; SET statement_timeout = '20s'; BEGIN")
+                    held(writer, document)
+
+        changing = thread.submit(use_strategy, versions, "monotonic", batch=4, progress=begin)
+        Aside(versions.info.backend_pid, changing).waits(watcher, on=first)
+        behind_it = thread.submit(held, second, courses[1])
+        Aside(second.info.backend_pid, behind_it).waits(watcher, on=versions)
+        circle = thread.submit(held, first, school)
+        for writer, done in ((first, circle), (second, behind_it)):
+            ended = done.exception(SOON)
+            assert ended is None or isinstance(ended, psycopg.errors.DeadlockDetected)
+            writer.execute("ROLLBACK")
+        changing.result(SOON)
     assert told(versions) == derived(versions)
 
 

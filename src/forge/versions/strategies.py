@@ -14,12 +14,14 @@ and only then readers are told, who look at the setting in the statement that st
 last. Whenever that is cut short, readers have the former or the new one, whole, and doing it again completes it.
 
 It waits for a row only while it holds none: a batch leaves out what somebody holds, and that is filled alone after it.
-So no writer ends in a deadlock because the strategy is changed.
+So no writer ends in a deadlock because the strategy is changed. Where writers run into one of their own, and it stands
+between them in the queue for a row, it may be the one that the server tells: it leaves the queue and comes again.
 """
 
 from collections.abc import Callable
 from typing import Any, Final, Literal, cast, get_args
 
+import psycopg
 from psycopg.pq import TransactionStatus
 
 from forge.changelog.connection import Connection
@@ -81,12 +83,21 @@ def _build(connection: Connection, name: Strategy, batch: int, patience: float, 
     after = 0
     while (upto := _value(connection, sql("next_batch"), {"after": after, "size": batch})) is not None:
         for parent, named in connection.execute(sql(f"fill_{name}"), {"after": after, "upto": upto}).fetchall():
-            connection.execute(sql(f"fill_one_{name}"), {"parent": parent, "name": named})
+            _fill_one(connection, name, parent, named)
         after = upto
         if progress is not None:
             progress(after)
     if name == "monotonic":
         _index(connection)
+
+
+def _fill_one(connection: Connection, name: Strategy, parent: int, named: str | None) -> None:
+    while True:
+        try:
+            connection.execute(sql(f"fill_one_{name}"), {"parent": parent, "name": named})
+            return
+        except psycopg.errors.DeadlockDetected:
+            continue
 
 
 def _index(connection: Connection) -> None:
