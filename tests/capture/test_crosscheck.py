@@ -162,6 +162,22 @@ class Traffic:
         connection.execute(statement.encode(), values)
 
 
+async def compared(url: str, traffic: Traffic, stop: threading.Event) -> Report | None:
+    """The report of a window; None where PostgreSQL itself broke it off.
+
+    Seldom, decoding from a slot that was made while tables were truncated fails in the server: it has lost which table
+    a file was of.
+    """
+    try:
+        async with asyncio.timeout(60), open_window(url) as opened:
+            await asyncio.to_thread(traffic.run, 60, stop)
+            return await opened.close()
+    except SourceError as error:
+        if "could not map filenumber" not in str(error):
+            raise
+        return None
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_both_feeds_tell_the_same_under_concurrent_traffic(database: str, seed: int) -> None:
     """The window opens and closes while writers are in the middle of it."""
@@ -169,9 +185,9 @@ async def test_both_feeds_tell_the_same_under_concurrent_traffic(database: str, 
     first, *others = (Traffic(database, seed * 10 + n) for n in range(3))
     around = [asyncio.create_task(asyncio.to_thread(other.run, 100_000, stop)) for other in others]
     try:
-        async with asyncio.timeout(60), open_window(database) as opened:
-            await asyncio.to_thread(first.run, 60, stop)
-            report = await opened.close()
+        report = None
+        while report is None:
+            report = await compared(database, first, stop)
     finally:
         stop.set()
         await asyncio.gather(*around)
