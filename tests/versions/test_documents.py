@@ -210,7 +210,7 @@ for _ in range(20_000):
         ({"id": 7}, {"a": 10**5000}, {}, "digits"),
         ({"id": 7}, {"a": Decimal("1E+5000")}, {}, "digits"),
         ({"id": 7}, {"a": Decimal("1E-20000")}, {}, "numeric"),
-        ({"id": 7}, {"a": DEEP}, {}, "nested too deeply"),
+        ({"id": 7}, {"a": DEEP}, {}, "nested deeper than 100 levels"),
         ({"id": 7}, {"a": object()}, {}, "unsupported"),
         ({"id": 7}, [1], {}, "body .* it is a list"),
         ("id", {}, {}, "identity .* it is a str"),

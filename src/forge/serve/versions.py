@@ -26,7 +26,14 @@ from forge.serve.messages import error_fields
 from forge.serve.node import Node
 from forge.serve.permissions import Forbidden, permissions
 from forge.versions.available import available
-from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
+from forge.versions.errors import (
+    DocumentUnreadable,
+    TokenInvalid,
+    UnknownResource,
+    VersionsMissing,
+    WindowExpired,
+    WindowInvalid,
+)
 from forge.versions.nouns import DEFAULT_VERSION, Page, Resource, encode
 from forge.versions.reading import LIMIT, changes, deletes, key_changes, standing, stream
 from forge.versions.sync.source import install_id
@@ -45,6 +52,7 @@ _STATUS: Final[Mapping[type[ForgeError], int]] = {
     UnknownResource: 404,
     VersionsMissing: 404,
     WindowExpired: 410,
+    DocumentUnreadable: 500,
 }
 
 

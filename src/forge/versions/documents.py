@@ -15,7 +15,18 @@ import msgspec
 
 from forge.changelog.connection import Connection
 from forge.versions.errors import IdentityCycle, IdentityMismatch, MissingReference, StillReferenced, UnknownDocument
-from forge.versions.nouns import Deletion, Document, Json, Reference, Resource, Upsert, decode, encode
+from forge.versions.nouns import (
+    Deletion,
+    Document,
+    Json,
+    Reference,
+    Resource,
+    Upsert,
+    decode,
+    decode_list,
+    encode,
+    readable,
+)
 from forge.versions.operation import operation, sql, typed, writable
 from forge.versions.resources import resource_id
 from forge.versions.stamps import stamped
@@ -203,7 +214,7 @@ def hold(
                 fix="put that document first",
                 name=name,
             )
-    return {name: Held(child, decode(identity)) for name, child, identity in rows}
+    return {name: _held(child, identity) for name, child, identity in rows}
 
 
 def complete(identity: Mapping[str, Any], held: Mapping[str, Held], in_identity: Collection[str]) -> Json:
@@ -281,20 +292,21 @@ def _read(connection: Connection, document: int) -> Document:
     if row is None:
         raise unknown(document)
     number, project, name, version, identity, body, content, identity_version, references = row
-    return Document(
-        number,
-        Resource(project, name, version),
-        decode(identity),
-        decode(body),
-        {each["name"]: _reference(each) for each in _list(references)},
-        content,
-        identity_version,
-    )
+    with readable(number):
+        return Document(
+            number,
+            Resource(project, name, version),
+            decode(identity),
+            decode(body),
+            {each["name"]: _reference(each) for each in decode_list(references)},
+            content,
+            identity_version,
+        )
 
 
-def _list(text: str) -> list[Json]:
-    found: list[Json] = decode(text)  # type: ignore[assignment]
-    return found
+def _held(child: int, identity: str) -> Held:
+    with readable(child):
+        return Held(child, decode(identity))
 
 
 def _reference(found: Json) -> Reference:

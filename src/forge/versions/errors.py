@@ -23,6 +23,17 @@ class DocumentInvalid(VersionsError):
     """A document, a name or a subject cannot be written as it was given: no JSON, or more than the tables take."""
 
 
+class DocumentUnreadable(VersionsError):
+    """What the tables have of a document is nothing that could be written today; `document` is its id.
+
+    It was written before that was refused, or past the triggers.
+    """
+
+    def __init__(self, message: str, *, fix: str, document: int) -> None:
+        super().__init__(message, fix=fix)
+        self.document = document
+
+
 class MissingReference(VersionsError):
     """A reference leads to a document that is not there. `name` is the reference's."""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from forge.changelog.connection import Connection
 from forge.versions.documents import get, id_of, mismatch, unknown
-from forge.versions.nouns import Document, KeyChange, decode
+from forge.versions.nouns import Document, KeyChange, decode, readable
 from forge.versions.operation import operation, sql
 from forge.versions.stamps import stamped
 from forge.versions.texts import json_of
@@ -35,7 +35,8 @@ def change_identity(connection: Connection, document: int | Document, identity: 
                 if above:
                     connection.execute("SELECT forge_versions.carry(%s, %s)", ([number], stamp))
         now = get(connection, number)
-    return KeyChange(now.identity_version, number, now.resource, decode(found.old), now.identity)
+    with readable(number):
+        return KeyChange(now.identity_version, number, now.resource, decode(found.old), now.identity)
 
 
 class _Wanted(NamedTuple):

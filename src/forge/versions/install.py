@@ -1,7 +1,7 @@
 """Installing the tables of change versions.
 
-One transaction: all of it or nothing. Functions are written anew every time, so installing twice changes nothing. A
-schema newer than this program is refused.
+One transaction: all of it or nothing. Functions are written anew every time, so installing twice changes nothing; a
+trigger that an older program did not make yet is made after that. A schema newer than this program is refused.
 """
 
 from importlib.resources import files
@@ -12,6 +12,7 @@ from forge.changelog import locks
 from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.install import check_server
 from forge.versions.errors import VersionsMissing
+from forge.versions.switch import sql, switch
 
 SQL: Final[Traversable] = files("forge.versions") / "sql"
 SCHEMA_VERSION: Final = 1
@@ -20,7 +21,8 @@ SCHEMA_VERSION: Final = 1
 def script() -> str:
     """All that an install runs in an empty database."""
     folder = SQL / "postgresql"
-    return "\n".join((folder / name).read_text("utf-8") for name in ("schema.sql", "functions.sql"))
+    parts = [(folder / name).read_text("utf-8") for name in ("schema.sql", "functions.sql")]
+    return "\n".join([*parts, sql("fit") + ";\n"])
 
 
 def install(connection: Connection) -> bool:
@@ -34,6 +36,10 @@ def install(connection: Connection) -> bool:
         if version == 0:
             connection.execute((SQL / "postgresql" / "schema.sql").read_bytes())
         connection.execute((SQL / "postgresql" / "functions.sql").read_bytes())
+        if version == 0:
+            connection.execute(sql("fit"))
+    if not _fit(connection):
+        switch(connection, lambda: _check_what_is_written(connection), drops=False)
     return version == 0
 
 
@@ -56,6 +62,16 @@ def installed_version(connection: Connection) -> int:
         return 0
     row = connection.execute("SELECT schema_version FROM forge_versions.setting").fetchone()
     return 0 if row is None else int(row[0])
+
+
+def _fit(connection: Connection) -> bool:
+    row = connection.execute("SELECT FROM pg_trigger WHERE tgname = 'document_fit'").fetchone()
+    return row is not None
+
+
+def _check_what_is_written(connection: Connection) -> None:
+    if not _fit(connection):
+        connection.execute(sql("fit"))
 
 
 def _check(connection: Connection, version: int) -> None:

@@ -9,20 +9,23 @@ Resource(project='ed-fi', name='students', version='1')
 'ed-fi/students/3.1'
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from forge.versions.errors import UnknownResource
+from forge.errors import DecodeError
+from forge.versions.errors import DocumentUnreadable, UnknownResource
 
 Json = dict[str, Any]
 """An object of JSON."""
 T = TypeVar("T")
 
 DEFAULT_VERSION: Final = "1"
-_decoder: Final = msgspec.json.Decoder(float_hook=Decimal)
+_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
+_list: Final = msgspec.json.Decoder(list[Any], float_hook=Decimal)
 _encoder: Final = msgspec.json.Encoder(decimal_format="number")
 
 
@@ -134,10 +137,35 @@ def encode(value: Mapping[str, Any]) -> str:
 
 
 def decode(text: str | bytes) -> Json:
-    """An object from a jsonb column that was selected as text.
+    """An object from a jsonb column that was selected as text; DecodeError where it is none, or none that can be read.
 
     >>> decode('{"weight": 1.10, "count": 12}')
     {'weight': Decimal('1.10'), 'count': 12}
     """
-    found: Json = _decoder.decode(text)
-    return found
+    return _decoded(_object, text)
+
+
+def decode_list(text: str | bytes) -> list[Any]:
+    """The same of an array."""
+    return _decoded(_list, text)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], text: str | bytes) -> T:
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise DecodeError(why, fix="see forge_versions.unfit for what everybody can read") from None
+
+
+@contextmanager
+def readable(document: int) -> Iterator[None]:
+    """Within the block a document is decoded; what cannot be is told by the document's id."""
+    try:
+        yield
+    except DecodeError as error:
+        raise DocumentUnreadable(
+            f"document {document} cannot be read: {error}",
+            fix=f"see id {document} of forge_versions.document, and what it refers to: write what can be read",
+            document=document,
+        ) from error

@@ -64,6 +64,8 @@ def _named(error: psycopg.Error) -> VersionsError | None:
         return IdentityCycle(line, fix=fix)
     if error.sqlstate == "FG702":
         return IsolationUnfit(line, fix=fix)
+    if error.sqlstate == "FG705":
+        return DocumentInvalid(line, fix=fix)
     if isinstance(error, psycopg.errors.UniqueViolation) and error.diag.table_name == "document":
         detail = error.diag.message_detail or ""
         return IdentityTaken(

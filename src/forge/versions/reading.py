@@ -50,6 +50,8 @@ from forge.versions.nouns import (
     Resource,
     Upsert,
     decode,
+    decode_list,
+    readable,
 )
 from forge.versions.operation import typed
 from forge.versions.pages import Place, Question, opened, sealed
@@ -429,14 +431,23 @@ def _rows(connection: Connection, statement: str, values: dict[str, Any]) -> lis
 
 
 def _items(connection: Connection, resource: Resource, subject: str | None, rows: Sequence[Row]) -> list[Event]:
-    references: list[Any] = [decode(row.refers) if row.refers else [] for row in rows]
+    references = [_references(row) for row in rows]
     numbers = {number for found in references for _, _, number, _, _ in found}
     named: list[tuple[Any, ...]] = []
     if numbers:
         with typed():
             named = _rows(connection, queries("forge.versions", "queries.sql")["kinds"], {"numbers": sorted(numbers)})
     kinds = {number: Resource(*names) for number, *names in named}
-    return [_item(resource, subject, row, found, kinds) for row, found in zip(rows, references, strict=True)]
+    items = []
+    for row, found in zip(rows, references, strict=True):
+        with readable(row.document):
+            items.append(_item(resource, subject, row, found, kinds))
+    return items
+
+
+def _references(row: Row) -> list[Any]:
+    with readable(row.document):
+        return decode_list(row.refers) if row.refers else []
 
 
 def _item(

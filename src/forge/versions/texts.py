@@ -1,8 +1,9 @@
 """What may be written: JSON and texts that PostgreSQL keeps as they were given, and that everybody can read again.
 
 In comes a value, out comes the text that is sent. Refused by name, before anything is written: what is no object; NaN
-and Infinity, which JSON does not have; U+0000 and halves of surrogate pairs, which no text of PostgreSQL has; and whole
-numbers so long that a reader would not take them.
+and Infinity, which JSON does not have; U+0000 and halves of surrogate pairs, which no text of PostgreSQL has; and what
+a reader would not take: numbers of more than 4,000 digits, and what lies more than 100 levels deep. So deep everybody can
+read, however much he does meanwhile. What is written by SQL is held to the same by a trigger: see forge_versions.unfit.
 
 >>> json_of({"weight": 1.5}, "body")
 '{"weight":1.5}'
@@ -22,9 +23,11 @@ from forge.versions.errors import DocumentInvalid
 from forge.versions.nouns import encode
 
 LARGEST_ID: Final = 2**63 - 1
-_DIGITS: Final = 4000
-_BITS: Final = 13_000
-"""Of a whole number: some below the 4300 digits that Python reads."""
+LEVELS: Final = 100
+"""How many names and places there are at the most on the way to a value."""
+DIGITS: Final = 4000
+"""Of a number, before the point: some below the 4300 that Python reads."""
+_BEYOND: Final = 10**DIGITS
 
 
 def json_of(value: Mapping[str, Any], what: str) -> str:
@@ -63,25 +66,29 @@ def names_of(names: Collection[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _check(value: Any, what: str) -> None:
+def _check(value: Any, what: str, level: int = 0) -> None:
+    if level > LEVELS:
+        raise _invalid(
+            what, f"it is nested deeper than {LEVELS} levels", "make it flatter, or write the inner as a text"
+        )
     if isinstance(value, str):
         if "\0" in value:
             raise _invalid(what, "a text in it has the character U+0000", "leave that character out")
     elif isinstance(value, Mapping):
         for name, one in value.items():
             _check(name, what)
-            _check(one, what)
+            _check(one, what, level + 1)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for one in value:
-            _check(one, what)
+            _check(one, what, level + 1)
     elif (isinstance(value, float) and not math.isfinite(value)) or (
         isinstance(value, Decimal) and not value.is_finite()
     ):
         raise _invalid(what, f"{value} is no number of JSON", "leave it out, or write null")
-    elif (isinstance(value, int) and value.bit_length() > _BITS) or (
-        isinstance(value, Decimal) and value.adjusted() > _DIGITS
+    elif (isinstance(value, int) and not -_BEYOND < value < _BEYOND) or (
+        isinstance(value, Decimal) and value.adjusted() >= DIGITS
     ):
-        raise _invalid(what, f"a number in it has more than {_DIGITS} digits", "write it as a text")
+        raise _invalid(what, f"a number in it has more than {DIGITS:,} digits", "write it as a text")
 
 
 def _surrogate(what: str) -> DocumentInvalid:

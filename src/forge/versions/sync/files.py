@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from forge.errors import DecodeError
 from forge.versions.nouns import Deletion, Event, Json, KeyChange, Resource, Upsert, decode, encode
 from forge.versions.sync.mirror import MirrorUnusable, State
 from forge.versions.wire import told
@@ -115,9 +116,9 @@ class FilesMirror:
 
 def _document(path: Path) -> Json:
     try:
-        found: Any = decode(path.read_bytes())
-        if isinstance(found, dict) and isinstance(found.get("changeVersion"), int):
+        found = decode(path.read_bytes())
+        if isinstance(found.get("changeVersion"), int):
             return found
-    except msgspec.DecodeError:
+    except DecodeError:
         pass
     raise MirrorUnusable(f"{path} is not what a sync wrote", fix="name a folder for the copy alone")

@@ -28,6 +28,26 @@ BEGIN
     RETURN forge_versions.stamp();
 END $$;
 
+-- Why a body or an identity is one that not everybody could read again; NULL where everybody can. The rules of
+-- forge.versions.texts, for what is written by SQL, or follows from what identities contain.
+CREATE OR REPLACE FUNCTION forge_versions.unfit(value jsonb) RETURNS text LANGUAGE sql IMMUTABLE
+RETURN CASE
+    WHEN jsonb_typeof(value) <> 'object' THEN 'it is a JSON ' || jsonb_typeof(value) || ', not an object'
+    WHEN jsonb_path_exists(value, 'strict $.**{101}') THEN 'it is nested deeper than 100 levels'
+    WHEN jsonb_path_exists(value, 'strict $.** ? (@ >= 1e4000 || @ <= -1e4000)') THEN
+        'a number in it has more than 4,000 digits'
+END;
+
+CREATE OR REPLACE FUNCTION forge_versions.on_unfit() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'the % of document % cannot be written: %',
+        CASE WHEN forge_versions.unfit(NEW.identity) IS NULL THEN 'body' ELSE 'identity' END, NEW.id,
+        coalesce(forge_versions.unfit(NEW.identity), forge_versions.unfit(NEW.body))
+        USING ERRCODE = 'FG705', HINT = 'write an object, make it flatter, and long numbers texts';
+END $$;
+
 -- Hold the documents that references lead to: [{name, document} or {name, resource, identity}]; and with them who refers
 -- to them, if that is known, against all (`whole`) or against other writers. All in the order of their ids, as everybody
 -- does. `child` is NULL where there is none.

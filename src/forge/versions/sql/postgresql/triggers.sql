@@ -1,3 +1,9 @@
+-- fit: Nobody writes what not everybody can read again. The condition is looked at where a row is written; nothing is
+-- called, and nothing waits for the end of the statement, where it does not hold.
+CREATE TRIGGER document_fit AFTER INSERT OR UPDATE OF identity, body ON forge_versions.document
+    FOR EACH ROW WHEN (forge_versions.unfit(NEW.identity) IS NOT NULL OR forge_versions.unfit(NEW.body) IS NOT NULL)
+    EXECUTE FUNCTION forge_versions.on_unfit();
+
 -- writes_trigger: The triggers that stamp and journal for applications that write by themselves, and what they insert.
 ALTER TABLE forge_versions.document ALTER content_hash SET DEFAULT '', ALTER content_version SET DEFAULT 0,
     ALTER identity_version SET DEFAULT 0;
