@@ -2,8 +2,8 @@
 
 In comes a value, out comes the text that is sent. Refused by name, before anything is written: what is no object; NaN
 and Infinity, which JSON does not have; U+0000 and halves of surrogate pairs, which no text of PostgreSQL has; and what
-a reader would not take: numbers of more than 4,000 digits, and what lies more than 100 levels deep. So deep everybody can
-read, however much he does meanwhile. What is written by SQL is held to the same by a trigger: see forge_versions.unfit.
+a reader would not take: numbers of more than 4,000 digits, and what lies more than 100 levels deep, which is far from
+where Python's stack ends for anybody. What is written by SQL is held to the same by a trigger: forge_versions.unfit.
 
 >>> json_of({"weight": 1.5}, "body")
 '{"weight":1.5}'
@@ -68,9 +68,7 @@ def names_of(names: Collection[str]) -> frozenset[str]:
 
 def _check(value: Any, what: str, level: int = 0) -> None:
     if level > LEVELS:
-        raise _invalid(
-            what, f"it is nested deeper than {LEVELS} levels", "make it flatter, or write the inner as a text"
-        )
+        raise _invalid(what, f"it is nested deeper than {LEVELS} levels", "make it flatter")
     if isinstance(value, str):
         if "\0" in value:
             raise _invalid(what, "a text in it has the character U+0000", "leave that character out")
