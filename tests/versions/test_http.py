@@ -310,15 +310,40 @@ async def test_a_copy_from_a_server_equals_its_source(url: str, school: Connecti
         assert copy_in_sqlite(path, PLANS) == source_of(school, PLANS)
 
 
-async def test_pages_that_are_too_large_are_asked_for_in_smaller_ones(
+async def test_a_page_ends_before_it_is_too_large(url: str, school: Connection, tmp_path: Path) -> None:
+    """By bytes: an é is two of them. What is too large alone is a page of its own."""
+    for plan, length in (("P1", 500), ("P2", 500), ("P3", 2000), ("P4", 10)):
+        put(school, PLANS, {"plan": plan}, {"text": "é" * length})
+    app = Forge(url, settings=Settings(max_result_bytes=3000))
+    async with serving(app) as served:
+        sizes, items = [], []
+        query: dict[str, str] = {"limit": "1000"}
+        while True:
+            answer = await served.client.get("/versions/ed-fi/graduationPlans", params=query)
+            assert answer.status_code == 200
+            sizes.append(len(answer.content))
+            items += [item["identity"]["plan"] for item in answer.json()["items"]]
+            if (query := {"pageToken": answer.json()["next"]})["pageToken"] is None:
+                break
+        assert items == ["P1", "P2", "P3", "P4", "P5"]
+        assert [size > 3000 for size in sizes] == [False, True, False]
+
+
+async def test_a_page_that_is_too_large_all_the_same_is_asked_for_in_smaller_ones(
     url: str, school: Connection, tmp_path: Path
 ) -> None:
+    """Resources are told by name, and this one's is long."""
+    long = Resource("ed-fi", "x" * 2000)
+    declare(school, long)
+    put(school, long, {"n": 1}, {})
     for plan in ("P1", "P2", "P3"):
-        put(school, PLANS, {"plan": plan}, {"text": "x" * 2000})
+        put(school, PLANS, {"plan": plan}, {}, {"long": (long, {"n": 1})})
     app = Forge(url, settings=Settings(max_result_bytes=3000))
     async with serving(app) as served:
         answer = await served.client.get("/versions/ed-fi/graduationPlans")
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+        answer = await served.client.get("/versions/ed-fi/graduationPlans?limit=1")
+        assert answer.status_code == 200
 
         def keep() -> Synced:
             with (

@@ -554,6 +554,7 @@ def _plan(connection: Connection, statement: str, strategy: str, resource: Resou
         "max": ("bigint", str(CHANGED)),
         "limit": ("bigint", "101"),
         "candidates": ("bigint", "10000"),
+        "bytes": ("bigint", str(reading.BYTES)),
     }
     for place, name in enumerate(values, 1):
         statement = statement.replace(f"%({name})s", f"${place}")

@@ -129,7 +129,7 @@ def test_who_changed_by_himself_is_not_asked_what_he_refers_to(strategic: World)
         "epoch": 0,
     }
     statement = statement_of(found.strategy, None, False)
-    plan = _explained(strategic.connection, statement, {**values, "candidates": CANDIDATES})
+    plan = _explained(strategic.connection, statement, {**values, "candidates": CANDIDATES, "bytes": reading.BYTES})
     read = {node.get("Relation Name") for node in _nodes(plan) if node["Actual Loops"]}
     assert "document" in read
     assert "reference" not in read

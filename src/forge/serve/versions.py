@@ -7,7 +7,7 @@
 Where tokens are asked for, one needs the permission that `Options.versions` names: as it is for all resources, with
 `:project` or `:project/resource` behind it for those. A resource by access shows a token what its subject has access
 to, and nothing to somebody without a name. A window that the journals no longer reach is 410, with the oldest version
-that they do.
+that they do. A page ends before it is larger than a result may be, unless it is of one item, and has a `next`.
 """
 
 from collections.abc import Callable, Mapping
@@ -89,6 +89,7 @@ async def versions_page(node: Node, query: Query, request: Request) -> Response:
             after=given.get("pageToken"),
             limit=_limit(given.get("limit")),
             subject=lambda by_access: _seen_by(resource, auth) if by_access else None,
+            max_bytes=node.reactor.settings.max_result_bytes,
         )
         return {"items": [told(item) for item in page.items], "next": page.next, "epoch": page.epoch}
 
@@ -102,13 +103,19 @@ async def _answered(
         identity = await node.identify(bearer(request.headers))
         check(node, identity, resource)
         less = "ask for less: a smaller limit, a shorter window"
-        body = await asked(node, "versions", lambda connection: encode(ask(connection, identity.auth)), less=less)
         most = node.reactor.settings.max_result_bytes
-        if len(body) > most and request.query_params.get("limit") != "1":
-            raise TooLarge(f"the page has more than {most} bytes", fix="ask for a smaller limit")
-        return as_json(body.encode())
+        body = await asked(node, "versions", lambda connection: _body(ask(connection, identity.auth), most), less=less)
+        return as_json(body)
     except ForgeError as error:
         return _failure(error)
+
+
+def _body(answer: Answer, most: int) -> bytes:
+    """An answer as JSON. A page is cut where it is read; the names around its items may make it larger yet."""
+    body = encode(answer).encode()
+    if len(body) > most and len(answer.get("items", ())) > 1:
+        raise TooLarge(f"the page has more than {most} bytes", fix="ask for a smaller limit")
+    return body
 
 
 def _failure(error: ForgeError) -> Response:

@@ -11,11 +11,25 @@ FROM (VALUES ('enable_sort', 'off'), ('enable_hashagg', 'off'), ('enable_hashjoi
              ('enable_nestloop', 'on'), ('max_parallel_workers_per_gather', '0'), ('jit', 'off'),
              ('plan_cache_mode', 'force_generic_plan')) w (name, value);
 
+-- fitting: The rows of a page as far as there is room: those before which there are no more than so many `bytes`. What
+-- is not shown has none. A row is as large as its texts, with some for the names around them: three times what it refers
+-- to, whose resources are told by name.
+SELECT f.oldest, f.strategy, f.epoch, f.version, f.document, f.kind, f.identity, f.old_identity, f.body,
+       f.content_version, f.identity_version, f.refers, f.shown, f.last, f.size
+FROM (SELECT t.*, coalesce(sum(t.size) OVER (ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+      FROM (SELECT x.*, CASE WHEN x.shown THEN 200 + octet_length(x.identity) + coalesce(octet_length(x.old_identity), 0)
+                + coalesce(octet_length(x.body), 0) + 3 * coalesce(octet_length(x.refers), 0) ELSE 0 END AS size
+            FROM (SELECT o.oldest, o.strategy, o.epoch, o.version, o.document, o.kind, o.identity::text,
+                         o.old_identity::text, CASE WHEN o.shown THEN o.body::text END AS body, o.content_version,
+                         o.identity_version, CASE WHEN o.shown THEN o.refers::text END AS refers, o.shown, o.last
+                  FROM ({rows}) o OFFSET 0) x OFFSET 0) t) f
+WHERE f.before <= %(bytes)s ORDER BY {order};
+
 -- page: Up to `limit` items of a window in the order of version, document and kind; nothing where the settings are
 -- others than the caller believes. There is always a row, which says what they are. Each kind looks at `candidates` at
 -- the most; the last of so many is there though it is not `shown`: whatever comes behind it is to be asked for from there.
-SELECT s.oldest, s.strategy, r.epoch, p.version, p.document, p.kind, p.identity::text, p.old_identity::text,
-       p.body::text, p.content_version, p.identity_version, p.refers::text, p.shown, p.last
+SELECT s.oldest, s.strategy, r.epoch, p.version, p.document, p.kind, p.identity, p.old_identity, p.body,
+       p.content_version, p.identity_version, p.refers, p.shown, p.last
 FROM forge_versions.setting s JOIN forge_versions.resource r ON r.id = %(resource)s
 LEFT JOIN LATERAL (
     SELECT f.* FROM ({found}) f
@@ -26,8 +40,8 @@ ORDER BY p.version, p.document, p.kind;
 
 -- everything: Up to `limit` documents of a resource, in their own order, that have not changed after `max`. One that
 -- changed by itself is not asked for what it refers to.
-SELECT s.oldest, s.strategy, r.epoch, p.version, p.document, 2, p.identity::text, NULL, p.body::text,
-       p.content_version, p.identity_version, p.refers::text, p.shown, p.last
+SELECT s.oldest, s.strategy, r.epoch, p.version, p.document, 2 AS kind, p.identity, NULL AS old_identity, p.body,
+       p.content_version, p.identity_version, p.refers, p.shown, p.last
 FROM forge_versions.setting s JOIN forge_versions.resource r ON r.id = %(resource)s
 LEFT JOIN LATERAL (
     SELECT greatest(d.own, {others}) AS version, d.id AS document, d.identity, d.body, d.content_version,

@@ -20,6 +20,7 @@ nothing yet.
   since, or is not the subject's to see, there is much between two items: one statement looks at CANDIDATES of each kind
   at the most, and after PATIENCE a page is told as far as it is, which may be empty. Only a page without `next` is the
   last. That holds inside of one version too, however many documents have it: see `Way`.
+- A page has `max_bytes` of JSON at the most, or one item. No more than that, and one item, leaves the database at once.
 - A window that begins below the oldest is WindowExpired, at its first page or a later one, and never a page with gaps.
   That holds under READ COMMITTED, and under one snapshot as long as it is younger than the last `maintain`.
 """
@@ -59,6 +60,9 @@ from forge.versions.stamps import newest, outside, settled
 
 LIMIT: Final = 100
 MOST: Final = 10_000
+BYTES: Final = 16 * 1024 * 1024
+STEP: Final = 128
+"""Items that are asked for before it is known how large they are."""
 CANDIDATES: Final = 10_000
 """Of each kind of items, how many one statement looks at."""
 FEW: Final = 16
@@ -106,6 +110,7 @@ class Row(NamedTuple):
     refers: str | None
     shown: bool
     last: bool
+    size: int
 
 
 class Standing(NamedTuple):
@@ -117,6 +122,13 @@ class Standing(NamedTuple):
     resource: int
     by_access: bool
     epoch: int
+
+
+class Most(NamedTuple):
+    """What a page has at the most: items, and bytes, unless it is of one."""
+
+    items: int
+    bytes: int
 
 
 class _Switched(Exception):
@@ -132,9 +144,10 @@ def changes(
     after: str | None = None,
     limit: int = LIMIT,
     subject: Subject = None,
+    max_bytes: int = BYTES,
 ) -> Page[Upsert]:
     """The documents that were made or changed, a page of them; `after` is the page token of the page before."""
-    return _page(connection, "changes", (UPSERTS,), resource, (min, max), after, limit, subject)
+    return _page(connection, "changes", (UPSERTS,), resource, (min, max), after, Most(limit, max_bytes), subject)
 
 
 def deletes(
@@ -146,9 +159,10 @@ def deletes(
     after: str | None = None,
     limit: int = LIMIT,
     subject: Subject = None,
+    max_bytes: int = BYTES,
 ) -> Page[Deletion]:
     """What was deleted, or taken from the subject's sight, a page of it; without `min`, from the oldest on."""
-    return _page(connection, "deletes", (DELETIONS,), resource, (min, max), after, limit, subject)
+    return _page(connection, "deletes", (DELETIONS,), resource, (min, max), after, Most(limit, max_bytes), subject)
 
 
 def key_changes(
@@ -160,9 +174,10 @@ def key_changes(
     after: str | None = None,
     limit: int = LIMIT,
     subject: Subject = None,
+    max_bytes: int = BYTES,
 ) -> Page[KeyChange]:
     """Which documents got another identity, every time that one did; without `min`, from the oldest on."""
-    return _page(connection, "key_changes", (KEYS,), resource, (min, max), after, limit, subject)
+    return _page(connection, "key_changes", (KEYS,), resource, (min, max), after, Most(limit, max_bytes), subject)
 
 
 def stream(
@@ -174,13 +189,15 @@ def stream(
     after: str | None = None,
     limit: int = LIMIT,
     subject: Subject = None,
+    max_bytes: int = BYTES,
 ) -> Page[Event]:
     """All three in the order of versions, a page of them. Who applies them in that order has the resource as it is.
 
     A document that has a new key is told as such first, and then as changed. Without `min` there is nothing to delete
     yet: the page is that of `changes`.
     """
-    return _page(connection, "stream", (KEYS, DELETIONS, UPSERTS), resource, (min, max), after, limit, subject)
+    kinds = (KEYS, DELETIONS, UPSERTS)
+    return _page(connection, "stream", kinds, resource, (min, max), after, Most(limit, max_bytes), subject)
 
 
 def pages(ask: Callable[[str | None], Page[T]]) -> Iterator[Page[T]]:
@@ -217,16 +234,16 @@ def _page(
     resource: Resource,
     window: tuple[int | None, int | None],
     token: str | None,
-    limit: int,
+    most: Most,
     subject: Subject,
 ) -> Page[Any]:
-    _check(window, token, limit, subject)
+    _check(window, token, most.items, subject)
     while True:
         found = standing(connection, resource)
         who = subject(found.by_access) if callable(subject) else subject
         try:
             return _page_of(
-                connection, query, kinds, resource, window, token, limit, found, who if found.by_access else None
+                connection, query, kinds, resource, window, token, most, found, who if found.by_access else None
             )
         except _Switched:
             continue
@@ -239,7 +256,7 @@ def _page_of(
     resource: Resource,
     window: tuple[int | None, int | None],
     token: str | None,
-    limit: int,
+    most: Most,
     found: Standing,
     subject: str | None,
 ) -> Page[Any]:
@@ -251,7 +268,7 @@ def _page_of(
         _same(place, window)
     if place.min is not None and place.min > place.max:
         return Page([], epoch=found.epoch)
-    rows, following = _full(connection, found, kinds, place, limit, subject)
+    rows, following = _full(connection, found, kinds, place, most, subject)
     items = _items(connection, resource, subject, rows)
     return Page(items, None if following is None else sealed(found.key, question, following), found.epoch)
 
@@ -280,27 +297,45 @@ def _short(value: Any) -> str:
 
 
 def _full(
-    connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, limit: int, subject: str | None
+    connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, most: Most, subject: str | None
 ) -> tuple[list[Row], Place | None]:
     """The rows of a page and the place after it, None at the end: statement by statement, as far as patience goes."""
     deadline = time.monotonic() + PATIENCE
     told: list[Row] = []
+    left = most.bytes
     while True:
         end = place.max if place.way == Way.WINDOW else place.version
-        for row in _found(connection, standing, kinds, place._replace(max=end), limit + 1 - len(told), subject):
+        step = Most(_step(told, most, left), left)
+        rows = _found(connection, standing, kinds, place._replace(max=end), step, subject)
+        for row in rows:
             if row.shown:
+                if told and (len(told) == most.items or row.size > left):
+                    return told, _behind(place, told[-1])
                 told.append(row)
-                if len(told) > limit:
-                    return told[:limit], _behind(place, told[-2])
+                left -= row.size
+                if left <= 0:
+                    return told, _behind(place, row)
             if row.last:
                 place = _further(connection, place, row)
                 break
         else:
-            if end == place.max:
+            if len(rows) == step.items:
+                place = _behind(place, rows[-1])
+            elif end == place.max:
                 return told, None
-            place = place._replace(version=end + 1, document=0, kind=UPSERTS, way=Way.WINDOW)
+            else:
+                place = place._replace(version=end + 1, document=0, kind=UPSERTS, way=Way.WINDOW)
         if time.monotonic() >= deadline:
             return told, place
+
+
+def _step(told: Sequence[Row], most: Most, left: int) -> int:
+    """How many rows to ask for: one beyond the page, which says that it is not the last, if there seems to be room.
+
+    The database makes texts of all that are asked for, to know for how many there is.
+    """
+    room = 0 if not told else left * len(told) // max(most.bytes - left, 1)
+    return min(most.items + 1 - len(told), max(STEP, room))
 
 
 def _behind(place: Place, row: Row) -> Place:
@@ -349,7 +384,7 @@ def _same(place: Place, window: tuple[int | None, int | None]) -> None:
 
 
 def _found(
-    connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, limit: int, subject: str | None
+    connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, most: Most, subject: str | None
 ) -> list[Row]:
     """The rows of a page, from the settings that held when they were read."""
     strategy, begin = standing.strategy, place.min
@@ -363,7 +398,8 @@ def _found(
             "max": Int8(place.max),
             "after": Int8(place.document),
             **{f"after_{name}": Int8(place.after(kind)) for kind, name in enumerate(("key", "deletion", "upsert"))},
-            "limit": Int8(limit),
+            "limit": Int8(most.items),
+            "bytes": Int8(most.bytes),
             "epoch": standing.epoch,
             "candidates": Int8(CANDIDATES),
         }
@@ -401,7 +437,9 @@ def statement_of(strategy: str, kinds: tuple[int, ...] | None, by_access: bool, 
     joined = sql.SQL(" UNION ALL ").join(events)
     found = [sql.SQL(parts[_PARTS[kind][by_access]]).format(events=joined, **shared) for kind in kinds or ()]
     whole = sql.SQL(parts["everything" if kinds is None else "page"])
-    return whole.format(found=sql.SQL(" UNION ALL ").join(found), **shared).as_string(None)
+    rows = whole.format(found=sql.SQL(" UNION ALL ").join(found), **shared)
+    order = sql.SQL("document" if kinds is None else "version, document, kind")
+    return sql.SQL(parts["fitting"]).format(rows=rows, order=order).as_string(None)
 
 
 def _events(strategy: str, way: int, by_access: bool) -> list[str]:
