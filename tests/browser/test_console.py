@@ -167,6 +167,7 @@ async def test_tables_are_tracked_and_no_longer_tracked(tabs: Tabs, served: Serv
     await console.get_by_role("button", name="Stop tracking").click()
     await expect(row.get_by_role("button", name="Enable public.notes")).to_be_visible()
     await row.get_by_role("button", name="Enable public.notes").click()
+    await expect(dialog.get_by_label("secret")).to_have_value("excluded")
     await console.keyboard.press("Escape")
     await expect(console.get_by_role("dialog")).to_have_count(0)
 
@@ -439,6 +440,12 @@ async def test_a_hostile_row_harms_nothing(console: Page, served: Served, orders
     assert all(url.startswith(served.url) for url in requests)
 
 
+BLOCKED: Final = """
+    for (const name of ["localStorage", "sessionStorage"])
+        Object.defineProperty(window, name, { get() { throw new DOMException("blocked", "SecurityError"); } });
+"""
+
+
 def bearing(*permissions: str, seconds: float = 600) -> str:
     return token("ada", seconds, scope=" ".join(permissions))
 
@@ -497,6 +504,35 @@ async def test_a_token_that_ends_leads_back_to_the_door(tabs: Tabs, guarded: Ser
     await is_live(console)
     await expect(console.get_by_label("Token")).to_be_visible()
     await expect(console.get_by_role("alert")).not_to_be_empty()
+
+
+async def test_a_token_that_cannot_be_sent_is_refused_and_the_field_stays(tabs: Tabs, guarded: Served) -> None:
+    tabs.expect(CUT_OFF)
+    console = await tabs.open(f"{guarded.url}/console")
+    field, why = console.get_by_label("Token"), console.get_by_role("alert")
+    await field.fill("abc…def")
+    await console.keyboard.press("Enter")
+    await expect(why).to_contain_text("signs of ASCII")
+    await tabs.context.set_offline(True)
+    await field.fill(bearing("forge:console"))
+    await console.keyboard.press("Enter")
+    await expect(why).to_contain_text("does not answer")
+    await expect(field).to_be_visible()
+    await tabs.context.set_offline(False)
+    await field.press("Enter")
+    await is_live(console)
+
+
+async def test_a_browser_that_keeps_nothing_shows_the_console(tabs: Tabs, guarded: Served) -> None:
+    tabs.expect(CUT_OFF)
+    await tabs.context.add_init_script(BLOCKED)
+    console = await tabs.open(f"{guarded.url}/console")
+    await console.get_by_label("Token").fill(bearing("forge:console"))
+    await console.keyboard.press("Enter")
+    await is_live(console)
+    await expect(console.get_by_role("button", name="Sign out")).to_be_visible()
+    await console.keyboard.press("t")
+    await expect(console.get_by_role("button", name="Appearance: light")).to_be_visible()
 
 
 @pytest.mark.long

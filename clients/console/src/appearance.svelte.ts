@@ -1,8 +1,10 @@
 /** Light, dark, or as the system has it: kept for the next time, set on the root element, which theme.css follows. */
 
+import { kept } from "./storage";
+
 export type Appearance = "auto" | "light" | "dark";
 
-const KEY = "forge:appearance";
+const chosen = kept("localStorage", "forge:appearance");
 const NEXT: Record<Appearance, Appearance> = { auto: "light", light: "dark", dark: "auto" };
 
 class Chosen {
@@ -14,7 +16,7 @@ class Chosen {
 
   next(): void {
     this.current = NEXT[this.current];
-    localStorage.setItem(KEY, this.current);
+    chosen.set(this.current);
     this.#apply();
   }
 
@@ -27,6 +29,6 @@ class Chosen {
 export const appearance = new Chosen();
 
 function read(): Appearance {
-  const stored = localStorage.getItem(KEY);
+  const stored = chosen.get();
   return stored === "light" || stored === "dark" ? stored : "auto";
 }

@@ -18,12 +18,8 @@ export function images(entries: readonly Entry[], known: Row | null): (Row | nul
   const names = new Set([...Object.keys(known ?? {}), ...named]);
   return entries.map((_, index) => {
     if (!isThere(entries, index)) return null;
-    const row: Row = {};
-    for (const name of names) {
-      const value = valueOf(name, entries, index, known);
-      if (value !== undefined) row[name] = value;
-    }
-    return row;
+    const values = [...names].map((name) => [name, valueOf(name, entries, index, known)] as const);
+    return Object.fromEntries(values.filter(([, value]) => value !== undefined));
   });
 }
 
@@ -52,5 +48,5 @@ function valueOf(name: string, entries: readonly Entry[], index: number, known: 
     if (one !== undefined && "before" in one) return one.before;
     if (entry.op === "INSERT" || GONE.has(entry.op)) return undefined;
   }
-  return known?.[name];
+  return known && Object.hasOwn(known, name) ? known[name] : undefined;
 }

@@ -4,6 +4,7 @@
  */
 
 import type { Change, Row } from "./shapes";
+import { copied, cut } from "./text";
 import { Beginning, brief, shown } from "./value";
 
 export interface Seen {
@@ -17,6 +18,8 @@ export interface Seen {
 export const MOST = 2000;
 const CHARACTERS = 12_000_000;
 const COLUMNS = 400;
+/** Characters of who, what and why; any writer may set them to as much as it likes. */
+const WORD = 512;
 
 export class Ring {
   total = 0;
@@ -65,25 +68,40 @@ export class Ring {
 }
 
 function bounded(change: Change): Change {
-  const more = change.context?.more;
+  const { id, context } = change;
   return {
     ...change,
+    id: word(id),
     ...(change.key ? { key: row(change.key) } : {}),
     ...(change.before ? { before: row(change.before) } : {}),
     ...(change.after ? { after: row(change.after) } : {}),
-    ...(change.context && more ? { context: { ...change.context, more: row(more) } } : {}),
+    ...(context && {
+      context: {
+        ...context,
+        user_id: word(context.user_id),
+        function_name: word(context.function_name),
+        trace_id: word(context.trace_id),
+        session_user: word(context.session_user),
+        application_name: word(context.application_name),
+        more: row(context.more ?? {}),
+      },
+    }),
   };
 }
 
-function row(given: Row): Row {
-  const found: Row = {};
-  for (const [name, value] of Object.entries(given).slice(0, COLUMNS)) found[name] = brief(value);
-  return found;
+function word<T extends string | null | undefined>(text: T): T | string {
+  return typeof text !== "string" || text.length <= WORD ? text : `${copied(cut(text, WORD))}…`;
 }
 
-function weight(change: Change): number {
-  let sum = 600;
-  for (const image of [change.before, change.after]) {
+function row(given: Row): Row {
+  const columns = Object.entries(given).slice(0, COLUMNS);
+  return Object.fromEntries(columns.map(([name, value]) => [word(name), brief(value)]));
+}
+
+function weight({ id, key, before, after, context }: Change): number {
+  const words = [id, context?.user_id, context?.function_name, context?.trace_id];
+  let sum = words.reduce((total, each) => total + (each?.length ?? 0), 600);
+  for (const image of [key, before, after, context?.more]) {
     for (const [name, value] of Object.entries(image ?? {})) {
       sum += name.length + (value instanceof Beginning ? value.text.length : shown(value).text.length) + 32;
     }

@@ -2,9 +2,14 @@
  * Keys that do something: a page says which, while it is shown, and the help lists them.
  *
  * They are silent while one types, in a dialog, and with a modifier; Escape leaves a field, and empties one to search in.
+ * Those that are characters can be switched off, for people whose speech or hands type some unmeant.
  */
 
 import { untrack } from "svelte";
+import { kept } from "./storage";
+
+const OFF = "off";
+const setting = kept("localStorage", "forge:keys");
 
 export interface Shortcut {
   key: string;
@@ -14,6 +19,18 @@ export interface Shortcut {
 
 class Shortcuts {
   #sets = $state.raw<readonly (readonly Shortcut[])[]>([]);
+  #characters = $state(setting.get() !== OFF);
+
+  /** Whether keys that are characters do something; kept for the next time. */
+  get characters(): boolean {
+    return this.#characters;
+  }
+
+  set characters(on: boolean) {
+    this.#characters = on;
+    if (on) setting.forget();
+    else setting.set(OFF);
+  }
 
   get all(): readonly Shortcut[] {
     return this.#sets.flat();
@@ -35,6 +52,7 @@ class Shortcuts {
       if (event.key === "Escape") leave(target);
       return;
     }
+    if (event.key.length === 1 && !this.characters) return;
     const found = this.all.findLast((each) => each.key === event.key);
     if (found) {
       event.preventDefault();

@@ -105,6 +105,24 @@ describe("the ring", () => {
     expect(ring.held[0]?.number).toBe(100);
   });
 
+  test("who, what and why are cut and counted like the rows", () => {
+    const long = "u".repeat(1_000_000);
+    const context = { user_id: long, function_name: long, trace_id: long, session_user: long, application_name: long };
+    const ring = new Ring(2000, 50_000);
+    for (let turn = 0; turn < 100; turn += 1) {
+      ring.add([change({ id: long, key: { id: long }, context: { ...context, more: { [long]: long } } })]);
+    }
+    expect(ring.held.length).toBeLessThan(20);
+    expect(JSON.stringify(ring.held).length).toBeLessThan(200_000);
+    expect(ring.held[0]?.change.context?.user_id).toMatch(/^u{500,}…$/);
+  });
+
+  test("a column may have any name", () => {
+    const ring = new Ring();
+    ring.add([change({ after: JSON.parse('{"id": 1, "__proto__": {"x": 1}}') })]);
+    expect(Object.keys(ring.held[0]?.change.after ?? {})).toEqual(["id", "__proto__"]);
+  });
+
   test("older ones come behind the others, as far as there is room", () => {
     const ring = new Ring(4);
     ring.add([change({ id: "1" }), change({ id: "2" })]);
