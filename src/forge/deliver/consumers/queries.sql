@@ -109,9 +109,14 @@ WITH behind AS (
 )
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(b.at))::double precision FROM behind b;
 
--- park: A change that waits for somebody; once, however often it is parked.
-INSERT INTO forge.dead_letter (consumer, hash, schema_name, table_name, key, change_id, change, error, tries, behind)
-VALUES (%(consumer)s, %(hash)s, %(schema)s, %(table)s, %(key)s, %(change_id)s, %(change)s, %(error)s, %(tries)s, %(behind)s)
+-- park: A change that waits for somebody; once, however often it is parked. One that was to wait behind letters that are
+-- discarded meanwhile, or on their way again, goes on with them.
+INSERT INTO forge.dead_letter (consumer, hash, schema_name, table_name, key, change_id, change, error, tries, behind, replay)
+VALUES (%(consumer)s, %(hash)s, %(schema)s, %(table)s, %(key)s, %(change_id)s, %(change)s, %(error)s, %(tries)s, %(behind)s,
+    %(behind)s AND NOT EXISTS (
+        SELECT FROM forge.dead_letter o
+        WHERE o.consumer = %(consumer)s AND (o.schema_name, o.table_name) = (%(schema)s, %(table)s) AND NOT o.replay
+          AND (o.key IS NULL OR %(key)s::text IS NULL OR o.key = %(key)s)))
 ON CONFLICT (consumer, change_id) DO NOTHING;
 
 -- blocked: Of these rows, those that have letters, or whose table has: what comes after must queue behind them.
@@ -137,8 +142,30 @@ WHERE d.consumer = %(consumer)s AND d.replay AND d.hash %% %(shards)s = %(shard)
         AND (o.key IS NULL OR d.key IS NULL OR o.key = d.key))
 ORDER BY d.id LIMIT 1;
 
--- letter_sent: A letter has been handled, or is to be forgotten.
+-- letter_sent: A letter has been handled.
 DELETE FROM forge.dead_letter WHERE id = %(id)s;
+
+-- keep_letters: Nobody parks until the end of this transaction.
+LOCK TABLE forge.dead_letter IN SHARE ROW EXCLUSIVE MODE;
+
+-- discard_letter: Forget a letter; those that waited behind it, and wait behind no other that failed, are sent. How many
+-- are gone. A change of a whole table waits behind all rows, and then all rows behind it.
+WITH gone AS (
+    DELETE FROM forge.dead_letter WHERE id = %(id)s RETURNING id, consumer, schema_name, table_name, key
+), left_over AS (
+    SELECT d.id, d.key, d.behind, d.replay FROM forge.dead_letter d JOIN gone g
+      ON d.consumer = g.consumer AND d.schema_name = g.schema_name AND d.table_name = g.table_name AND d.id <> g.id
+), released AS (
+    UPDATE forge.dead_letter u SET replay = true FROM left_over d, gone g
+    WHERE u.id = d.id AND d.id > g.id AND d.behind
+      AND (d.key = g.key OR d.key IS NULL OR g.key IS NULL OR EXISTS (
+          SELECT FROM left_over t WHERE t.key IS NULL AND t.id BETWEEN g.id AND d.id))
+      AND NOT EXISTS (
+          SELECT FROM left_over o
+          WHERE o.id < d.id AND NOT o.behind AND NOT o.replay AND (o.key IS NULL OR d.key IS NULL OR o.key = d.key OR EXISTS (
+              SELECT FROM left_over t WHERE t.key IS NULL AND t.id BETWEEN o.id AND d.id)))
+)
+SELECT count(*) FROM gone;
 
 -- letter_failed: A letter stays, and all behind it.
 UPDATE forge.dead_letter d SET replay = false,

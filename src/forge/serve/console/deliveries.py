@@ -92,10 +92,11 @@ def register(desk: Desk) -> None:
         return {"replayed": count}
 
     async def discard_letter(ctx: Context, id: str) -> dict[str, Any]:
-        """Forget a letter. What waits behind a message is sent; changes behind a change wait on."""
+        """Forget a letter; what waits behind it goes on."""
         kind, number = _parsed(id)
         if kind == "consumer":
-            count = await ctx.db.execute(sql("letter_sent"), {"id": int(number)})
+            await ctx.db.execute(sql("keep_letters"))
+            count = await ctx.db.fetch_value(sql("discard_letter"), {"id": int(number)})
         else:
             count, _ = await _in_outbox(desk, lambda: Outbox(url).drop_dead(id=number))
         _told("discarded", id, count, ctx)
