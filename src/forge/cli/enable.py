@@ -17,6 +17,7 @@ from forge.cli.tables import change, find
 from forge.config import database_kind, nearest
 from forge.doctor.finding import count
 from forge.errors import TrackingError
+from forge.track.settings import EXCLUDED, LAST, MASKED
 
 _ALL = """
     SELECT format('%I.%I', n.nspname, c.relname)
@@ -29,21 +30,19 @@ _ALL = """
       AND NOT EXISTS (SELECT FROM forge.tracked_relation r WHERE r.table_oid = c.oid)
     ORDER BY 1
 """
-_SETUP = """
-    SELECT f.oid::regclass::text,
+_SETUP = f"""
+    SELECT c.oid::regclass::text,
            ARRAY(SELECT a.attname::text FROM pg_attribute a
-                 WHERE a.attrelid = f.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
-           k.excluded, k.masked, k.replica, k.on_failure
-    FROM (SELECT forge.find_table(%s) AS oid) f
-    LEFT JOIN forge.tracked_relation r ON r.table_oid = f.oid
-    LEFT JOIN forge.tracked_table k ON k.id = r.id
+                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
+           {EXCLUDED}, {MASKED}, k.replica, k.on_failure
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace {LAST} WHERE c.oid = forge.find_table(%s)
 """
 _CHECK = "SELECT forge.check_trackable(%s::regclass, %s, %s)"
 _ENABLE = "SELECT forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)"
 
 
 class Target(NamedTuple):
-    """A table to be tracked, as it was asked for, as it is, and how it is tracked so far."""
+    """A table to be tracked, as it was asked for, as it is, and how it is tracked so far, or was at last."""
 
     asked: str
     name: str

@@ -1,8 +1,8 @@
 """Threads for questions that take long: a few of each kind at once, so that no kind waits for another.
 
-In comes what is to be done, out comes what it returns. Who no longer waits for an answer leaves its thread busy. No
-thread keeps the process from ending: when questions are given up, who waits for them is told so at once, and the
-statements that they have come to are cancelled.
+In comes what is to be done, out comes what it returns. Who no longer waits for an answer has the statement cancelled
+that it has come to, and leaves its thread busy until that ends. No thread keeps the process from ending: when questions
+are given up, who waits for them is told so at once, and their statements are cancelled.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import contextvars
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -63,7 +63,12 @@ class Threads:
         context.run(opened.set, question.connections.append)
         self._kinds[kind].waiting.append((question, partial(context.run, work)))
         self._begin(kind)
-        answer: T = await question.answer
+        try:
+            answer: T = await question.answer
+        except asyncio.CancelledError:
+            if question in self._kinds[kind].running:
+                _begin_to_cancel([question])
+            raise
         return answer
 
     def give_up(self, kinds: str = "") -> None:
@@ -76,7 +81,7 @@ class Threads:
                 if not question.answer.done():
                     question.answer.set_exception(given_up())
         if running:
-            threading.Thread(target=_cancel, args=(running,), name="forge cancel", daemon=True).start()
+            _begin_to_cancel(running)
 
     async def close(self) -> None:
         """Give up all that there is, and wait a moment for it to end."""
@@ -124,6 +129,11 @@ class Threads:
             else:
                 question.answer.set_exception(error)
         self._begin(kind)
+
+
+def _begin_to_cancel(questions: Sequence[Question]) -> None:
+    with contextlib.suppress(RuntimeError):  # there is no room for another thread: they end by themselves
+        threading.Thread(target=_cancel, args=(questions,), name="forge cancel", daemon=True).start()
 
 
 def _cancel(questions: Iterable[Question]) -> None:

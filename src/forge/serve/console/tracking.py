@@ -1,7 +1,8 @@
 """`forge.tables`: every table, tracked or not; `forge.enable` and `forge.disable`.
 
 How often a table changes is what this node saw in the last minute. When it last changed is asked of the newest part of
-the log once, and then seen.
+the log once, and then seen. How large a table is that somebody has to himself is not known until he is done: to ask
+would be to wait for him.
 """
 
 import logging
@@ -15,29 +16,42 @@ from forge.errors import TrackingError
 from forge.react.database import Context
 from forge.serve.console.desk import Desk, utc
 from forge.serve.console.log import OLDEST_WRITE
+from forge.track.settings import EXCLUDED, LAST, MASKED
 
 EVERY: Final = 2.0
 MOST: Final = 5000
 NEWEST: Final = 200_000
 LOCK_TIMEOUT: Final = "2s"
+SIZE_TIMEOUT: Final = "250ms"
 _log = logging.getLogger(__name__)
 
-_TABLES: Final = """
-    SELECT n.nspname, c.relname, k.id IS NOT NULL, coalesce(k.excluded, '{}'), coalesce(k.masked, '{}'),
-           CASE c.relkind WHEN 'p' THEN (SELECT sum(pg_total_relation_size(p.relid)) FROM pg_partition_tree(c.oid) p)
-                ELSE pg_total_relation_size(c.oid) END::bigint,
+_SIZE: Final = """
+    CASE WHEN c.oid IN (SELECT relation FROM taken) THEN NULL
+         WHEN c.relkind = 'p' THEN (SELECT sum(pg_total_relation_size(p.relid)) FROM pg_partition_tree(c.oid) p)
+         ELSE pg_total_relation_size(c.oid) END::bigint
+"""
+_TABLES: Final = f"""
+    WITH RECURSIVE taken (relation) AS (
+        SELECT coalesce(t.oid, i.indrelid, l.relation)
+        FROM pg_locks l LEFT JOIN pg_index i ON i.indexrelid = l.relation
+        LEFT JOIN pg_class t ON t.reltoastrelid = coalesce(i.indrelid, l.relation)
+        WHERE l.mode = 'AccessExclusiveLock' AND l.pid <> pg_backend_pid()
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+        UNION SELECT i.inhparent FROM taken JOIN pg_inherits i ON i.inhrelid = taken.relation
+    )
+    SELECT n.nspname, c.relname, r.id IS NOT NULL, coalesce({EXCLUDED}, '{{}}'), coalesce({MASKED}, '{{}}'), %s,
            ARRAY(SELECT a.attname::text FROM pg_attribute a
                  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
            ARRAY(SELECT a.attname::text
                  FROM pg_index i CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY u (number, place)
                  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number
                  WHERE i.indrelid = c.oid AND i.indisprimary ORDER BY u.place),
-           format('%I.%I', n.nspname, c.relname)
+           format('%%I.%%I', n.nspname, c.relname)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    LEFT JOIN forge.tracked_relation r ON r.table_oid = c.oid LEFT JOIN forge.tracked_table k ON k.id = r.id
+    {LAST}
     WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
-      AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'forge') AND n.nspname NOT LIKE 'pg\\_%'
-    ORDER BY (k.id IS NULL), 1, 2 LIMIT """
+      AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'forge') AND n.nspname NOT LIKE 'pg\\_%%'
+    ORDER BY (r.id IS NULL), 1, 2 LIMIT {MOST}"""
 _LAST: Final = f"""
     WITH newest AS MATERIALIZED (
         SELECT version, at FROM forge.forge_event_log ORDER BY transaction_id DESC LIMIT {NEWEST}
@@ -45,10 +59,9 @@ _LAST: Final = f"""
     SELECT v.schema_name, v.table_name, max(n.at) FROM newest n JOIN forge.table_version v ON v.id = n.version
     GROUP BY 1, 2
 """
-_SETTINGS: Final = """
-    SELECT f.oid::regclass::text AS name, k.excluded, k.masked, k.replica, k.on_failure
-    FROM (SELECT forge.find_table(%(table)s) AS oid) f
-    LEFT JOIN forge.tracked_relation r ON r.table_oid = f.oid LEFT JOIN forge.tracked_table k ON k.id = r.id
+_SETTINGS: Final = f"""
+    SELECT c.oid::regclass::text AS name, {EXCLUDED} AS excluded, {MASKED} AS masked, k.replica, k.on_failure
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace {LAST} WHERE c.oid = forge.find_table(%(table)s)
 """
 _ENABLE: Final = "SELECT forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)"
 
@@ -63,7 +76,7 @@ def register(desk: Desk) -> None:
             logged.update({(schema, table): at for schema, table, at in connection.execute(_LAST.encode()).fetchall()})
             asked = True
         ((oldest,),) = connection.execute(OLDEST_WRITE.encode()).fetchall()
-        return connection.execute(f"{_TABLES}{MOST}".encode()).fetchall(), oldest
+        return _listed(connection), oldest
 
     async def tables(ctx: Context) -> list[dict[str, Any]]:
         """Every table: how it is tracked, how often it changes, how large it is."""
@@ -90,7 +103,7 @@ def register(desk: Desk) -> None:
     async def enable(
         ctx: Context, table: str, exclude: list[str] | None = None, mask: list[str] | None = None
     ) -> dict[str, Any]:
-        """Track a table from now on; what is not said stays as it was."""
+        """Track a table from now on; what is not said stays as it was, also before it was disabled."""
         await ctx.db.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         now = await ctx.db.fetch_one(_SETTINGS, table=table)
         assert now is not None
@@ -111,6 +124,15 @@ def register(desk: Desk) -> None:
     desk.query(tables, "forge.tables", key=("schema", "table"), every=EVERY)
     desk.mutation(enable, "forge.enable")
     desk.mutation(disable, "forge.disable")
+
+
+def _listed(connection: Connection) -> list[Any]:
+    """The rows of _TABLES, without sizes where somebody takes one of the tables at that very moment."""
+    connection.execute(f"SET lock_timeout = '{SIZE_TIMEOUT}'".encode())
+    try:
+        return connection.execute((_TABLES % _SIZE).encode()).fetchall()
+    except psycopg.errors.LockNotAvailable:
+        return connection.execute((_TABLES % "NULL::bigint").encode()).fetchall()
 
 
 async def _change(ctx: Context, table: str, statement: str, values: tuple[Any, ...]) -> Any:
