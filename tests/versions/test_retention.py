@@ -8,9 +8,11 @@ import pytest
 from forge.changelog import locks
 from forge.changelog.connection import Connection, connect
 from forge.errors import ConfigError
+from forge.versions import reading
 from forge.versions.available import available
 from forge.versions.errors import VersionsMissing, WindowExpired
-from forge.versions.reading import changes, deletes, stream
+from forge.versions.nouns import Resource
+from forge.versions.reading import Standing, changes, deletes, key_changes, stream
 from forge.versions.retention import JOURNALS, Partition, Policy, maintain, partitions
 from tests.versions.world import World
 
@@ -134,6 +136,31 @@ def test_a_client_between_two_pages_is_told_and_never_given_a_part(world: World)
         assert raised.value.oldest == report.oldest == 45
     with pytest.raises(WindowExpired):
         changes(world.connection, plans, after=late.next)
+
+
+def test_who_gave_no_beginning_is_not_told_that_it_is_too_old(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest rises after it was read, and before the page is."""
+    plans = world.resource("plans")
+    made = [world.put(plans, key) for key in range(6)]
+    for document in made[:4]:
+        world.rekey({document: f"other {document}"})
+        world.delete(document)
+    read = reading.standing
+    rising = [8, 9]
+
+    def risen(connection: Connection, resource: Resource) -> Standing:
+        found = read(connection, resource)
+        if rising:
+            connection.execute("UPDATE forge_versions.setting SET oldest = %s", (rising.pop(0),))
+        return found
+
+    monkeypatch.setattr(reading, "standing", risen)
+    assert [item.id for item in deletes(world.connection, plans).items] == made[1:4]
+    rising += [10, 11]
+    assert [item.id for item in key_changes(world.connection, plans).items] == made[2:4]
+    rising += [12]
+    with pytest.raises(WindowExpired):
+        deletes(world.connection, plans, 11)
 
 
 def test_nothing_goes_while_a_snapshot_is_older_than_the_new_oldest(world: World, versions_url: str) -> None:

@@ -247,6 +247,9 @@ def _page(
             )
         except _Switched:
             continue
+        except WindowExpired:  # the oldest, where no beginning was given, rose meanwhile
+            if token is not None or window[0] is not None:
+                raise
 
 
 def _page_of(
