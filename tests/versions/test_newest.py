@@ -152,8 +152,11 @@ def test_it_takes_no_transaction_id_where_none_would_tell_more(versions: Connect
         versions.execute("UPDATE forge_versions.settled SET at = at + interval '1 hour'")
         assert ids(5) == 0
         versions.execute("UPDATE forge_versions.settled SET at = at - interval '2 hours'")
+        assert ids(5) == 0
+        write(versions, 3)
+        versions.execute("UPDATE forge_versions.settled SET at = at - interval '2 hours'")
         assert ids(1) == 1
-    assert newest(versions) == 3
+    assert newest(versions) == 4
 
 
 def test_what_it_tells_is_on_disk_though_commits_do_not_wait_for_that(versions: Connection) -> None:
@@ -178,17 +181,40 @@ def test_a_prepared_transaction_holds_it_back(versions: Connection, others: list
     assert newest(versions) == 2
 
 
+def waiting(connection: Connection) -> int:
+    row = connection.execute("SELECT count(*) FROM forge_versions.settled").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def test_pairs_do_not_pile_up(versions: Connection, others: list[Connection]) -> None:
     with others[0].transaction():
         write(others[0], 0)
         for n in range(1, 30):
             write(versions, n)
             assert newest(versions) == 0
-        waiting = versions.execute("SELECT count(*) FROM forge_versions.settled").fetchone()
-        assert waiting is not None
-        assert waiting[0] < 29
+            versions.execute("UPDATE forge_versions.settled SET at = clock_timestamp() + interval '1 hour'")
+        assert waiting(versions) == 1
     assert newest(versions) == 30
     assert versions.execute("SELECT version FROM forge_versions.settled").fetchall() == [(30,)]
+
+
+def test_pairs_are_the_rarer_the_longer_somebody_hangs(versions: Connection, others: list[Connection]) -> None:
+    """Each round is ten minutes. What came before another began who still runs is told when he ends, but for a part."""
+    with others[0].transaction():
+        write(others[0], 0)
+        for _ in range(144):
+            versions.execute("SELECT forge_versions.stamp()")
+            assert newest(versions) == 0
+            versions.execute("UPDATE forge_versions.settled SET at = at - interval '10 minutes'")
+        assert 10 < waiting(versions) < 50
+        others[1].execute("BEGIN")
+        write(others[1], 1)
+    last = last_stamp(versions)
+    assert last - 144 * 0.2 < newest(versions) < last
+    others[1].execute("COMMIT")
+    assert newest(versions) == last
+    assert waiting(versions) <= 2
 
 
 def test_a_restored_database_finds_its_newest_again(versions: Connection) -> None:

@@ -34,9 +34,9 @@ def newest(connection: Connection) -> int:
     It is asked on a connection in autocommit, outside of a transaction: it takes a transaction id, and one of the
     caller's would hold everybody's newest back until he ends. On a standby it is what the primary found.
 
-    An id is taken only where that may tell something new: not where no stamp was given since the last settled pair, nor
-    while a pair of the last 100 ms waits for somebody who runs. That a settled pair is recent is no reason: who has
-    just committed would not find his own change.
+    An id is taken only where that may tell something new: not where no stamp was given since the last pair, nor while a
+    pair of the last 100 ms, or tenth of the time that somebody hangs, waits for one who runs. That a settled pair is
+    recent is no reason: who has just committed would not find his own change.
     """
     if not outside(connection):
         raise TransactionUnfit(

@@ -219,10 +219,13 @@ BEGIN
         OR current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
         OR current_setting('transaction_read_only')::boolean
         OR pg_current_xact_id_if_assigned() IS NOT NULL
-        -- a pair that waits for somebody who runs: another would wait for him as well (one of another cluster does not)
-        OR EXISTS (SELECT FROM forge_versions.settled s
-                   WHERE s.version > best AND s.at > clock_timestamp() - interval '100 milliseconds'
-                     AND s.horizon < pg_snapshot_xmax(pg_current_snapshot()))
+        -- a pair that waits for somebody who runs: another would wait for him as well (one of another cluster does not).
+        -- The longer the first of them waits the rarer they are, so that a transaction that hangs leaves some hundred
+        OR (SELECT max(s.version) >= last
+                   OR max(s.at) > clock_timestamp()
+                                  - greatest(interval '100 milliseconds', (clock_timestamp() - min(s.at)) / 10)
+            FROM forge_versions.settled s
+            WHERE s.version > best AND s.horizon < pg_snapshot_xmax(pg_current_snapshot()))
         OR NOT pg_try_advisory_xact_lock(lock) THEN
         RETURN best;
     END IF;
