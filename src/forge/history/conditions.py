@@ -5,7 +5,7 @@ read-only transaction that the past is read in. It speaks of one row: a subquery
 is refused, and so is anything that is not one expression.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -15,26 +15,28 @@ from psycopg import sql
 from sqlglot import exp
 
 from forge.errors import HistoryUnavailable
-from forge.history.definitions import Version
+from forge.history.definitions import UNSEEN, Version
 from forge.history.words import storable
 
 _EXAMPLE: Final = "write what could stand behind WHERE and speaks of one row: customer_id = 7 AND status <> 'done'"
-_UNKNOWN: Final = ("hidden", "masked")
 _FORBIDDEN: Final = (exp.Query, exp.Subquery, exp.DML, exp.Command, exp.Window, exp.AggFunc)
 
 
 class Condition:
-    """A condition on rows of one version of a table; `names` are the columns that it speaks of."""
+    """A condition on rows of one version of a table; `names` are the columns that it speaks of.
 
-    def __init__(self, where: str, version: Version, table: str) -> None:
+    To the condition, a row has no columns that are not logged and none that are `veiled`.
+    """
+
+    def __init__(self, where: str, version: Version, table: str, veiled: Collection[str] = ()) -> None:
         storable("the condition", where)
         self._where = where
         self._table = table
         parsed = _parsed(where)
-        fields = [field for field in version.fields if field.kind not in _UNKNOWN]
+        fields = [field for field in version.fields if field.kind not in UNSEEN and field.name not in veiled]
         named = {column.name for column in parsed.find_all(exp.Column)}
         lowered = {name.lower() for name in named}
-        secret = {field.name for field in version.fields if field.kind in _UNKNOWN}
+        secret = {field.name for field in version.fields if field not in fields}
         if refused := {name for name in secret if name in named or name in lowered}:
             raise HistoryUnavailable(
                 f"the log does not have {', '.join(sorted(refused))} of {table}", fix="leave it out of the condition"

@@ -9,7 +9,7 @@ be another than the log can show, the plan says that it is lost.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
@@ -23,6 +23,8 @@ _OF_COLUMNS: Final = 4
 """Bits of pg_event_trigger_table_rewrite_reason()."""
 _TEXTS: Final = ("text", "character varying")
 _LENGTH: Final = re.compile(r"\([0-9, -]+\)")
+UNSEEN: Final = ("hidden", "masked")
+"""Kinds of columns whose values are not logged."""
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -56,9 +58,16 @@ class Version(msgspec.Struct, frozen=True, dict=True):
         return {field.attnum: field for field in self.fields}
 
     @cached_property
+    def by_name(self) -> dict[str, Field]:
+        return {field.name: field for field in self.fields}
+
+    @cached_property
     def key_numbers(self) -> tuple[int, ...]:
-        numbers = {field.name: field.attnum for field in self.fields}
-        return tuple(numbers[name] for name in self.key)
+        return tuple(self.by_name[name].attnum for name in self.key)
+
+    def field_of(self, older: "Version", field: Field) -> Field | None:
+        """What an older version's column is here; None when it is gone. A restored table numbers its columns anew."""
+        return self.by_number.get(field.attnum) if older.relation == self.relation else self.by_name.get(field.name)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -119,6 +128,31 @@ class Plan(msgspec.Struct, frozen=True):
             for number, field in image.by_number.items()
             if number in self.target.by_number and number not in gone
         }
+
+
+def veils(versions: Mapping[int, Version], unseen: Collection[str]) -> dict[int, frozenset[str]]:
+    """Of each version the columns whose values nobody is shown, whatever the log has of them.
+
+    They are those that are excluded or masked now, or were when they were dropped, whatever they were called then, and
+    those that have the name of one that is: `unseen`.
+
+    >>> def version(id, *fields): return Version(id, 1, "public", "t", fields, (), "")
+    >>> plain, hidden = Field("ssn", "text", "plain", 2), Field("sn2", "text", "hidden", 2)
+    >>> veils({1: version(1, plain), 2: version(2, hidden), 3: version(3)}, ())
+    {3: frozenset(), 2: frozenset({'sn2'}), 1: frozenset({'ssn'})}
+    """
+    found: dict[int, frozenset[str]] = {}
+    newer: Version | None = None
+    for version in sorted(versions.values(), key=lambda each: each.id, reverse=True):
+        veiled = set()
+        for field in version.fields:
+            later = None if newer is None else newer.field_of(version, field)
+            ends_unseen = field.kind in UNSEEN if newer is None or later is None else later.name in found[newer.id]
+            if ends_unseen or field.name in unseen:
+                veiled.add(field.name)
+        found[version.id] = frozenset(veiled)
+        newer = version
+    return found
 
 
 def effects(events: Sequence[Event], versions: Mapping[int, Version], *, sees_ddl: bool) -> list[Effect]:

@@ -23,7 +23,7 @@ from forge.change import UNAVAILABLE
 from forge.changelog.connection import Connection
 from forge.errors import HistoryUnavailable
 from forge.history import tracked
-from forge.history.definitions import Effect, Event, Field, Plan, Version, effects, plan
+from forge.history.definitions import UNSEEN, Effect, Event, Field, Plan, Version, effects, plan
 from forge.history.instants import Pair, oldest_fix
 from forge.history.tracked import Tracked, escaped, quoted
 from forge.values import REDACTED, Column, parts
@@ -237,7 +237,7 @@ class Past:
         """The images whose rows satisfy a condition, as the server has it."""
         from forge.history.conditions import Condition  # and with it sqlglot, which takes its time
 
-        condition = Condition(where, self.version, self._table.asked)
+        condition = Condition(where, self.version, self._table.asked, self._images.veiled)
         while page := list(islice(images, PAGE)):
             for image in page:
                 self._images.check_known(image, condition.names)
@@ -329,13 +329,8 @@ class _Images:
         self._plan = plan
         self._versions = table.versions
         self._target = plan.target
-        now = {field.attnum: field for field in table.newest.fields}
-        self._veiled = {
-            field.name
-            for field in self._target.fields
-            if field.kind not in ("hidden", "masked")
-            and (field.name in table.veiled or now.get(field.attnum, field).kind in ("hidden", "masked"))
-        }
+        logged = (field.name for field in self._target.fields if field.kind not in UNSEEN)
+        self.veiled = table.veiled[self._target.id].intersection(logged)
         self._backwards: dict[int, dict[str, str] | None] = {}
         self._forwards: dict[int, dict[str, str] | None] = {}
 
@@ -354,14 +349,14 @@ class _Images:
 
     def decoded(self, image: bytes) -> dict[str, Any]:
         row = self._target.images.row(image)
-        if self._veiled:
-            row.update(dict.fromkeys(self._veiled, UNAVAILABLE))
+        if self.veiled:
+            row.update(dict.fromkeys(self.veiled, UNAVAILABLE))
         ordered = [field.name for field in self._target.fields]
         return row if list(row) == ordered else {name: row[name] for name in ordered}
 
     def check_known(self, image: bytes, names: frozenset[str]) -> None:
         """Raise where a condition speaks of a value that is not known."""
-        if names and (lacking := names - parts(image).keys() | names & self._veiled):
+        if names and (lacking := names - parts(image).keys()):
             raise HistoryUnavailable(
                 f"the log does not have {', '.join(sorted(lacking))} of every row",
                 fix="leave it out of the condition",

@@ -8,18 +8,21 @@
 Changes come in the order of the row's history, which is the reader's order turned round, not the clock's. An update of
 the key is logged as a delete and an insert; the two are one entry here, and the history goes on with the old key. What
 happened to the table as a whole (a truncate, a change of definition, what could not be logged) stands in between. A
-page is found by where the last one ended, so a history of any length is read in pages of one cost.
+page is found by where the last one ended, so a history of any length is read in pages of one cost. It ends early where
+it would be larger than MOST_BYTES, but never before its first entry, so rows of any size are read in pages of one cost.
 
-Columns that are excluded or masked now are not shown, whatever the log has of them.
+Columns that are excluded or masked now, or were when they were dropped, are not shown, whatever the log has of them.
 """
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from psycopg import Cursor as Rows
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.string import ByteaBinaryLoader
@@ -35,17 +38,37 @@ from forge.wire import encode_row, timestamp
 
 LIMIT: Final = 50
 MOST: Final = 1000
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Of the log's rows that make a page."""
+_FETCHED: Final = 10
+"""Rows at a time. The server unpacks all of them to see which fit."""
 _LAST: Final = 2**63 - 1
 
 _COLUMNS: Final = """
-    SELECT l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after, l.hidden,
-           l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name, l.rank, l.row_id
-    FROM forge.forge_event_log l"""
+    l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after, l.hidden,
+    l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name, l.rank, l.row_id"""
 _DECODED: Final = 15
-_PAGE: Final = f"""{_COLUMNS}
+_OF_ROW: Final = """
+    FROM forge.forge_event_log l
     WHERE (l.row_id = %(row_id)s::text OR l.row_id IS NULL AND l.op IN ('T', 'S', 'X', 'R'))
-      AND l.version = ANY (%(versions)s::int[]) AND (coalesce(l.rank, l.id), l.id) < (%(place)s::bigint, %(id)s::bigint)
-    ORDER BY coalesce(l.rank, l.id) DESC, l.id DESC LIMIT %(limit)s::bigint"""
+      AND l.version = ANY (%(versions)s::int[])"""
+_SIZE: Final = " + ".join(
+    f"coalesce(octet_length(l.{name}::text), 0)::bigint"
+    for name in ("before", "after", "context", "user_id", "function_name", "trace_id")
+)
+# A row that does not fit is a row of nulls; the last column is the size of all so far. Nothing is sorted outside of the
+# innermost query, so that only rows that are fetched are unpacked.
+_PAGE: Final = f"""
+    SELECT fits.* FROM (
+        SELECT l.*, row_number() OVER so_far AS n, sum({_SIZE}) OVER so_far AS size
+        FROM (SELECT l.*, coalesce(l.rank, l.id) AS place {_OF_ROW}
+                AND (coalesce(l.rank, l.id), l.id) < (%(place)s::bigint, %(id)s::bigint)
+              ORDER BY place DESC, l.id DESC LIMIT %(limit)s::bigint) l
+        WINDOW so_far AS (ORDER BY l.place DESC, l.id DESC ROWS UNBOUNDED PRECEDING)) l
+    LEFT JOIN LATERAL (SELECT {_COLUMNS}, l.size::bigint
+                       WHERE l.size <= %(room)s::bigint OR l.n = 1 AND %(first)s::boolean) fits ON true
+    ORDER BY l.place DESC, l.id DESC"""
+_MARK: Final = f"SELECT count(*), max(l.id) {_OF_ROW}"
 # A statement that changes keys logs all its deletes, then as many inserts in the same order, a microsecond later.
 _HALVES: Final = """
     FROM forge.forge_event_log l
@@ -56,7 +79,7 @@ _HALVES: Final = """
 _ANY_PARTNER: Final = f"SELECT EXISTS (SELECT {_HALVES} AND l.op::text <> %(op)s)"
 _PARTNER: Final = f"""
     WITH half AS MATERIALIZED (SELECT l.id, l.op, row_number() OVER (PARTITION BY l.op ORDER BY l.id) AS n {_HALVES})
-    {_COLUMNS}
+    SELECT {_COLUMNS} FROM forge.forge_event_log l
     WHERE l.transaction_id = %(transaction)s::text::xid8 AND l.id = (
         SELECT other.id FROM half own JOIN half other ON other.n = own.n AND other.op <> own.op
         WHERE own.id = %(id)s::bigint
@@ -153,6 +176,35 @@ def timeline(
     """A page of a row's history; without `follow` that of its key alone, whatever rows had it."""
     if not 1 <= limit <= MOST:
         raise HistoryUnavailable(f"a page cannot have {limit} entries", fix=f"ask for 1 to {MOST}")
+    with _asked(connection, table, key) as asked:
+        found, word = asked.table, asked.row_id
+        walk = _Walk(connection, found)
+        start = Place(_LAST, _LAST, word) if before is None else Place.parse(before)
+        entries, following = walk.page(start, limit, follow=follow)
+        typed = (entry.change.key for entry in entries if entry.change.key and entry.change.row_id == word)
+        return Timeline(found.name, next(typed, asked.key), tuple(entries), following and following.token())
+
+
+def mark(connection: Connection, table: str, key: object) -> Hashable:
+    """Another one whenever a change came to the history of a key or went from it; to know it, no image is read."""
+    with _asked(connection, table, key) as asked:
+        versions = list(asked.table.versions)
+        found = asked.rows.execute(_MARK, {"row_id": asked.row_id, "versions": versions}).fetchone()
+        return asked.table.id, asked.row_id, tuple(versions), found
+
+
+class _Asked(NamedTuple):
+    """A row that is asked for, and what to read it with."""
+
+    rows: Rows[tuple[Any, ...]]
+    table: Tracked
+    key: Row
+    row_id: str
+
+
+@contextmanager
+def _asked(connection: Connection, table: str, key: object) -> Iterator[_Asked]:
+    """Within this block, the log is as it was at one instant or later, and nothing can be written."""
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise HistoryUnavailable(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
@@ -165,12 +217,7 @@ def timeline(
         rows.execute("SET TRANSACTION READ ONLY")
         found = tracked.load(rows, table, relation)
         given = tracked.given_key(found, found.newest, key)
-        word = tracked.row_id(rows, found, found.newest, given)
-        walk = _Walk(connection, found)
-        start = Place(_LAST, _LAST, word) if before is None else Place.parse(before)
-        entries, following = walk.page(start, limit, follow=follow)
-        typed = (entry.change.key for entry in entries if entry.change.key and entry.change.row_id == word)
-        return Timeline(found.name, next(typed, given), tuple(entries), following and following.token())
+        yield _Asked(rows, found, given, tracked.row_id(rows, found, found.newest, given))
 
 
 class _Walk:
@@ -178,6 +225,7 @@ class _Walk:
 
     def __init__(self, connection: Connection, table: Tracked) -> None:
         self._table = table
+        self._connection = connection
         self._rows = connection.cursor(binary=True, row_factory=tuple_row)
         self._rows.adapters.register_loader("json", ByteaBinaryLoader)
         log = self._rows.execute("SELECT uuid::text FROM forge.log_identity ORDER BY id DESC LIMIT 1").fetchone()
@@ -190,31 +238,46 @@ class _Walk:
         """Entries, and where to go on if there are more."""
         found: list[Entry] = []
         below = start
-        for entry, place in self._entries(start, limit + 1, follow=follow):
-            if len(found) == limit:
+        for more in self._entries(start, limit + 1, follow=follow):
+            if more is None or len(found) == limit:
                 return found, below
+            entry, below = more
             found.append(entry)
-            below = place
         return found, None
 
-    def _entries(self, start: Place, most: int, *, follow: bool) -> Iterator[tuple[Entry, Place]]:
-        """Each entry with the place below it."""
+    def _entries(self, start: Place, most: int, *, follow: bool) -> Iterator[tuple[Entry, Place] | None]:
+        """Each entry with the place below it; None for the first that would make all of them too large."""
         place: Place | None = start
+        room, first = MOST_BYTES, True
         while place is not None:
-            values = {**place._asdict(), "versions": list(self._table.versions), "limit": most}
-            rows = self._rows.execute(_PAGE, values).fetchall()
-            word, place = place.row_id, None
-            for row in rows:
+            word, after = place.row_id, place
+            place, number, size = None, 0, 0
+            for row in self._logged(after, most, room, first=first):
+                if row[0] is None:
+                    yield None
+                    return
+                number, size = number + 1, row[-1]
                 below = Place(row[1], row[0], word)
                 op = self._change(row).op
                 partner = self._partner(row) if follow and op in (Op.INSERT, Op.DELETE) else None
                 if partner is not None and op is Op.INSERT:
                     place = Place(partner[1], partner[0], partner[-1])
+                    size += sum(len(image) for image in partner[6:8] if image is not None)
                     yield self._moved(partner, row), place
                     break
                 yield self._entry(row, partner), below
             else:
-                place = below if len(rows) == most else None
+                place = below if number == most else None
+            room, first = room - size, False
+
+    def _logged(self, below: Place, most: int, room: int, *, first: bool) -> Iterator[tuple[Any, ...]]:
+        """The log's rows of a key below a place, newest first, kept by the server and fetched as they are needed."""
+        values = {**below._asdict(), "versions": list(self._table.versions), "limit": most, "room": room}
+        with self._connection.cursor("forge_history", binary=True, row_factory=tuple_row) as rows:
+            rows.adapters.register_loader("json", ByteaBinaryLoader)
+            rows.itersize = _FETCHED
+            rows.execute(_PAGE, {**values, "first": first})
+            yield from rows
 
     def _partner(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The other half of an update of the key; None when it was no such update, or nobody can tell which."""
@@ -250,11 +313,14 @@ class _Walk:
 
     def _change(self, row: tuple[Any, ...]) -> Change:
         change = self._decoder.changes([row[:_DECODED]])[0]
-        if not self._table.veiled:
+        veiled = self._table.veiled[row[4]]
+        if not veiled:
             return change
-        return msgspec.structs.replace(change, before=self._veiled(change.before), after=self._veiled(change.after))
+        before, after = (_without(image, veiled) for image in (change.before, change.after))
+        return msgspec.structs.replace(change, before=before, after=after)
 
-    def _veiled(self, row: Row | None) -> Row | None:
-        if row is None:
-            return None
-        return {name: UNAVAILABLE if name in self._table.veiled else value for name, value in row.items()}
+
+def _without(image: Row | None, veiled: Collection[str]) -> Row | None:
+    if image is None:
+        return None
+    return {name: UNAVAILABLE if name in veiled else value for name, value in image.items()}

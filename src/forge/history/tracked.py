@@ -19,7 +19,7 @@ from psycopg import sql
 
 from forge.change import text
 from forge.errors import HistoryUnavailable
-from forge.history.definitions import Event, Field, Version
+from forge.history.definitions import Event, Field, Version, veils
 from forge.history.words import storable
 
 PINS: Final = (
@@ -64,8 +64,8 @@ class Tracked(msgspec.Struct, frozen=True):
     settled: bool
     """Whether the newest version is the definition of now."""
     versions: Mapping[int, Version]
-    veiled: frozenset[str]
-    """Columns that are excluded or masked now, and are not shown, whatever the log has of them."""
+    veiled: Mapping[int, frozenset[str]]
+    """Of each version the columns that are not shown, whatever the log has of them."""
 
     @property
     def newest(self) -> Version:
@@ -95,11 +95,15 @@ def load(rows: Rows[Any], name: str, relation: int | None) -> Tracked:
     if found is None:
         raise HistoryUnavailable(f"{name} is not tracked", fix=f"forge enable {name}")
     number, shown, enabled_at, table, excluded, masked, sees_ddl, print_now = found
-    versions = {row[0]: _version(row) for row in rows.execute(_VERSIONS, (number,))}
+    versions = versions_of(rows, number)
     settled = table is None or versions[max(versions)].fingerprint.split(".")[0] == print_now
-    return Tracked(
-        number, name, shown, table, enabled_at, sees_ddl, settled, versions, frozenset(excluded) | frozenset(masked)
-    )
+    veiled = veils(versions, {*excluded, *masked})
+    return Tracked(number, name, shown, table, enabled_at, sees_ddl, settled, versions, veiled)
+
+
+def versions_of(rows: Rows[Any], number: int) -> dict[int, Version]:
+    """The definitions that a tracked table had, oldest first."""
+    return {row[0]: _version(row) for row in rows.execute(_VERSIONS, (number,))}
 
 
 def _version(row: Sequence[Any]) -> Version:

@@ -5,7 +5,9 @@
 
 Both are closed unless a token has the permission that `Options.history` names, in its claim `scope`, `scp` or
 `permissions`. A token with a tenant sees only rows that were that tenant's before and after each change; without a
-column that says whose a row is, it sees nothing. Values of columns that are excluded or masked are never in an answer.
+column that says whose a row is, it sees nothing. Values of columns that are excluded or masked, or were when they were
+dropped, are never in an answer. A page of large rows ends early, so no answer is larger than `forge.history.timeline`
+says, but for a single change that is.
 """
 
 from collections.abc import Callable

@@ -33,15 +33,32 @@ from forge.history.revert.collapse import Kind, collapse
 from forge.history.revert.tables import Table
 from forge.history.words import storable
 
-__all__ = ["MOST_BYTES", "MOST_CHANGES", "Choice", "Conflict", "Plan", "Reverted", "Step", "plan_revert", "revert"]
+__all__ = [
+    "MOST_BYTES",
+    "MOST_CHANGES",
+    "UNSEEN",
+    "Choice",
+    "Conflict",
+    "Plan",
+    "Reverted",
+    "Step",
+    "plan_revert",
+    "revert",
+]
 
 FUNCTION = "forge.revert"
 LOCK_TIMEOUT = "10s"
+UNSEEN = msgspec.Raw(b'{"$unavailable":true}')
+"""What a step has in place of a value that nobody is shown."""
 _WHOLE = {"T": "truncated", "S": "redefined", "X": "changed in a way that was not logged"}
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One row's way back: what is written, and what is there now. Values are JSON, as the log has them."""
+    """One row's way back: what is written, and what is there now.
+
+    Values are JSON, as the log has them; those of columns that are excluded or masked now, or were when they were
+    dropped, are UNSEEN.
+    """
 
     op: Kind
     table: str
@@ -142,12 +159,17 @@ class _Found:
                 undo.kind,
                 self.tables[undo.tracked].title,
                 undo.now or undo.target or "*",
-                _raw(undo.expected, None if undo.kind != "update" else undo.values),
-                _raw(undo.values),
+                self._shown(undo.tracked, undo.expected, None if undo.kind != "update" else undo.values),
+                self._shown(undo.tracked, undo.values),
                 undo.changes,
             )
             for undo in sorted(self.undos, key=lambda undo: (self.tables[undo.tracked].title, -undo.last.id))
         ]
+
+    def _shown(self, tracked: int, image: Image, only: Iterable[str] | None = None) -> dict[str, msgspec.Raw]:
+        veiled = self.tables[tracked].veiled
+        names = image if only is None else only
+        return {name: UNSEEN if name in veiled else msgspec.Raw(image[name]) for name in names if name in image}
 
 
 @contextmanager
@@ -181,22 +203,13 @@ def _whole_tables(connection: Connection, changes: Iterable[Logged], known: Mapp
 
 
 def _renamed(change: Logged, table: Table) -> Logged:
-    """The change with the names that columns have now; a column that is gone keeps its old one, which no column has."""
+    """The change with its columns called as in the plan."""
     names = table.versions[change.version].names
 
     def renamed(image: Image | None) -> Image | None:
         if image is None:
             return None
         redacted = msgspec.json.decode(image["$redacted"]) if "$redacted" in image and "$redacted" not in names else []
-        return {
-            names.get(name) or f"{name} (dropped)": REDACTED if name in redacted else value
-            for name, value in image.items()
-            if name in names
-        }
+        return {names[name]: REDACTED if name in redacted else value for name, value in image.items() if name in names}
 
     return msgspec.structs.replace(change, before=renamed(change.before), after=renamed(change.after))
-
-
-def _raw(image: Image, only: Iterable[str] | None = None) -> dict[str, msgspec.Raw]:
-    names = image if only is None else only
-    return {name: msgspec.Raw(image[name]) for name in names if name in image}

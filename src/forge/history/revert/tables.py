@@ -13,6 +13,9 @@ from psycopg.rows import tuple_row
 
 from forge.changelog.connection import Connection
 from forge.errors import RevertRefused
+from forge.history import definitions
+from forge.history.definitions import UNSEEN, veils
+from forge.history.tracked import versions_of
 
 ROW: Final = "forge_now"
 """What a table's row is called in the statements that are made here; no column stands by that name alone."""
@@ -44,9 +47,12 @@ class ForeignKey(msgspec.Struct, frozen=True):
 
 
 class Version(msgspec.Struct, frozen=True):
-    """What the columns of some of the log's rows were called, with their names of now; None for one that is gone."""
+    """What the columns of some of the log's rows were called, with what they are called in a plan.
 
-    names: Mapping[str, str | None]
+    That is their name of now; one that is gone keeps its old one, with a word behind it that no column has.
+    """
+
+    names: Mapping[str, str]
     unseen: tuple[str, ...]
     """Columns that it had and did not log."""
     retyped: tuple[str, ...]
@@ -65,6 +71,8 @@ class Table(msgspec.Struct, frozen=True):
     image: str
     inherited: bool
     versions: Mapping[int, Version]
+    veiled: frozenset[str]
+    """Columns whose values are not shown in a plan, as they are called there."""
 
     @property
     def title(self) -> str:
@@ -131,10 +139,12 @@ def load(connection: Connection, tracked: Iterable[int]) -> dict[int, Table]:
     found = {}
     for number, relation, schema, name, key, row_id, image, inherited, unlogged in rows:
         columns = _columns(cursor, number, relation, unlogged)
+        known = versions_of(cursor, number)
+        versions = {id: _version(version, relation, columns) for id, version in known.items()}
+        veiled = _veiled(columns, versions, veils(known, unlogged))
         found[number] = Table(
-            number, relation, schema, name, columns, tuple(key), row_id, image, inherited,
-            _versions(cursor, number, relation, columns),
-        )  # fmt: skip
+            number, relation, schema, name, columns, tuple(key), row_id, image, inherited, versions, veiled
+        )
     return found
 
 
@@ -149,26 +159,27 @@ def _columns(cursor: Any, tracked: int, relation: int, unlogged: list[str]) -> d
     return {row[0]: Column(*row) for row in rows}
 
 
-def _versions(cursor: Any, tracked: int, relation: int, columns: Mapping[str, Column]) -> dict[int, Version]:
+def _version(logged: definitions.Version, relation: int, columns: Mapping[str, Column]) -> Version:
     by_number = {column.attnum: column for column in columns.values()}
-    found = {}
-    rows = cursor.execute(
-        "SELECT id, relation::bigint, columns FROM forge.table_version WHERE tracked_table = %s", (tracked,)
-    ).fetchall()
-    for id, was, logged in rows:
-        names: dict[str, str | None] = {}
-        unseen, retyped = [], []
-        for column in logged:
-            # a restored table numbers its columns anew
-            now = by_number.get(column["attnum"]) if was == relation else columns.get(column["name"])
-            names[column["name"]] = now.name if now else None
-            if now is not None and not now.generated:
-                if column["kind"] in ("hidden", "masked"):
-                    unseen.append(now.name)
-                if column["type"] != now.type:
-                    retyped.append(now.name)
-        found[id] = Version(names, tuple(unseen), tuple(retyped))
-    return found
+    names: dict[str, str] = {}
+    unseen, retyped = [], []
+    for field in logged.fields:
+        # a restored table numbers its columns anew
+        now = by_number.get(field.attnum) if logged.relation == relation else columns.get(field.name)
+        names[field.name] = now.name if now else f"{field.name} (dropped)"
+        if now is not None and not now.generated:
+            if field.kind in UNSEEN:
+                unseen.append(now.name)
+            if field.type != now.type:
+                retyped.append(now.name)
+    return Version(names, tuple(unseen), tuple(retyped))
+
+
+def _veiled(
+    columns: Mapping[str, Column], versions: Mapping[int, Version], veiled: Mapping[int, Iterable[str]]
+) -> frozenset[str]:
+    gone = {versions[id].names[name] for id, names in veiled.items() for name in names} - columns.keys()
+    return frozenset(gone.union(column.name for column in columns.values() if column.hidden))
 
 
 def foreign_keys(connection: Connection, tables: Iterable[Table]) -> list[ForeignKey]:

@@ -1,8 +1,11 @@
 """`forge.history`, `forge.as_of`, `forge.audit` and `forge.revert_plan`: the past of a row, who did what, what undoing
 it would do. Nothing is written by any of them."""
 
-from collections.abc import Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from decimal import Decimal
+from threading import Lock
 from typing import Any, Final
 
 import msgspec
@@ -12,9 +15,9 @@ from forge.changelog.connection import Connection
 from forge.history.asof import row_as_of
 from forge.history.audit import Choice, audit
 from forge.history.instants import instant
+from forge.history.revert import UNSEEN, Step, plan_revert
 from forge.history.revert import Choice as Undone
-from forge.history.revert import Step, plan_revert
-from forge.history.timeline import Entry, timeline
+from forge.history.timeline import Entry, mark, timeline
 from forge.history.tracked import key_of
 from forge.react.database import Context
 from forge.react.registry import BadArguments
@@ -25,27 +28,65 @@ EVERY: Final = 2.0
 KIND: Final = "console past"
 MOST: Final = 200
 """Entries of a page, and rows of a plan."""
-_VEILED: Final = """
-    SELECT DISTINCT CASE schema_name WHEN 'public' THEN '' ELSE schema_name || '.' END || table_name,
-           unnest(excluded || masked)
-    FROM forge.tracked_table
-"""
+PAGES: Final = 8
+"""Pages of histories that are kept."""
+KEPT: Final = 60.0
+"""Seconds that a page is kept: what leaves the log under a key that the row had before, leaves its mark only there."""
 _exact: Final = msgspec.json.Decoder(float_hook=Decimal)
 
 
+class Pages:
+    """The answers that were given last, each for as long as its mark is the same.
+
+    >>> pages, answers = Pages(), iter("ab")
+    >>> [pages.get("question", mark, lambda: next(answers)) for mark in (1, 1, 2)]
+    ['a', 'a', 'b']
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._known: OrderedDict[Hashable, tuple[Hashable, float, Any]] = OrderedDict()
+
+    def get(self, question: Hashable, mark: Hashable, answer: Callable[[], Any]) -> Any:
+        """What is known, else `answer`; the mark must be from before."""
+        now = self._clock()
+        with self._lock:
+            known = self._known.get(question)
+            if known is not None and known[0] == mark and now - known[1] < KEPT:
+                self._known.move_to_end(question)
+                return known[2]
+        found = answer()
+        with self._lock:
+            self._known[question] = mark, now, found
+            self._known.move_to_end(question)
+            if len(self._known) > PAGES:
+                self._known.popitem(last=False)
+        return found
+
+
 def register(desk: Desk) -> None:
+    pages = Pages()
+
     async def history(ctx: Context, table: str, key: Any, before: str | None = None, limit: int = 50) -> dict[str, Any]:
         """Every change of one row, newest first, a page at a time."""
         _check(limit)
 
         def look(connection: Connection) -> dict[str, Any]:
-            page = timeline(connection, table, _key(key), limit=limit, before=before)
-            return {
-                "table": page.table,
-                "key": page.key,
-                "entries": [_entry(entry) for entry in page.entries],
-                "next": page.next,
-            }
+            sought = _key(key)
+
+            def answer() -> dict[str, Any]:
+                page = timeline(connection, table, sought, limit=limit, before=before)
+                return {
+                    "table": page.table,
+                    "key": page.key,
+                    "entries": [_entry(entry) for entry in page.entries],
+                    "next": page.next,
+                }
+
+            now = mark(connection, table, sought)
+            found: dict[str, Any] = pages.get((table, repr(sought), before, limit), now, answer)
+            return found
 
         return await desk.ask(look, KIND)
 
@@ -85,12 +126,11 @@ def register(desk: Desk) -> None:
 
         def look(connection: Connection) -> dict[str, Any]:
             plan = plan_revert(connection, choice)
-            veiled: set[tuple[str, str]] = set(connection.execute(_VEILED).fetchall())
             return {
                 "choice": str(plan.choice),
                 "changes": plan.changes,
                 "rows": len(plan.steps),
-                "steps": [_step(step, veiled) for step in plan.steps[:MOST]],
+                "steps": [_step(step) for step in plan.steps[:MOST]],
                 "conflicts": [str(conflict) for conflict in plan.conflicts[:MOST]],
             }
 
@@ -174,11 +214,9 @@ def _decoded(raw: msgspec.Raw) -> Any:
     return bytes(raw).decode() if too_deep({"": value}) else value
 
 
-def _step(step: Step, veiled: set[tuple[str, str]]) -> dict[str, Any]:
+def _step(step: Step) -> dict[str, Any]:
     def image(values: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-        return {
-            name: UNAVAILABLE if (step.table, name) in veiled else shown(_decoded(raw)) for name, raw in values.items()
-        }
+        return {name: UNAVAILABLE if raw == UNSEEN else shown(_decoded(raw)) for name, raw in values.items()}
 
     return {
         "op": step.op,
