@@ -236,6 +236,21 @@ def test_who_is_on_this_machine(peer: str | None, host: str, expected: bool) -> 
     assert local(HTTPConnection(scope)) is expected
 
 
+async def test_a_proxy_that_says_nothing_of_itself_is_not_this_machine(database: str, shop: Connection) -> None:
+    """What nginx sends where only `proxy_pass http://127.0.0.1:8710;` is written."""
+    async with serving(application(database)) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        statuses = []
+        for version in ("1.0", "1.1"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            headers = f"Host: {host}:{port}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 2"
+            writer.write(f"POST /forge/query/forge.tables HTTP/{version}\r\n{headers}\r\n\r\n{{}}".encode())
+            async with asyncio.timeout(SOON):
+                statuses.append(int((await reader.readline()).split()[1]))
+            writer.close()
+        assert statuses == [403, 200]
+
+
 async def test_a_form_of_another_page_cannot_ask(database: str, shop: Connection) -> None:
     async with serving(application(database)) as served:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonp"):

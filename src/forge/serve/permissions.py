@@ -73,6 +73,8 @@ def local(request: HTTPConnection) -> bool:
     """Whether somebody on this machine asks, by a name of this machine, and no page of another site.
 
     A page that has its own name lead to this machine sends that name as `host`; what a proxy hands on may be anybody's.
+    A request by HTTP/1.0 is a proxy's: that of an nginx whom nobody has told otherwise names this machine as the host
+    and says nothing of itself. No browser speaks it.
     """
     headers = request.headers
     host, origin = headers.get("host", ""), headers.get("origin")
@@ -83,6 +85,7 @@ def local(request: HTTPConnection) -> bool:
         and (origin is None or origin.partition("://")[2] == host)
         and headers.get("sec-fetch-site") in _OWN_SITE
         and not any(name in headers for name in _FORWARDED)
+        and request.scope.get("http_version") != "1.0"
     )
 
 
