@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from forge.changelog.reader import Reader
 from forge.demo import lake as lakes
 from forge.demo import shop
 from forge.demo.lake import LakeBeside
+from forge.errors import LakeError
 from forge.postgres import PostgresServer
 from tests.acceptance.conftest import Forge, environment
 
@@ -84,6 +86,43 @@ def test_ctrl_c_ends_the_demo_in_order(start: Callable[..., "subprocess.Popen[st
     out, err = demo.communicate(timeout=60)
     assert (demo.returncode, err) == (0, "")
     assert "nothing lost, nothing twice ✓" in out
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["by the kernel", "and by the shell"])
+def test_a_terminal_that_is_closed_leaves_no_server(
+    start: Callable[..., "subprocess.Popen[str]"], data: Path, again: bool
+) -> None:
+    demo = start("demo", "--no-lake", "--no-open", "--rate", "30", "--data", str(data))
+    assert demo.stdout is not None
+    assert demo.stdout.readline().startswith("✓ PostgreSQL ")
+    assert demo.stdout.readline().startswith("live page ")
+    demo.send_signal(signal.SIGHUP)
+    if again:
+        time.sleep(0.2)  # signals that come together are one
+        demo.send_signal(signal.SIGHUP)
+    out, err = demo.communicate(timeout=60)
+    assert (demo.returncode, err) == (0, "")
+    assert "nothing lost, nothing twice ✓" in out
+    assert not PostgresServer(data / "postgres").running
+
+
+def test_the_lakes_command_is_one_that_forge_takes(
+    forge: Forge, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to where Spark would be started."""
+    pytest.importorskip("pyspark")
+    started: list[dict[str, str]] = []
+
+    def session(**options: Any) -> None:
+        started.append(options["conf"])
+        raise LakeError("Spark stays away", fix="none")
+
+    monkeypatch.setattr("forge.pipeline.session.session", session)
+    words = lakes.command(database, tmp_path / "lake", [f"{shop.SCHEMA}.{table}" for table in shop.TABLES])
+    assert words[:3] == [sys.executable, "-m", "forge"]
+    result = forge(*words[3:])
+    assert (result.code, "Spark stays away" in result.err) == (1, True), result.err
+    assert "spark.driver.extraJavaOptions" in started[0]
 
 
 def test_a_schema_of_that_name_that_is_not_the_demos_is_left_alone(forge: Forge, empty_database: str) -> None:

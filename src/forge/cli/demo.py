@@ -1,7 +1,9 @@
 """`forge demo`: a small shop, its traffic, its page, the console, and the live feed of its changes."""
 
 import asyncio
-from typing import Annotated
+import signal
+import sys
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
@@ -53,6 +55,8 @@ def demo(
     no_lake = lakes.unavailable() if lake else None
     no_page = pages.unavailable() if page else None
     path = config.data.resolve() / "lake" if lake and no_lake is None else None
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _hung_up)
     with database(config, create=True) as found:
         width = run.out.width if run.out.is_terminal else None
         feed = Feed(colour=run.colour, width=width, schema=SCHEMA, key=KEY_WIDTH)
@@ -84,3 +88,9 @@ def demo(
         for line in ("", *summary.lines()):
             run.show(Text(line, "bold"))
     raise typer.Exit(0 if summary.whole else 1)
+
+
+def _hung_up(number: int, _frame: object) -> NoReturn:
+    """The terminal is closed, which kernel and shell may both say: what was started by now is ended."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.exit(128 + number)

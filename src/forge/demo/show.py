@@ -1,7 +1,8 @@
 """The demo as a whole: traffic, the shop's page, maintenance and the feed in one process, until told to stop.
 
 The end is in order: writers finish their transactions, the feed catches up, then the lake, and only then are the
-numbers compared. A signal ends the traffic, a second one the wait for the lake, one more ends all at once.
+numbers compared. A signal ends the traffic, a second one the wait for the lake, one more ends all at once. When the
+terminal is closed, nobody is left to wait: it ends in order, but for the lake.
 """
 
 import asyncio
@@ -91,6 +92,8 @@ class Demo:
         self._running = asyncio.current_task()
         for name in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(name, self._interrupted)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up)
         began = time.monotonic()
         try:
             async with Reader.open(self._url) as reader:
@@ -167,6 +170,14 @@ class Demo:
             self._stop.set()
         elif self._running is not None:
             self._running.cancel()
+
+    def _hung_up(self) -> None:
+        """The terminal is closed, which kernel and shell may both say."""
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._stop.set()
+        if self._lake is not None:
+            self._lake.give_up()
 
     async def _write(self, number: int) -> None:
         chance = random.Random()
