@@ -3,7 +3,7 @@
  * longer when there is a good moment. In milliseconds.
  */
 
-import type { ErrorFields } from "./errors";
+import type { ErrorFields } from "./errors.js";
 
 export class Backoff {
   readonly #first: number;

@@ -2,9 +2,9 @@
  * What tabs tell each other: plain data, to all of a group or to one of its tabs, in the order in which it was said.
  */
 
-import type { ErrorFields } from "./errors";
-import type { Entry } from "./store";
-import type { Answer, Asked, Push } from "./upstream";
+import type { ErrorFields } from "./errors.js";
+import type { Entry } from "./store.js";
+import type { Answer, Asked, Push } from "./upstream.js";
 
 /** A mutation that was not answered yet, as it goes to other tabs. */
 export interface Waiting {

@@ -12,16 +12,16 @@
  * when the last one does. What always holds: a message is sent once or not at all, and is told once to each listener.
  */
 
-import { Backoff, whenBack } from "./backoff";
-import { asError, closed, ForgeError, passes } from "./errors";
-import { Line, type Member, type Said } from "./line";
-import { Cell, type Readable, tell } from "./readable";
-import type { Token } from "./tokens";
+import { Backoff, whenBack } from "./backoff.js";
+import { asError, closed, ForgeError, passes } from "./errors.js";
+import { Line, type Member, type Said } from "./line.js";
+import { Cell, type Readable, tell } from "./readable.js";
+import type { Token } from "./tokens.js";
 
 // from the client itself, so that its bundle stays one file, which this one imports
-export { ForgeError } from "./index";
-export type { Member } from "./line";
-export type { Readable } from "./readable";
+export { ForgeError } from "./index.js";
+export type { Member } from "./line.js";
+export type { Readable } from "./readable.js";
 
 export interface ChannelsOptions {
   /** The server; may have a path. The page's own origin unless given. */

@@ -6,11 +6,11 @@
  * What always holds: what is asked is sent once, and is answered or fails; nothing of an old connection is told.
  */
 
-import { Backoff } from "./backoff";
-import { asError, closed, type ForgeError, passes, told, unreachable } from "./errors";
-import { SILENCE } from "./session";
-import { type Token, Tokens } from "./tokens";
-import { parse } from "./values";
+import { Backoff } from "./backoff.js";
+import { asError, closed, type ForgeError, passes, told, unreachable } from "./errors.js";
+import { SILENCE } from "./session.js";
+import { type Token, Tokens } from "./tokens.js";
+import { parse } from "./values.js";
 
 /** A client in a channel. */
 export interface Member {

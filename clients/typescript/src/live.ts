@@ -6,10 +6,10 @@
  * before, rows too. The server is asked while somebody watches, and for a moment longer.
  */
 
-import type { ForgeError } from "./errors";
-import { Keeper } from "./held";
-import { Cell } from "./readable";
-import type { Asked, Cause, Holder, Overlay, Push, Upstream, Whole } from "./upstream";
+import type { ForgeError } from "./errors.js";
+import { Keeper } from "./held.js";
+import { Cell } from "./readable.js";
+import type { Asked, Cause, Holder, Overlay, Push, Upstream, Whole } from "./upstream.js";
 
 export type Status =
   /** Nothing is known yet. */

@@ -5,9 +5,9 @@
  * one: so the first line, and those that begin with `]`, are the object without its rows.
  */
 
-import { malformed } from "./errors";
-import type { Cause, Delta, Push, Whole } from "./upstream";
-import { parse } from "./values";
+import { malformed } from "./errors.js";
+import type { Cause, Delta, Push, Whole } from "./upstream.js";
+import { parse } from "./values.js";
 
 export interface Event {
   readonly name: string;

@@ -6,12 +6,12 @@
  * there was nothing to tell, so whoever begins there misses nothing.
  */
 
-import { unreachable } from "./errors";
-import type { Http } from "./http";
-import type { Event } from "./messages";
-import { type Heard, SILENCE } from "./session";
-import { read } from "./sse";
-import { decodeRow, parse } from "./values";
+import { unreachable } from "./errors.js";
+import type { Http } from "./http.js";
+import type { Event } from "./messages.js";
+import { type Heard, SILENCE } from "./session.js";
+import { read } from "./sse.js";
+import { decodeRow, parse } from "./values.js";
 
 type Row = Readonly<Record<string, unknown>>;
 

@@ -5,9 +5,9 @@
  * end of the stream cuts off is none either.
  */
 
-import type { Http } from "./http";
-import type { Event } from "./messages";
-import type { Heard, Transport } from "./session";
+import type { Http } from "./http.js";
+import type { Event } from "./messages.js";
+import type { Heard, Transport } from "./session.js";
 
 export class Parser {
   #cut = "";

@@ -5,8 +5,8 @@
  * again. All tokens of a client are one user's: another's is refused.
  */
 
-import { asError, ForgeError } from "./errors";
-import { callerOf, userOf } from "./group";
+import { asError, ForgeError } from "./errors.js";
+import { callerOf, userOf } from "./group.js";
 
 export type Token = string | (() => string | Promise<string>);
 

@@ -5,10 +5,10 @@
  * closed.
  */
 
-import { closed, ForgeError } from "../errors";
-import type { LocalLive } from "./local";
-import type { Reply, Requests } from "./protocol";
-import type { Params } from "./values";
+import { closed, ForgeError } from "../errors.js";
+import type { LocalLive } from "./local.js";
+import type { Reply, Requests } from "./protocol.js";
+import type { Params } from "./values.js";
 
 export class Calls {
   readonly #worker: Worker;

@@ -6,10 +6,10 @@
  * column whose value was not told keeps the one that it has.
  */
 
-import { ForgeError } from "../errors";
-import type { RawChange } from "../rawfeed";
-import type { Connection } from "./connection";
-import { asSql, type Row, type SqlValue } from "./values";
+import { ForgeError } from "../errors.js";
+import type { RawChange } from "../rawfeed.js";
+import type { Connection } from "./connection.js";
+import { asSql, type Row, type SqlValue } from "./values.js";
 
 /** A row that was written, or is to be gone, of a table of the local database. */
 export type Change =

@@ -4,8 +4,8 @@
  * What always holds: rows that did not change are the same objects as before.
  */
 
-import type { ForgeError } from "../errors";
-import { Results } from "../live";
+import type { ForgeError } from "../errors.js";
+import { Results } from "../live.js";
 
 export class LocalLive<T> extends Results<readonly T[]> {
   readonly #started: () => void;

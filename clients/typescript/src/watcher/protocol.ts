@@ -2,11 +2,11 @@
  * What a page and its worker say to each other, and workers to the workers of other tabs: plain data, to be posted.
  */
 
-import type { ErrorFields } from "../errors";
-import type { Change, Cursor } from "./changes";
-import type { Ran } from "./connection";
-import type { Params, Row } from "./values";
-import type { Rows } from "./writes";
+import type { ErrorFields } from "../errors.js";
+import type { Change, Cursor } from "./changes.js";
+import type { Ran } from "./connection.js";
+import type { Params, Row } from "./values.js";
+import type { Rows } from "./writes.js";
 
 /** Where the data is: in a file that all tabs share and that stays, or in this tab's memory alone. */
 export type Kind = "opfs" | "memory";

@@ -8,8 +8,8 @@
  * not known here, all rows of the table are read.
  */
 
-import { type Keys, keyOf, type Rows } from "./writes";
-import type { SqlValue } from "./values";
+import { type Keys, keyOf, type Rows } from "./writes.js";
+import type { SqlValue } from "./values.js";
 
 /** An instruction of SQLite's virtual machine, as EXPLAIN shows it. */
 export interface Instruction {

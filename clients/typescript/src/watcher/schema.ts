@@ -4,8 +4,8 @@
  * It is read when the schema's version is another one, by whichever connection notices.
  */
 
-import type { Tree } from "./reads";
-import type { Row, SqlValue } from "./values";
+import type { Tree } from "./reads.js";
+import type { Row, SqlValue } from "./values.js";
 
 /** How the rows of a table are named. */
 export interface Table {

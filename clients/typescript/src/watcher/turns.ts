@@ -8,9 +8,9 @@
  */
 
 import type { SAHPoolUtil, Sqlite3Static } from "@sqlite.org/sqlite-wasm";
-import { ForgeError } from "../errors";
-import { Connection } from "./connection";
-import { Schema } from "./schema";
+import { ForgeError } from "../errors.js";
+import { Connection } from "./connection.js";
+import { Schema } from "./schema.js";
 
 type Job = (connection: Connection) => Promise<void>;
 

@@ -6,10 +6,10 @@
  */
 
 import type { Sqlite3Static } from "@sqlite.org/sqlite-wasm";
-import { ForgeError } from "../errors";
-import { Engine } from "./engine";
-import type { Kind, Message, Reply, Request } from "./protocol";
-import { alone, LockTurn, MemoryFiles, OpfsFiles, Turns } from "./turns";
+import { ForgeError } from "../errors.js";
+import { Engine } from "./engine.js";
+import type { Kind, Message, Reply, Request } from "./protocol.js";
+import { alone, LockTurn, MemoryFiles, OpfsFiles, Turns } from "./turns.js";
 
 /** Before it, a file that cannot be opened is deleted. */
 const OLDEST = 3_054_000;

@@ -5,7 +5,7 @@
  * write's cannot have changed by it. Sets are plain Maps and Sets, and can be posted to other tabs as they are.
  */
 
-import type { SqlValue } from "./values";
+import type { SqlValue } from "./values.js";
 
 /** Keys of the table's rows as `keyOf` writes them, or all of them. */
 export type Keys = ReadonlySet<string> | "all";
