@@ -247,3 +247,27 @@ it("writes the same key for equal values", () => {
   expect(keyOf([5])).toBe(keyOf([5n]));
   expect(keyOf(["a", 1])).not.toBe(keyOf(["a", 2]));
 });
+
+describe("several statements inside a transaction", () => {
+  const half = "INSERT INTO notes VALUES ('half'); INSERT INTO customers VALUES ('ada', 'Paris')";
+
+  it("are all or nothing where their error is caught", () => {
+    const connection = opened();
+    connection.begin();
+    connection.exec("INSERT INTO customers VALUES ('ada', 'Rome')");
+    expect(() => connection.exec(half)).toThrow("UNIQUE");
+    connection.exec("INSERT INTO notes VALUES ('whole')");
+    connection.commit();
+    expect(connection.select("SELECT body FROM notes")).toEqual([{ body: "whole" }]);
+    expect(connection.select("SELECT city FROM customers")).toEqual([{ city: "Rome" }]);
+    expect(shown(connection.written())["customers"]).toContain("ada");
+  });
+
+  it("tell the error also where it ended the transaction", () => {
+    const connection = opened();
+    connection.begin();
+    connection.exec("INSERT INTO customers VALUES ('ada', 'Rome')");
+    expect(() => connection.exec(half.replace("INSERT INTO c", "INSERT OR ROLLBACK INTO c"))).toThrow("UNIQUE");
+    expect(connection.select("SELECT * FROM customers")).toEqual([]);
+  });
+});

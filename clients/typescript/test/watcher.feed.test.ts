@@ -1,6 +1,7 @@
 /** The raw feed on its way into local tables: its place is stored with what it brought, and before it brought any. */
 
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
+import type { Token } from "../src/tokens";
 import type { RemoteChange } from "../src/watcher/changes";
 import { Feed, type FeedState, type Store } from "../src/watcher/feed";
 
@@ -41,8 +42,9 @@ class World implements Store {
     });
   }
 
-  async follow(): Promise<void> {
-    const feed = new Feed({ url: "http://forge.test", tables: { "public.orders": "orders" } }, this);
+  async follow(token?: Token): Promise<void> {
+    const options = { url: "http://forge.test", tables: { "public.orders": "orders" }, ...(token && { token }) };
+    const feed = new Feed(options, this);
     feed.subscribe((state) => void this.states.push(state));
     void feed.run(this.#ended.signal);
     await settle();
@@ -122,5 +124,24 @@ it("stores no place ahead of a change that came with it", async () => {
   world.say(`event: auth\ndata: {"renew":true}\n\n${change("c1", 1)}`);
   await settle();
   expect(world.written).toEqual([[1, "c1"]]);
+  world.stop();
+});
+
+it.each([true, false])("asks a function for another token when one is not taken: %s", async (renewable) => {
+  const world = new World();
+  const stream = globalThis.fetch;
+  const given: string[] = [];
+  vi.stubGlobal("fetch", (url: string, init: RequestInit) => {
+    const { authorization } = init.headers as Record<string, string>;
+    given.push(authorization ?? "");
+    const error = { code: "auth_failed", message: "expired", fix: "" };
+    if (authorization === "Bearer 5") return stream(url, init);
+    return Promise.resolve(Response.json({ error }, { status: 401 }));
+  });
+  let tokens = 0;
+  await world.follow(renewable ? () => String(++tokens) : "1");
+  await settle(60_000);
+  const last = world.states.at(-1)?.status;
+  expect([given.at(-1), last]).toEqual(renewable ? ["Bearer 5", "connecting"] : ["Bearer 1", "error"]);
   world.stop();
 });

@@ -8,11 +8,11 @@
  */
 
 import type { BindingSpec, CAPI, Database, PreparedStatement, Sqlite3Static } from "@sqlite.org/sqlite-wasm";
-import { ForgeError } from "../errors";
-import { type Instruction, rowsRead } from "./reads";
-import { Schema } from "./schema";
-import type { Params, Row, SqlValue } from "./values";
-import { everything, Gathered, keyOf, type Rows } from "./writes";
+import { ForgeError } from "../errors.js";
+import { type Instruction, rowsRead } from "./reads.js";
+import { Schema } from "./schema.js";
+import type { Params, Row, SqlValue } from "./values.js";
+import { everything, Gathered, keyOf, type Rows } from "./writes.js";
 
 /** What `run` answers. */
 export interface Ran {
@@ -92,7 +92,7 @@ export class Connection {
 
   /** All or nothing of what happens inside, which may be inside another. `deferred`: rows may refer to later ones. */
   transaction<T>(work: () => T, deferred = false): T {
-    if (!this.#capi.sqlite3_get_autocommit(this.#db)) return work();
+    if (!this.#capi.sqlite3_get_autocommit(this.#db)) return this.#nested(work);
     this.begin();
     try {
       if (deferred) this.#own("PRAGMA defer_foreign_keys = ON");
@@ -102,6 +102,19 @@ export class Connection {
     } catch (error) {
       this.rollback();
       throw error;
+    }
+  }
+
+  #nested<T>(work: () => T): T {
+    this.#own("SAVEPOINT forge_nested");
+    try {
+      return work();
+    } catch (error) {
+      // SQLite itself may have rolled back all of it
+      if (!this.#capi.sqlite3_get_autocommit(this.#db)) this.#own("ROLLBACK TO forge_nested");
+      throw error;
+    } finally {
+      if (!this.#capi.sqlite3_get_autocommit(this.#db)) this.#own("RELEASE forge_nested");
     }
   }
 

@@ -8,14 +8,14 @@
  * all queries run again.
  */
 
-import { ForgeError } from "../errors";
-import { applyChanges, replaceRows, storedCursor } from "./changes";
-import type { Connection } from "./connection";
-import { Heard } from "./heard";
-import type { Message, Reply, Request, Requests } from "./protocol";
-import { lineOf, type Params, type Row } from "./values";
-import type { Turns } from "./turns";
-import { everything, meet, type Rows } from "./writes";
+import { ForgeError } from "../errors.js";
+import { applyChanges, replaceRows, storedCursor } from "./changes.js";
+import type { Connection } from "./connection.js";
+import { Heard } from "./heard.js";
+import type { Message, Reply, Request, Requests } from "./protocol.js";
+import { lineOf, type Params, type Row } from "./values.js";
+import type { Turns } from "./turns.js";
+import { everything, meet, type Rows } from "./writes.js";
 
 interface Live {
   readonly sql: string;
@@ -38,6 +38,8 @@ interface Transaction {
 const LATE = 250;
 /** Milliseconds after which a transaction that does nothing is rolled back: others wait for it. */
 const IDLE = 10_000;
+/** Milliseconds after which queries run again when there was no database to run them. */
+const AGAIN = 2_000;
 
 export class Engine {
   readonly #reply: (reply: Reply) => void;
@@ -50,6 +52,7 @@ export class Engine {
   #transactions = 0;
   #refreshing = false;
   #checking: ReturnType<typeof setTimeout> | undefined;
+  #retrying: ReturnType<typeof setTimeout> | undefined;
 
   constructor(reply: (reply: Reply) => void, announce: (message: Message) => void) {
     this.#reply = reply;
@@ -115,6 +118,7 @@ export class Engine {
         return this.#use(() => undefined);
       case "close":
         clearTimeout(this.#checking);
+        clearTimeout(this.#retrying);
         this.#lives.clear();
         return this.#turns?.close();
     }
@@ -211,6 +215,7 @@ export class Engine {
   async #refresh(): Promise<void> {
     if (this.#refreshing) return;
     this.#refreshing = true;
+    clearTimeout(this.#retrying);
     const again = (connection: Connection): void => {
       this.#refreshing = false;
       for (const [number, live] of this.#lives) if (live.stale) this.#look(connection, number, live);
@@ -219,7 +224,9 @@ export class Engine {
       await this.#use(again);
     } catch (error) {
       this.#refreshing = false;
-      for (const [number, live] of this.#lives) if (live.stale) this.#reply({ live: number, error: asFields(error) });
+      const stale = [...this.#lives].filter(([, live]) => live.stale);
+      for (const [number, live] of stale) this.#fail(number, live, error);
+      if (stale.length > 0) this.#retrying = setTimeout(() => void this.#refresh(), AGAIN);
     }
   }
 
@@ -231,9 +238,14 @@ export class Engine {
       else rows = connection.select(live.sql, live.params);
       this.#push(number, live, rows);
     } catch (error) {
-      live.reads = live.lines = undefined;
-      this.#reply({ live: number, error: asFields(error) });
+      this.#fail(number, live, error);
     }
+  }
+
+  /** The page has no rows then: what comes next is said whole. */
+  #fail(number: number, live: Live, error: unknown): void {
+    live.reads = live.lines = undefined;
+    this.#reply({ live: number, error: asFields(error) });
   }
 
   #push(number: number, live: Live, rows: readonly Row[]): void {

@@ -7,15 +7,15 @@
  * cursor is never ahead of the rows, and no change is left out.
  */
 
-import { Backoff, whenBack } from "../backoff";
-import { asError, ForgeError, unreachable } from "../errors";
-import { Http } from "../http";
-import type { Event } from "../messages";
-import { changeOf, RawFeed } from "../rawfeed";
-import { Cell } from "../readable";
-import { type Token, Tokens } from "../tokens";
-import { parse } from "../values";
-import type { Names, RemoteChange } from "./changes";
+import { Backoff, whenBack } from "../backoff.js";
+import { asError, ForgeError, unreachable } from "../errors.js";
+import { Http } from "../http.js";
+import type { Event } from "../messages.js";
+import { changeOf, RawFeed } from "../rawfeed.js";
+import { Cell } from "../readable.js";
+import { type Token, Tokens } from "../tokens.js";
+import { parse } from "../values.js";
+import type { Names, RemoteChange } from "./changes.js";
 
 export interface FeedOptions {
   /** Of the Forge server. */
@@ -84,7 +84,8 @@ export class Feed extends Cell<FeedState> {
       }
       if (signal.aborted) return;
       if (this.getSnapshot().status === "live") backoff.reset();
-      const final = FINAL.has(error.code);
+      // a function that gave a token which is not taken may have another one later
+      const final = FINAL.has(error.code) && !(error.code === "auth_failed" && this.#http.tokens.renewable);
       this.set({ status: final ? "error" : "stale", error });
       if (final) return;
       await backoff.wait(0, error);

@@ -5,16 +5,16 @@
  * any tab, and changes of a server that are applied, reach the live queries of all tabs that read what they wrote.
  */
 
-import { closed } from "../errors";
-import type { Live } from "../live";
-import type { Readable } from "../readable";
-import { localChanges, type Names, type RemoteChange, rowOf } from "./changes";
-import { Calls } from "./calls";
-import type { Ran } from "./connection";
-import { Feed, type FeedOptions } from "./feed";
-import { LocalLive } from "./local";
-import type { Kind } from "./protocol";
-import { lineOf, type Params, type Row } from "./values";
+import { closed } from "../errors.js";
+import type { Live } from "../live.js";
+import type { Readable } from "../readable.js";
+import { localChanges, type Names, type RemoteChange, rowOf } from "./changes.js";
+import { Calls } from "./calls.js";
+import type { Ran } from "./connection.js";
+import { Feed, type FeedOptions } from "./feed.js";
+import { LocalLive } from "./local.js";
+import type { Kind } from "./protocol.js";
+import { lineOf, type Params, type Row } from "./values.js";
 
 export interface WatcherOptions {
   /** Started by you: its script calls `serveWatcher`. */
@@ -150,7 +150,7 @@ export class Watcher implements Statements {
     removeEventListener("pageshow", this.#check);
     document.removeEventListener("visibilitychange", this.#check);
     this.#closing.abort();
-    await this.#calls.ask("close", {});
+    await this.#calls.ask("close", {}).catch(() => undefined); // a worker that is gone has nothing open
     this.#calls.end();
     for (const live of this.#lives.values()) live.fail(closed());
   }
