@@ -9,20 +9,20 @@
  * It connects when something is first watched. The same question is one live result for the whole page.
  */
 
-import { whenBack } from "./backoff";
-import { groupOf } from "./group";
-import { type Fetch, caller, Http } from "./http";
-import { browser, Seat } from "./leader";
-import { Live } from "./live";
-import { Queue } from "./queue";
-import type { Readable } from "./readable";
-import { Relay } from "./relay";
-import { Session } from "./session";
-import { Socket } from "./socket";
-import { sse } from "./sse";
-import { Kept } from "./store";
-import { type Token, Tokens } from "./tokens";
-import type { App, ArgsOf, ResultOf, Untyped } from "./types";
+import { whenBack } from "./backoff.js";
+import { groupOf } from "./group.js";
+import { type Fetch, caller, Http } from "./http.js";
+import { browser, Seat } from "./leader.js";
+import { Live } from "./live.js";
+import { Queue } from "./queue.js";
+import type { Readable } from "./readable.js";
+import { Relay } from "./relay.js";
+import { Session } from "./session.js";
+import { Socket } from "./socket.js";
+import { sse } from "./sse.js";
+import { Kept } from "./store.js";
+import { type Token, Tokens } from "./tokens.js";
+import type { App, ArgsOf, ResultOf, Untyped } from "./types.js";
 import {
   type Asked,
   type Call,
@@ -33,8 +33,8 @@ import {
   type Optimistic,
   type Pending,
   type Upstream,
-} from "./upstream";
-import { decodeResult, encodeArgs } from "./values";
+} from "./upstream.js";
+import { decodeResult, encodeArgs } from "./values.js";
 
 export interface ClientOptions {
   /** The server; may have a path. The page's own origin unless given. */
@@ -130,7 +130,8 @@ class Page implements Client {
     const group = async (): Promise<string> => groupOf(this.#http.base, await tokens.current());
     this.#seat = new Seat(group, browser(share !== false));
     tokens.changed = () => this.#seat.leave();
-    this.#upstream = new Relay(this.#seat, new Session(way, tokens, silence));
+    const session = new Session(way, tokens, () => this.#mutations.wake(), silence);
+    this.#upstream = new Relay(this.#seat, session);
     this.#mutations = new Queue(this.#seat, this.#call, new Kept());
     whenBack(this.#leaving.signal, () => this.#seat.wake());
   }

@@ -70,7 +70,7 @@ export interface Told {
 
 /** The error that the server told, by its status, or by its code where it has none. */
 export function told(error: Told, status?: number): ForgeError {
-  const { code = "failed", message = "the server failed", fix = "see the server's log" } = error;
+  const { code = "failed", message = code, fix = "see the server's log" } = error;
   return new ForgeError(kindOf(code, status), message, fix, { code, status, retryAfter: error.retry_after_secs });
 }
 
@@ -83,11 +83,11 @@ function kindOf(code: string, status = 0): Kind {
   return code === "not_forge" ? "not_forge" : "refused";
 }
 
-const PASSING = new Set(["failed", "too_many", "unreachable"]);
+const PASSING = /^(failed|too_many|unreachable)$/;
 
 /** Whether it may go well another time. */
 export function passes({ kind }: ForgeError): boolean {
-  return PASSING.has(kind);
+  return PASSING.test(kind);
 }
 
 /** A result that does not fit, which can be asked for anew; whatever else was thrown is thrown again. */

@@ -6,12 +6,12 @@
  * row never reaches somebody who may not see it.
  */
 
-import { Digest } from "./sha256";
-import { fromBase64, sorted } from "./values";
+import { Digest } from "./sha256.js";
+import { fromBase64, sorted } from "./values.js";
 
 const PASSING = /^(iat|exp|nbf|jti)$/;
 /** Others may change: some issuers put something new into each token. */
-const USER = /^(iss|sub|[otu]id|upn|email|client_id|tenant|org)|user/;
+const USER = /(^(iss|sub|[otu]id|upn|email|client_id)|(^|[^a-z])(tenant|org|user)(name|_?id)?)$/i;
 
 export function groupOf(base: string, token: string | undefined): string {
   const url = new URL(base, globalThis.location?.href ?? "http://localhost").href;

@@ -5,10 +5,10 @@
  * is never returned, but thrown as a mismatch. A row whose line did not change is the same object as before.
  */
 
-import { mismatch } from "./errors";
-import { Digest } from "./sha256";
-import type { Delta, Holding, Push, Whole } from "./upstream";
-import { decodeRow, parse } from "./values";
+import { mismatch } from "./errors.js";
+import { Digest } from "./sha256.js";
+import type { Delta, Holding, Push, Whole } from "./upstream.js";
+import { decodeRow, parse } from "./values.js";
 
 const DIGITS = 32;
 
@@ -19,14 +19,13 @@ class Row {
   readonly line: string;
   #key: string | undefined;
   #value: unknown;
-  #read = false;
 
   constructor(line: string) {
     this.line = line;
   }
 
   get value(): unknown {
-    if (!this.#read) this.#open([]);
+    if (this.#value === undefined) this.#open([]);
     return this.#value;
   }
 
@@ -42,9 +41,7 @@ class Row {
       const columns = (typeof parsed === "object" && parsed !== null ? parsed : {}) as Record<string, unknown>;
       this.#key = JSON.stringify(names.map((name) => columns[name]));
     }
-    if (this.#read) return;
-    this.#value = this.line.includes('"$') ? decodeRow(parsed) : parsed;
-    this.#read = true;
+    this.#value ??= this.line.includes('"$') ? decodeRow(parsed) : parsed;
   }
 }
 

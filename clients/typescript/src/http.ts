@@ -4,9 +4,9 @@
  * A 401 is tried once more with a newer token, if there can be one: nothing was done yet.
  */
 
-import { asError, closed, ForgeError, type Told, told, unreachable } from "./errors";
-import type { Tokens } from "./tokens";
-import type { Answer, Call } from "./upstream";
+import { asError, closed, ForgeError, type Told, told, unreachable } from "./errors.js";
+import type { Tokens } from "./tokens.js";
+import { type Answer, type Call, traceOf } from "./upstream.js";
 
 export type Fetch = typeof globalThis.fetch;
 
@@ -93,9 +93,15 @@ async function failure(path: string, response: Response): Promise<ForgeError> {
 /** Runs calls by POST. */
 export function caller(http: Http): (call: Call) => Promise<Answer> {
   return async ({ kind, name, args, after, key }) => {
-    const headers = { ...(after && { "forge-after": after }), ...(key && { "idempotency-key": key, ...traced(key) }) };
+    const headers = { ...(after && { "forge-after": after }), ...(key && keyed(key)) };
     return readAnswer(await http.post(pathOf(kind, name, headers), args, headers));
   };
+}
+
+/** Has the changes of a call carry its trace: who sees them knows whose they are. */
+function keyed(key: string): Record<string, string> {
+  const trace = traceOf(key);
+  return { "idempotency-key": key, traceparent: `00-${trace}-${trace.slice(16)}-00` };
 }
 
 /** What can be in no request is refused here: as something that did not arrive, it would be sent for ever. */
@@ -108,17 +114,12 @@ function pathOf(kind: string, name: string, headers: Record<string, string>): st
   }
 }
 
-/** Has the changes of a call carry its key as their trace: who sees them knows whose they are. */
-function traced(key: string): { traceparent?: string } {
-  return /^[0-9a-f]{32}$/.test(key) ? { traceparent: `00-${key}-${key.slice(16)}-00` } : {};
-}
-
 const RESULT = ',"result":';
 
 /** The answer to a query or a mutation: `result`, its last field, stays text. */
 function readAnswer(text: string): Answer {
   const at = text.indexOf(RESULT);
   if (at < 0) throw told(notForge("the answer has no result"));
-  const { xid = null, hash = null, snapshot = null } = JSON.parse(`${text.slice(0, at)}}`) as Partial<Answer>;
-  return { result: text.slice(at + RESULT.length, -1), xid, hash, snapshot };
+  const { xid = null, hash = null } = JSON.parse(`${text.slice(0, at)}}`) as Partial<Answer>;
+  return { result: text.slice(at + RESULT.length, -1), xid, hash };
 }

@@ -10,9 +10,9 @@
  * What always holds: what a leader says is heeded only from the last that said it leads, and who loses the lock stops.
  */
 
-import { Backoff } from "./backoff";
-import { Channel, type Message, type Wire } from "./channel";
-import { hex } from "./sha256";
+import { Backoff } from "./backoff.js";
+import { Channel, type Message, type Wire } from "./channel.js";
+import { hex } from "./sha256.js";
 
 /** What a browser has, and a test brings. */
 export interface Browser {
@@ -52,8 +52,8 @@ const LONGEST_REST = 60_000;
 
 export class Seat {
   readonly id = randomId();
-  /** The group's name, once it is known; none where the token cannot be had. */
-  readonly group: Promise<string | undefined>;
+  /** The name of the group that this tab's first token is of; none while no token can be had. */
+  readonly group: () => Promise<string | undefined>;
   leading = false;
   /** Who leads, as far as it is known. */
   leader: string | undefined;
@@ -61,9 +61,10 @@ export class Seat {
   readonly #members: Member[] = [];
   readonly #closing = new AbortController();
   readonly #rest = new Backoff(REST, LONGEST_REST);
-  #begin: () => void = () => {};
+  #begun = false;
   #channel: Channel | undefined;
   #name = "";
+  #left = false;
   #release: (() => void) | undefined;
   #queued: AbortController | undefined;
   #ledAt = 0;
@@ -73,11 +74,8 @@ export class Seat {
   /** `name` is asked for the group's when it is first needed. */
   constructor(name: () => Promise<string | undefined>, surroundings: Browser) {
     this.#browser = surroundings;
-    const begun = new Promise<void>((resolve) => {
-      this.#begin = resolve;
-    });
-    this.group = begun.then(name).catch(() => undefined);
-    void this.group.then((known) => this.#enter(known));
+    let group: Promise<string | undefined> | undefined;
+    this.group = () => (group ??= name().catch(() => (group = undefined)));
   }
 
   join(member: Member): void {
@@ -87,8 +85,10 @@ export class Seat {
   /** Take part, if not yet, or not any more. */
   start(): void {
     if (this.#closing.signal.aborted) return;
-    this.#begin();
     this.#rest.wake();
+    if (this.#begun) return;
+    this.#begun = true;
+    void this.group().then((known) => this.#enter(known));
   }
 
   /** A good moment for all to try: a page is seen again, or the network is back. */
@@ -121,6 +121,7 @@ export class Seat {
 
   /** Have nothing to do with others any more: this tab's token says another thing than theirs. */
   leave(): void {
+    this.#left = true;
     if (!this.#channel) return;
     this.#quit();
     this.#mute();
@@ -160,7 +161,8 @@ export class Seat {
     this.#name = name;
     // held while this tab lives, so that others see when it does not: nobody may hear of it before it is
     const living = (): Promise<unknown> => {
-      this.#greet(wire(name));
+      if (this.#left) this.#lead();
+      else this.#greet(wire(name));
       return new Promise((resolve) => signal.addEventListener("abort", resolve));
     };
     locks.request(`${name}:${this.id}`, { signal }, living).catch(() => signal.aborted || this.#lead());

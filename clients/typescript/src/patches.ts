@@ -3,12 +3,14 @@
  *
  * A change is shown from when its mutation is made until a result comes that contains it, and is gone in the very state
  * that shows that result: it never shows twice, nor is missing in between. Which result that is, its snapshot says, or
- * a cause of it that has the mutation's trace. A mutation that wrote nothing, or failed, takes its changes with it.
+ * before the answer, a cause of it that has the mutation's trace; where that is not among those that the server names,
+ * it shows twice until the answer. A mutation that wrote nothing, or failed, takes its changes with it.
  */
 
-import type { Live } from "./live";
-import { report } from "./readable";
-import { type Answer, type Caller, type Cause, type Optimistic, type Overlay, shows } from "./upstream";
+import type { ForgeError } from "./errors.js";
+import type { Live } from "./live.js";
+import { report } from "./readable.js";
+import { type Answer, type Caller, type Cause, type Optimistic, type Overlay, shows, traceOf } from "./upstream.js";
 
 type Change = (data: unknown) => unknown;
 
@@ -47,8 +49,7 @@ class Patches implements Overlay {
   }
 
   settle(snapshot: string | null, cause: readonly Cause[]): void {
-    const traces = cause.map(({ trace }) => trace);
-    this.drop(({ xid, trace }) => (xid === undefined ? traces.includes(trace) : shows(snapshot, xid)));
+    this.drop((by) => (by.xid === undefined ? cause.some(({ trace }) => trace === by.trace) : shows(snapshot, by.xid)));
   }
 
   view(base: unknown): unknown {
@@ -79,7 +80,7 @@ export class Expected {
   readonly #call: Caller;
 
   constructor(optimistic: Optimistic, key: string, call: Caller) {
-    this.trace = key;
+    this.trace = traceOf(key);
     this.#call = call;
     const changes: [Live<unknown>, Change][] = [];
     optimistic({ update: (live, change) => changes.push([live as Live<unknown>, change as Change]) });
@@ -119,8 +120,8 @@ export class Expected {
         const { query: name, args } = live.asked;
         const answer = await this.#call({ kind: "query", name, args, after: xid });
         if (answer.hash === live.hash) return this.#drop(live);
-      } catch {
-        // it is asked again
+      } catch (error) {
+        if ((error as ForgeError).kind === "closed") return; // else it is asked again
       }
       this.#await(live, xid, Math.min(LONGEST, ms * 2));
     }, ms);

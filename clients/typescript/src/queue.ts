@@ -7,14 +7,14 @@
  * they outlive the page, until they are answered.
  */
 
-import { Backoff } from "./backoff";
-import type { Message, Waiting } from "./channel";
-import { asError, closed, type ErrorFields, ForgeError } from "./errors";
-import { type Member, randomId, type Seat } from "./leader";
-import { Expected } from "./patches";
-import { Cell } from "./readable";
-import type { Entry, Store } from "./store";
-import type { Answer, Call, Caller, Mutations, Optimistic, Pending } from "./upstream";
+import { Backoff } from "./backoff.js";
+import type { Message, Waiting } from "./channel.js";
+import { asError, closed, type ErrorFields, ForgeError } from "./errors.js";
+import { type Member, randomId, type Seat } from "./leader.js";
+import { Expected } from "./patches.js";
+import { Cell } from "./readable.js";
+import type { Entry, Store } from "./store.js";
+import type { Answer, Call, Caller, Mutations, Optimistic, Pending } from "./upstream.js";
 
 /** The server remembers keys for a week: what is older than this might run twice. */
 const OLDEST = 6 * 86_400_000;
@@ -26,8 +26,8 @@ const LOOKS = 60_000;
 /** What a tab's own mutation is waited for with. */
 interface Own {
   readonly entry: Entry;
-  readonly done: (answer: Answer) => void;
-  readonly failed: (error: ForgeError) => void;
+  readonly answer: Promise<Answer>;
+  readonly done: (answer: Answer | Promise<never>) => void;
 }
 
 /** What the leader has to send. */
@@ -66,32 +66,30 @@ export class Queue implements Member, Mutations {
   async run({ name, args, key: given }: Call, optimistic?: Optimistic): Promise<Answer> {
     if (this.#closed) throw closed();
     const key = given || randomId();
+    const known = this.#own.get(key);
+    if (known) return known.answer; // whoever asked first shows it
     const expected = optimistic && new Expected(optimistic, key, this.#call);
-    try {
-      const answer = await this.#send(key, name, args);
-      expected?.done(answer);
-      return answer;
-    } catch (error) {
-      expected?.undo();
-      throw error;
-    }
-  }
-
-  #send(key: string, name: string, args: string): Promise<Answer> {
     const at = (this.#last = Math.max(Date.now(), this.#last + 0.001));
     const entry = { key, name, args, at };
     this.#seat.start();
     void this.#kept((group) => this.#store.add(group, entry));
-    return new Promise((done, failed) => {
-      this.#own.set(key, { entry, done, failed });
-      if (this.#seat.leading) this.#take(entry);
-      else this.#seat.tell({ type: "run", entry });
-      this.#show();
+    let done!: Own["done"];
+    const answer = new Promise<Answer>((resolve) => {
+      done = resolve;
     });
+    this.#own.set(key, { entry, answer, done });
+    if (this.#seat.leading) this.#take(entry);
+    else this.#seat.tell({ type: "run", entry });
+    this.#show();
+    answer.then(
+      (it) => expected?.done(it),
+      () => expected?.undo(),
+    );
+    return answer;
   }
 
   wake(): void {
-    this.#backoff.wake();
+    if (this.#ready) this.#backoff.wake(); // what is kept is read first
   }
 
   close(): void {
@@ -99,13 +97,13 @@ export class Queue implements Member, Mutations {
     const own = [...this.#own.values()];
     this.#own.clear();
     this.lost();
-    for (const { failed } of own) failed(closed());
+    for (const { done } of own) done(Promise.reject(closed()));
   }
 
   // Of a member
 
   led(): void {
-    this.#told = [];
+    this.#tell();
     for (const { entry } of this.#own.values()) this.#take(entry);
     this.#looking = setInterval(() => void this.#look(), LOOKS); // a tab may have gone before it could tell
     // what is kept was made before what comes now
@@ -118,8 +116,9 @@ export class Queue implements Member, Mutations {
   lost(): void {
     clearInterval(this.#looking);
     this.#jobs = [];
+    this.#told = [];
     this.#ready = false;
-    this.wake();
+    this.#backoff.wake();
     this.#show();
   }
 
@@ -141,9 +140,10 @@ export class Queue implements Member, Mutations {
 
   // Of the tab that leads
 
-  /** Take what is kept. */
+  /** Take what is kept; and keep what could not be kept when it was made. */
   #look(): Promise<void> {
     return this.#kept(async (group) => {
+      for (const { entry } of this.#own.values()) void this.#store.add(group, entry);
       await this.#store.expire(Date.now() - OLDEST);
       for (const entry of await this.#store.all(group)) if (this.#seat.leading) this.#take(entry);
     });
@@ -192,11 +192,11 @@ export class Queue implements Member, Mutations {
   /** Whether it is not for this tab to say: a token that is not taken, or not to be had, is not all tabs'. */
   #leaves(error: ForgeError, key: string): boolean {
     if (error.kind === "closed") return true;
-    const others = this.#jobs.some((job) => !this.#own.has(job.entry.key));
-    if (error.code === "no_token") return others && this.#seat.resign();
+    const own = this.#jobs.filter((job) => this.#own.has(job.entry.key));
+    if (error.code === "no_token") return own.length < this.#jobs.length && this.#seat.resign();
     if (error.kind !== "unauthorized" || this.#own.has(key)) return false;
-    this.#jobs = [];
-    this.#seat.resign();
+    this.#jobs = own[0] ? [...new Set([...own, ...this.#jobs])] : []; // whoever waits here is told first
+    if (!own[0]) this.#seat.resign();
     return true;
   }
 
@@ -208,23 +208,21 @@ export class Queue implements Member, Mutations {
     this.#jobs = this.#jobs.filter((job) => job.entry.key !== key);
     if (entry) void this.#kept((group) => this.#store.remove(group, entry));
     this.#tell();
-    if (answer) own?.done(answer);
-    else own?.failed(ForgeError.of(error as ErrorFields));
+    own?.done(answer ?? Promise.reject(ForgeError.of(error as ErrorFields)));
   }
 
   // What is known of what waits
 
   #tell(): void {
-    if (this.#seat.leading) this.#seat.say({ type: "pending", list: this.#list() });
+    if (this.#seat.leading) {
+      const list = (this.#told = this.#jobs.map(waiting));
+      this.#seat.say({ type: "pending", list });
+    }
     this.#show();
   }
 
-  #list(): Waiting[] {
-    return this.#jobs.map(waiting);
-  }
-
   #show(): void {
-    const list = this.#seat.leading ? this.#list() : this.#told;
+    const list = this.#told;
     const known = new Set(list.map(({ key }) => key));
     const own = [...this.#own.values()].filter(({ entry }) => !known.has(entry.key));
     const all = [...list, ...own.map(waiting)].map((one) => ({ ...one, error: one.error && ForgeError.of(one.error) }));
@@ -232,7 +230,7 @@ export class Queue implements Member, Mutations {
   }
 
   async #kept(work: (group: string) => Promise<void>): Promise<void> {
-    const group = await this.#seat.group;
+    const group = await this.#seat.group();
     if (group !== undefined) await work(group);
   }
 }
@@ -243,6 +241,6 @@ function waiting({ entry: { key, name }, tries = 0, error }: Pick<Job, "entry"> 
 }
 
 /** Whether it may be taken later. What a proxy says while the server is away is no word of the server's. */
-function isTemporary({ kind, status = 0 }: ForgeError): boolean {
-  return kind === "unreachable" || kind === "too_many" || (status >= 502 && status <= 504);
+function isTemporary({ kind, code, status = 0 }: ForgeError): boolean {
+  return kind === "unreachable" || kind === "too_many" || code === "not_forge" || status > 501;
 }

@@ -34,7 +34,7 @@ export class Cell<T> implements Readable<T> {
   set(value: T): void {
     if (Object.is(value, this.#value)) return;
     this.#value = value;
-    for (const { listener } of [...this.#listeners]) tell(listener, this.#value);
+    for (const entry of [...this.#listeners]) if (this.#listeners.has(entry)) tell(entry.listener, this.#value);
   }
 
   get watched(): boolean {

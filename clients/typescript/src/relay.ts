@@ -6,12 +6,12 @@
  * result whole. When the lead changes, each tab says anew what it wants and which result it holds.
  */
 
-import type { Message } from "./channel";
-import { closed, ForgeError, misfit } from "./errors";
-import { Keeper } from "./held";
-import type { Member, Seat } from "./leader";
-import type { Asked, Holder, Holding, Push, Sink, Upstream, Whole } from "./upstream";
-import { keyOf } from "./upstream";
+import type { Message } from "./channel.js";
+import { closed, ForgeError, misfit } from "./errors.js";
+import { Keeper } from "./held.js";
+import type { Member, Seat } from "./leader.js";
+import type { Asked, Holder, Holding, Push, Sink, Upstream, Whole } from "./upstream.js";
+import { keyOf } from "./upstream.js";
 
 const MOST_MISMATCHES = 3;
 
@@ -23,7 +23,8 @@ export class Relay implements Upstream, Member {
   /** While this tab leads. */
   readonly #topics = new Map<string, Topic>();
   /** The tabs that are watched while this one leads: when they go, so do their wishes. */
-  #watched = new Map<string, AbortController>();
+  readonly #watched = new Set<string>();
+  #watching = new AbortController();
   readonly #mismatches = new Map<Sink, number>();
   #closed = false;
 
@@ -76,8 +77,9 @@ export class Relay implements Upstream, Member {
   }
 
   lost(): void {
-    for (const watching of this.#watched.values()) watching.abort();
-    this.#watched = new Map();
+    this.#watching.abort();
+    this.#watching = new AbortController();
+    this.#watched.clear();
     for (const topic of this.#topics.values()) this.#session.remove(topic);
     this.#topics.clear();
   }
@@ -175,10 +177,10 @@ export class Relay implements Upstream, Member {
 
   #watch(tab: string): void {
     if (this.#watched.has(tab)) return;
-    const watching = new AbortController();
-    this.#watched.set(tab, watching);
-    this.#seat.watch(tab, watching.signal, () => {
-      if (this.#watched.get(tab) !== watching) return;
+    this.#watched.add(tab);
+    const { signal } = this.#watching;
+    this.#seat.watch(tab, signal, () => {
+      if (signal.aborted) return;
       this.#watched.delete(tab);
       for (const key of [...this.#topics.keys()]) this.#unwanted(key, tab);
     });

@@ -7,11 +7,11 @@
  * what still comes under an old name is of no interest.
  */
 
-import { Backoff } from "./backoff";
-import { asError, closed, type ForgeError, misfit, passes, told, unreachable } from "./errors";
-import { type Event, readFields, readPush } from "./messages";
-import type { Tokens } from "./tokens";
-import type { Sink, Upstream } from "./upstream";
+import { Backoff } from "./backoff.js";
+import { asError, closed, type ForgeError, misfit, passes, told, unreachable } from "./errors.js";
+import { type Event, readFields, readPush } from "./messages.js";
+import type { Tokens } from "./tokens.js";
+import type { Sink, Upstream } from "./upstream.js";
 
 /** Takes an event; without one, it only says that something came, and perhaps the id of the last that was told. */
 export type Heard = (event?: Event, lastId?: string) => void;
@@ -51,12 +51,14 @@ const SETTLED = 5_000;
 const KEEP_ALIVE = 27_000;
 /** Milliseconds without anything after which a stream counts as dead. */
 export const SILENCE = 45_000;
-const FINAL = new Set(["auth_failed", "bad_arguments", "forbidden", "query_refused", "unknown_name"]);
+const RESULTS = /^(snapshot|update|delta)$/;
+const FINAL = /^(auth_failed|bad_arguments|forbidden|query_refused|unknown_name)$/;
 
 export class Session implements Upstream {
   readonly #transport: Transport;
   readonly #tokens: Tokens;
   readonly #silence: number;
+  readonly #opened: () => void;
   readonly #entries = new Map<Sink, Entry>();
   readonly #backoff = new Backoff();
   /** While it is the same, the same loop keeps a stream open. */
@@ -66,8 +68,10 @@ export class Session implements Upstream {
   #connected = false;
   #closed = false;
 
-  constructor(transport: Transport, tokens: Tokens, silence = SILENCE) {
+  /** `opened` is called whenever a stream is: the server can be reached. */
+  constructor(transport: Transport, tokens: Tokens, opened: () => void, silence = SILENCE) {
     this.#transport = transport;
+    this.#opened = opened;
     this.#tokens = tokens;
     this.#silence = silence;
   }
@@ -136,17 +140,12 @@ export class Session implements Upstream {
       heardAt: Date.now(),
       wait: 0,
     });
-    let watch: ReturnType<typeof setTimeout>;
-    const look = (): void => {
-      const now = Date.now();
-      stream.heardAt = Math.min(stream.heardAt, now); // a clock may be set back
-      const left = stream.heardAt + this.#silence - now;
-      if (left > 0) watch = setTimeout(look, left);
-      else cut.abort();
-    };
-    watch = setTimeout(look, this.#silence);
+    const cutting = (): ReturnType<typeof setTimeout> => setTimeout(() => cut.abort(), this.#silence);
+    let silence = cutting();
     try {
       await this.#transport.run((event) => {
+        clearTimeout(silence);
+        silence = cutting();
         stream.heardAt = Date.now();
         if (event && this.#stream === stream) this.#handle(stream, event);
       }, cut.signal);
@@ -155,24 +154,25 @@ export class Session implements Upstream {
       throw cut.signal.aborted ? unreachable("it fell silent") : error;
     } finally {
       cut.abort();
-      clearTimeout(watch);
+      clearTimeout(silence);
       if (this.#stream === stream) this.#stream = undefined;
     }
   }
 
   #handle(stream: Stream, event: Event): void {
     const { name } = event;
-    if (name === "snapshot" || name === "update" || name === "delta") return this.#push(stream, event);
+    if (RESULTS.test(name)) return this.#push(stream, event);
     const fields = readFields(event);
     if (name === "session") {
       stream.session = fields.session ?? "";
       this.#connected = true;
       for (const entry of this.#entries.values()) this.#ask(stream, entry);
+      this.#opened();
     } else if (name === "error") {
       const entry = stream.named.get(fields.subscription ?? "");
       if (!entry) return;
       const error = told(fields);
-      if (FINAL.has(error.code)) this.#fail(entry, error);
+      if (FINAL.test(error.code)) this.#fail(entry, error);
       else entry.sink.fault(error, false);
     } else if (name === "auth") {
       stream.expelled = fields.reason;

@@ -4,15 +4,15 @@
  * The token is the first message, since a browser cannot set a header. Every answer has the id of what was asked.
  */
 
-import { type ForgeError, told, unreachable } from "./errors";
-import type { Http } from "./http";
-import { readFields } from "./messages";
-import type { Heard, Transport } from "./session";
+import { type ForgeError, told, unreachable } from "./errors.js";
+import type { Http } from "./http.js";
+import { readFields } from "./messages.js";
+import type { Heard, Transport } from "./session.js";
 
-interface Waiting {
-  readonly done: () => void;
-  readonly failed: (error: ForgeError) => void;
-}
+/** Ends what was asked: well, or with what rejects. */
+type Waiting = (end?: Promise<never>) => void;
+
+const CLOSED = "the connection was closed";
 
 /** One connection at a time, to the server of an Http. */
 export class Socket implements Transport {
@@ -30,12 +30,12 @@ export class Socket implements Transport {
   }
 
   ask(_session: string, what: "subscribe" | "unsubscribe" | "auth", fields: string): Promise<void> {
-    return new Promise((done, failed) => {
+    return new Promise((done) => {
       const id = String(++this.#ids);
-      if (!this.#open) return failed(unreachable("the connection was closed"));
+      if (!this.#open) throw unreachable(CLOSED);
       this.#open.send(`{"type":"${what}","id":"${id}",${fields}}`);
       if (what === "auth") done(); // its answer is an event of the session
-      else this.#waiting.set(id, { done, failed });
+      else this.#waiting.set(id, done);
     });
   }
 
@@ -65,7 +65,7 @@ export class Socket implements Transport {
       socket.onclose = ({ code }) => {
         if (this.#open === socket) this.#lost();
         if (begun) resolve();
-        else reject(error ?? unreachable(`the connection was closed with ${code}`));
+        else reject(error ?? unreachable(`${CLOSED} with ${code}`));
       };
     });
   }
@@ -79,9 +79,9 @@ export class Socket implements Transport {
     heard();
     const asked = this.#waiting.get(fields.id ?? "");
     this.#waiting.delete(fields.id ?? "");
-    if (event.name === "answer") return void asked?.done();
+    if (event.name === "answer") return void asked?.();
     const error = told(fields);
-    asked?.failed(error);
+    asked?.(Promise.reject(error));
     return error;
   }
 
@@ -89,6 +89,6 @@ export class Socket implements Transport {
     this.#open = undefined;
     const left = [...this.#waiting.values()];
     this.#waiting.clear();
-    for (const { failed } of left) failed(unreachable("the connection was closed"));
+    for (const done of left) done(Promise.reject(unreachable(CLOSED)));
   }
 }

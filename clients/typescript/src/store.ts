@@ -28,28 +28,28 @@ export class Kept implements Store {
   #database: Promise<IDBDatabase> | undefined;
 
   async add(group: string, entry: Entry): Promise<void> {
-    await this.#done("readwrite", (store) => store.put({ ...entry, group }));
+    await this.#done((store) => store.put({ ...entry, group }));
   }
 
   async remove(group: string, { at, key }: Entry): Promise<void> {
-    await this.#done("readwrite", (store) => store.delete([group, at, key]));
+    await this.#done((store) => store.delete([group, at, key]));
   }
 
   async expire(before: number): Promise<void> {
-    for (const key of (await this.#done("readonly", (store) => store.getAllKeys())) ?? []) {
+    for (const key of (await this.#done((store) => store.getAllKeys())) ?? []) {
       const [, at] = key as [string, number];
-      if (at < before) await this.#done("readwrite", (store) => store.delete(key));
+      if (at < before) await this.#done((store) => store.delete(key));
     }
   }
 
   async all(group: string): Promise<Entry[]> {
-    return (await this.#done("readonly", (store) => store.getAll(IDBKeyRange.bound([group], [group, []])))) ?? [];
+    return (await this.#done((store) => store.getAll(IDBKeyRange.bound([group], [group, []])))) ?? [];
   }
 
-  async #done<T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T | undefined> {
+  async #done<T>(work: (store: IDBObjectStore) => IDBRequest<T>): Promise<T | undefined> {
     try {
       this.#database ??= open();
-      const transaction = (await this.#database).transaction(MUTATIONS, mode);
+      const transaction = (await this.#database).transaction(MUTATIONS, "readwrite");
       return await settled(work(transaction.objectStore(MUTATIONS)));
     } catch (error) {
       if (this.#database) console.warn("forge: mutations cannot be kept:", error);

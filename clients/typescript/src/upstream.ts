@@ -6,9 +6,10 @@
  * as they are. What always holds: a sink checks each message itself, and never shows what it could not prove.
  */
 
-import type { ForgeError } from "./errors";
-import type { Live } from "./live";
-import type { Readable } from "./readable";
+import type { ForgeError } from "./errors.js";
+import type { Live } from "./live.js";
+import type { Readable } from "./readable.js";
+import { Digest } from "./sha256.js";
 
 export type Mode = "full" | "delta";
 
@@ -112,6 +113,11 @@ export interface Call {
   readonly key?: string | undefined;
 }
 
+/** The trace of a mutation's changes: its key, or where that cannot be one, the first half of its SHA-256. */
+export function traceOf(key: string): string {
+  return /^[0-9a-f]{32}$/.test(key) ? key : new Digest().of(key, 32);
+}
+
 /** The answer; `result` is JSON text, for `decodeResult`. */
 export interface Answer {
   readonly result: string;
@@ -119,7 +125,6 @@ export interface Answer {
   readonly xid: string | null;
   /** Of a query. */
   readonly hash: string | null;
-  readonly snapshot: string | null;
 }
 
 /** Runs calls: throws a ForgeError. */
@@ -154,6 +159,8 @@ export interface Mutations {
   /** Resolves with the answer when it is done, rejects when the server refuses it. */
   run(call: Call, optimistic?: Optimistic): Promise<Answer>;
   readonly pending: Readable<readonly Pending[]>;
+  /** A good moment to send what waits. */
+  wake(): void;
   close(): void;
 }
 

@@ -6,7 +6,7 @@
  * them: a bigint as a number, a Decimal and a Date as text, bytes in base64.
  */
 
-import { malformed } from "./errors";
+import { malformed } from "./errors.js";
 
 /** A column that is not in the log: excluded, generated or dropped. Only the raw feed has such. */
 export const UNAVAILABLE: unique symbol = Symbol("unavailable");
@@ -69,10 +69,7 @@ export function fromBase64(text: string): Uint8Array {
 /** A value from parsed JSON; what it is given is used up. */
 export function decodeValue(value: unknown): unknown {
   if (typeof value !== "object" || value === null) return value;
-  if (Array.isArray(value)) {
-    for (let i = 0; i < value.length; i++) value[i] = decodeValue(value[i]);
-    return value;
-  }
+  if (Array.isArray(value)) return value.map(decodeValue);
   const tag = Object.keys(value).find((name) => name.startsWith("$"));
   if (tag === undefined) return decodeColumns(value as Record<string, unknown>);
   const read = tagOf(value);
@@ -107,10 +104,7 @@ export function parse(text: string): unknown {
 }
 
 function decodeColumns(row: Record<string, unknown>): Record<string, unknown> {
-  for (const name of Object.keys(row)) {
-    const value = row[name];
-    if (typeof value === "object" && value !== null) row[name] = decodeValue(value);
-  }
+  for (const name of Object.keys(row)) row[name] = decodeValue(row[name]);
   return row;
 }
 

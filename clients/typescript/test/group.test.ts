@@ -70,3 +70,18 @@ test("another user's token is no reason to try again", async () => {
   await expect(tokens.use(work)).rejects.toMatchObject({ code: "other_user" });
   expect([used, given.length]).toEqual([[jwt({ sub: "ada" })], 1]);
 });
+
+test("what is said of a user may change; who it is, and of which tenant, may not", async () => {
+  const same = { sub: "ada", tenant: "a" };
+  const said = ["user_metadata", "email_verified", "org_permissions", "tenant_roles", "is_superuser", "subject"];
+  for (const claim of said) {
+    const given = [jwt({ ...same, [claim]: { plan: 1 } }), jwt({ ...same, [claim]: { plan: 2 } })];
+    const tokens = new Tokens(tokensOf(...given));
+    await expect(tokens.newer(await tokens.current()), claim).resolves.toBe(given[1]);
+  }
+  const naming = ["iss", "oid", "tid", "uid", "upn", "client_id", "tenant_id", "tenantId", "org", "org_id", "user"];
+  for (const claim of [...naming, "user_id", "userid", "preferred_username", "https://shop.example/tenant"]) {
+    const tokens = new Tokens(tokensOf(jwt({ [claim]: "a" }), jwt({ [claim]: "b" })));
+    await expect(tokens.newer(await tokens.current()), claim).rejects.toMatchObject({ code: "other_user" });
+  }
+});

@@ -3,6 +3,7 @@
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { type ClientOptions, createClient } from "../src/client";
 import type { Live, State } from "../src/live";
+import { Cell } from "../src/readable";
 import { type Row, Server } from "./server";
 
 let server: Server;
@@ -128,6 +129,16 @@ test("a watcher that throws harms no other, and is not silenced", async () => {
   expect(thrown).toHaveLength(2);
 });
 
+test("whoever has left is told nothing more, also by the change at which it left", () => {
+  const cell = new Cell(0);
+  const heard: number[] = [];
+  const leaving: (() => void)[] = [];
+  cell.subscribe((value) => void (value === 1 && leaving[0]?.()));
+  leaving.push(cell.subscribe((value) => void heard.push(value)));
+  cell.set(1);
+  expect(heard).toEqual([0]);
+});
+
 test("an iterator has the latest, and ends with its client", async () => {
   const page = client();
   const live = page.live<Row[]>("rows");
@@ -171,7 +182,7 @@ test("a stream on which nothing comes is given up, however the clock is set mean
   await settle();
   for (const connection of server.connections) connection.mute = true;
   vi.setSystemTime(Date.now() - 86_400_000);
-  await settle(95_000);
+  await settle(47_000);
   expect(statuses()).toEqual(["connecting", "live", "stale", "live"]);
 });
 

@@ -3,7 +3,7 @@
 import { createHash } from "node:crypto";
 import fc from "fast-check";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { ForgeError, told } from "../src/errors";
+import { closed, ForgeError, told } from "../src/errors";
 import { Seat } from "../src/leader";
 import { Live } from "../src/live";
 import { Queue } from "../src/queue";
@@ -22,26 +22,29 @@ const hashOf = (text: string): string => createHash("sha256").update(text).diges
 class Server {
   readonly ran: string[] = [];
   readonly answers = new Map<string, Answer>();
-  trouble: ("refuse" | "lose" | "limit" | "proxy")[] = [];
+  trouble: ("refuse" | "lose" | "limit" | "proxy" | "deploying")[] = [];
   wrote = true;
+  closed = false;
   xid = 100;
   hash: string | null = null;
   readonly calls: Call[] = [];
 
   readonly call = async (call: Call): Promise<Answer> => {
     this.calls.push(call);
+    if (this.closed) throw closed();
     await new Promise((resolve) => setTimeout(resolve, 5));
-    if (call.kind === "query") return { result: "[]", xid: null, hash: this.hash, snapshot: null };
+    if (call.kind === "query") return { result: "[]", xid: null, hash: this.hash };
     const trouble = this.trouble.shift();
     if (trouble === "refuse") throw new ForgeError("unreachable", "away", "");
     if (trouble === "limit") throw told({ code: "too_many", retry_after_secs: 2 }, 429);
     if (trouble === "proxy") throw told({ code: "not_forge" }, 502);
+    if (trouble === "deploying") throw told({ code: "not_forge" }, 404);
     const key = call.key as string;
     if (call.name === "bad") throw told({ code: "query_failed", message: "no" }, 422);
     if (!this.answers.has(key)) {
       this.ran.push(call.args);
       const xid = this.wrote ? String(++this.xid) : null;
-      this.answers.set(key, { result: call.args, xid, hash: null, snapshot: null });
+      this.answers.set(key, { result: call.args, xid, hash: null });
     }
     if (trouble === "lose") throw new ForgeError("unreachable", "cut off", "");
     return this.answers.get(key) as Answer;
@@ -126,7 +129,7 @@ test("a tab that has no token lets another send what all have", async () => {
   expect(server.ran).toEqual(["0", "1"]);
 });
 
-const TROUBLES = ["refuse", "lose", "limit", "proxy"] as const;
+const TROUBLES = ["refuse", "lose", "limit", "proxy", "deploying"] as const;
 
 test.each(TROUBLES)("what meets trouble (%s) is sent again, with its key, before those behind it", async (trouble) => {
   const { server, tabs } = world(1);
@@ -154,6 +157,88 @@ test("a network that is back is not waited for", async () => {
   await settle(10);
   await done;
   expect(server.calls.length).toBe(tries + 1);
+});
+
+test("what has the same key is one mutation, shown once, and answers whoever asked", async () => {
+  const { server, tabs } = world(2);
+  const { live, states } = shown();
+  const [one, two] = tabs as [Tab, Tab];
+  const call: Call = { kind: "mutation", name: "order", args: "1", key: "order-7" };
+  const all = Promise.all([one.queue.run(call, more(live)), one.queue.run(call, more(live)), two.queue.run(call)]);
+  expect(live.state.data).toBe(2);
+  await settle();
+  expect((await all).map(({ xid }) => xid)).toEqual(["101", "101", "101"]);
+  expect([server.ran, Math.max(...states)]).toEqual([["1"], 2]);
+  const again = one.queue.run(call);
+  await settle();
+  expect((await again).xid).toBe("101");
+});
+
+test("a refusal, or the end, reaches all who gave the same key", async () => {
+  const { server, tabs } = world(1);
+  const [tab] = tabs as [Tab];
+  const { live } = shown();
+  const both = (name: string): Promise<PromiseSettledResult<Answer>[]> => {
+    const call: Call = { kind: "mutation", name, args: "1", key: name };
+    return Promise.allSettled([tab.queue.run(call, more(live)), tab.queue.run(call, more(live))]);
+  };
+  const refused = both("bad");
+  await settle();
+  const rejected = { status: "rejected" };
+  expect([await refused, live.state.data]).toMatchObject([[rejected, rejected], 1]);
+  server.trouble = ["refuse"];
+  const ended = both("pay");
+  await settle(20);
+  tab.queue.close();
+  expect([await ended, live.state.data]).toMatchObject([[rejected, rejected], 1]);
+});
+
+test.each([1, 2])("of %i tabs, one whose token is not taken is told so, and what others left stays", async (count) => {
+  const [store, profile] = [new Memory(), new Profile()];
+  store.kept.set("left", { key: "left", name: "pay", args: "0", at: Date.now() - 60_000 });
+  const expired = Object.assign(new Server(), {
+    call: () => Promise.reject(told({ code: "auth_failed", message: "expired" }, 401)),
+  });
+  const good = new Server();
+  const tab = new Tab(profile.open(), expired, store);
+  const refused = [tab.run("pay", "1"), tab.run("pay", "2")].map((run) => run.catch((error: unknown) => error));
+  const other = count > 1 && new Tab(profile.open(), good, store).run("pay", "3");
+  await settle(5_000);
+  expect(await Promise.all(refused)).toMatchObject([{ kind: "unauthorized" }, { kind: "unauthorized" }]);
+  if (!other) expect([...store.kept.keys()]).toEqual(["left"]);
+  else expect([(await other).result, good.ran]).toEqual(["3", ["0", "3"]]);
+});
+
+test("what was made while no token could be had is kept once there is one", async () => {
+  const [server, store, profile] = [new Server(), new Memory(), new Profile()];
+  server.trouble = Array.from({ length: 99 }, () => "refuse" as const);
+  let issuer = false;
+  const name = (): Promise<string> => (issuer ? Promise.resolve("group") : Promise.reject(new Error("away")));
+  const seat = new Seat(name, profile.open().browser);
+  const queue = new Queue(seat, server.call, store);
+  swallowed(queue.run({ kind: "mutation", name: "pay", args: "1" }));
+  await settle();
+  expect([seat.leading, store.kept.size]).toEqual([true, 0]);
+  issuer = true;
+  await settle(LONG);
+  expect([...store.kept.values()].map(({ args }) => args)).toEqual(["1"]);
+  server.trouble = [];
+  await settle(LONG);
+  expect([server.ran, store.kept.size]).toEqual([["1"], 0]);
+});
+
+test("a good moment sends nothing before what a page left behind was read", async () => {
+  const { server, store, tabs } = world(1);
+  store.kept.set("left", { key: "left", name: "pay", args: "0", at: Date.now() - 60_000 });
+  const all = store.all.bind(store);
+  store.all = () => new Promise((resolve) => setTimeout(() => resolve(all()), 1_000));
+  const [tab] = tabs as [Tab];
+  const done = tab.run("pay", "1");
+  await settle(10);
+  tab.queue.wake();
+  await settle(LONG);
+  await done;
+  expect(server.ran).toEqual(["0", "1"]);
 });
 
 test("what the server refuses is rejected, and those behind it go on", async () => {
@@ -258,20 +343,26 @@ test("a change is shown at once, and gone in the very state that has it", async 
   expect(live.state.data).toBe(2);
   await settle(20);
   expect((await done).xid).toBe("101");
-  push(10, "100:101:"); // another's, that does not show it yet
-  expect(live.state.data).toBe(11);
+  for (const unseen of ["100:101:", "100:105:101", "100:105:100,101,103"]) {
+    push(10, unseen); // another's, that does not show it yet
+    expect(live.state.data).toBe(11);
+  }
   push(11, "102:102:");
   expect(live.state.data).toBe(11);
-  expect(states.slice(-3)).toEqual([2, 11, 11]);
+  expect(states).toEqual([1, 2, 11, 11, 11, 11]);
   expect(live.base).toBe(11);
 });
 
-test("a result that shows it may come before the answer", async () => {
+const KEYS = [
+  ["5f0e6b62f3b14e5a8f0c9f0d8b1f6f11", "5f0e6b62f3b14e5a8f0c9f0d8b1f6f11"],
+  ["order-7", hashOf("order-7")],
+] as const;
+
+test.each(KEYS)("a result that shows it may come before the answer: %s", async (key, trace) => {
   const { tabs } = world(1);
   const { live, push } = shown();
-  const key = "5f0e6b62f3b14e5a8f0c9f0d8b1f6f11";
   const done = (tabs[0] as Tab).queue.run({ kind: "mutation", name: "add", args: "{}", key }, more(live));
-  push(2, "102:102:", key);
+  push(2, "102:102:", trace);
   expect(live.state.data).toBe(2);
   await settle(LONG);
   await done;
@@ -323,6 +414,21 @@ test("it is not shown for ever where nobody looked while the server had to be as
     await settle(LONG);
     expect([live.state.data, vi.getTimerCount() < 5]).toEqual([1, true]);
   }
+});
+
+test("nothing is asked any more once the client is closed", async () => {
+  const { server, tabs } = world(1);
+  const { live } = shown();
+  const tab = tabs[0] as Tab;
+  const done = tab.queue.run({ kind: "mutation", name: "add", args: "{}" }, more(live));
+  await settle(500);
+  await done;
+  tab.kill();
+  server.closed = true;
+  await settle(LONG);
+  const asked = server.calls.length;
+  await settle(LONG);
+  expect([server.calls.length, vi.getTimerCount()]).toEqual([asked, 0]);
 });
 
 test("changes are shown in their order, and what did not change is the same", async () => {

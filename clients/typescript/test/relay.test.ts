@@ -109,7 +109,7 @@ class Tab {
   constructor(
     readonly server: Server,
     readonly fake: FakeTab,
-    group = "group",
+    group: string | Promise<string> = "group",
   ) {
     this.seat = new Seat(() => Promise.resolve(group), fake.browser);
     this.session = new FakeSession(server, fake);
@@ -346,6 +346,29 @@ test("a tab whose token says another thing than the others' is alone from then o
     }
   }
   expect([leader.fake.wires.size, other.fake.wires.size]).toEqual([0, 0]);
+});
+
+test("a tab whose token changed before it could join is alone, too", async () => {
+  const { server, profile, tabs } = world(1);
+  const [member] = tabs as [Tab];
+  member.show("orders");
+  await settle();
+  for (const moment of ["named", "locked"]) {
+    const fake = profile.open();
+    let named = (): void => {};
+    const tab = new Tab(server, fake, new Promise((resolve) => (named = () => resolve("group"))));
+    tab.show("orders");
+    await settle();
+    if (moment === "named") tab.seat.leave();
+    fake.suspend();
+    named();
+    await settle();
+    if (moment === "locked") tab.seat.leave();
+    fake.resume();
+    await settle();
+    expect([tab.seat.leading, fake.wires.size, tab.shown("orders")]).toEqual([true, 0, rows(server, "orders")]);
+  }
+  expect([member.seat.leading, server.subscriptions]).toEqual([true, 3]);
 });
 
 test("without locks every tab leads itself", async () => {

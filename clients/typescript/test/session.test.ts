@@ -1,5 +1,6 @@
 /** Tokens, refusals and farewells: what keeps a session open, and when another is opened. */
 
+import { createHash } from "node:crypto";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { type ClientOptions, createClient } from "../src/client";
 import { Server } from "./server";
@@ -117,6 +118,16 @@ test("what can be in no request is refused, and what is behind it runs", async (
   await expect(client.mutate("pay", { order: 1 }, { key: "" })).resolves.toMatchObject({ xid: "1" });
   const sent = server.posted.filter(({ path }) => path === "/forge/mutation/pay");
   expect(sent.map(({ headers }) => /^[0-9a-f]{32}$/.test(headers["idempotency-key"] ?? ""))).toEqual([true]);
+});
+
+test("a mutation's changes have its key as their trace, or what can be made of that", async () => {
+  const { client } = watching();
+  const hex = "5f0e6b62f3b14e5a8f0c9f0d8b1f6f11";
+  const digest = createHash("sha256").update("order-7").digest("hex").slice(0, 32);
+  for (const key of [hex, "order-7", undefined]) await client.mutate("pay", {}, key === undefined ? {} : { key });
+  const sent = server.posted.filter(({ path }) => path === "/forge/mutation/pay").map(({ headers }) => headers);
+  const traces = sent.map(({ traceparent }) => /^00-([0-9a-f]{32})-[0-9a-f]{16}-00$/.exec(traceparent ?? "")?.[1]);
+  expect(traces).toEqual([hex, digest, sent[2]?.["idempotency-key"]]);
 });
 
 test("calls have the token, tell the server's errors, and queries show what was written", async () => {

@@ -65,6 +65,44 @@ describe.each([
   });
 });
 
+test("what waits to be sent is sent when the stream is back, not after what is left of its own wait", async () => {
+  const server = new Server();
+  let away = true;
+  let sent = 0;
+  const client = createClient({
+    url,
+    share: false,
+    fetch: async (input, init) => {
+      if (String(input).includes("/mutation/")) sent++;
+      if (away) throw new TypeError("fetch failed");
+      return server.fetch(input, init);
+    },
+  });
+  const done = client.mutate("pay");
+  await settle(200_000);
+  const before = sent;
+  while (sent === before) await settle(100); // 15 s at the least until the next try
+  away = false;
+  client.live("rows").subscribe(() => {});
+  await settle(1_000);
+  expect(sent).toBe(before + 2);
+  await done;
+  client.close();
+});
+
+test("a tab whose token is renewed by one with other claims has a connection of its own", async () => {
+  const jwt = (claims: object): string => `h.${btoa(JSON.stringify(claims))}.s`;
+  const [member, admin] = [jwt({ sub: "ada" }), jwt({ sub: "ada", role: "admin" })];
+  const { server, token, lives, clients } = await tabs(2, member);
+  token.mockImplementation(() => admin);
+  server.tokens = new Set([`Bearer ${admin}`, `Bearer ${member}`]);
+  server.say("auth", { renew: true });
+  await settle();
+  expect([server.connections.size, token.mock.calls.length]).toEqual([2, 3]);
+  expect(lives.map(({ state }) => state.status)).toEqual(["live", "live"]);
+  for (const client of clients) client.close();
+});
+
 interface Tabs {
   readonly server: Server;
   readonly token: ReturnType<typeof vi.fn<() => string>>;
@@ -73,10 +111,10 @@ interface Tabs {
 }
 
 /** Tabs of one user, over one connection. */
-async function tabs(count: number): Promise<Tabs> {
+async function tabs(count: number, given = "token"): Promise<Tabs> {
   const server = new Server();
-  server.tokens = new Set(["Bearer token"]);
-  const token = vi.fn(() => "token");
+  server.tokens = new Set([`Bearer ${given}`]);
+  const token = vi.fn(() => given);
   const profile = new Profile();
   const clients: Client[] = [];
   const lives: Live<unknown>[] = [];
