@@ -77,6 +77,18 @@ def test_enable_says_how_many_and_keeps_what_is_not_said(forge: Forge, connectio
     assert tracked(connection)["orders"] == (["secret"], ["note"], True, "invalidate")
 
 
+def test_enable_after_disable_keeps_what_was_excluded(forge: Forge, connection: Connection, database: str) -> None:
+    forge("enable", "orders", "--exclude", "secret", "--mask", "note", "--on-failure", "invalidate", url=database)
+    forge("disable", "orders", url=database)
+    assert forge("enable", "orders", url=database).code == 0
+    connection.execute("INSERT INTO orders VALUES (1, 'placed', 'for her', 'hush')")
+    settings = "SELECT excluded, masked, on_failure FROM forge.tracked_table WHERE disabled_at IS NULL"
+    assert connection.execute(settings).fetchone() == (["secret"], ["note"], "invalidate")
+    (logged,) = connection.execute("SELECT after::text FROM forge.forge_event_log WHERE op = 'I'").fetchone() or ("",)
+    assert "hush" not in logged
+    assert "her" not in logged
+
+
 def test_enable_all_passes_over_what_cannot_be_tracked(forge: Forge, connection: Connection, database: str) -> None:
     connection.execute(
         'CREATE UNLOGGED TABLE scratch (id int); CREATE SCHEMA sales;CREATE TABLE sales."Odd Name" (id int PRIMARY KEY)'

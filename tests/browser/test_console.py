@@ -14,10 +14,12 @@ from forge import transaction
 from forge.app import Forge
 from forge.change import Change
 from forge.changelog.connection import Connection
+from forge.changelog.reader import Reader
 from tests.browser.conftest import AUTH, Process, Profile, Tabs
 from tests.browser.pages import CUT_OFF, serious, token
 from tests.browser.site import shop
 from tests.integration.serving import SOON, Served, serving
+from tests.integration.test_console_lake import a_lake
 
 FITS: Final = "it => it.scrollWidth <= it.clientWidth"
 PAGES: Final = ("feed", "tables", "row/cards/1", "queries", "consumers", "pipeline", "doctor")
@@ -254,6 +256,49 @@ async def test_queries_and_their_latency_are_shown(tabs: Tabs, served: Served, o
     await expect(console.get_by_role("row").filter(has_text="forge.metrics")).to_be_visible()
 
 
+async def test_queries_show_what_changes_cost_them(tabs: Tabs, database: str, orders: Connection) -> None:
+    app = shop(database)
+
+    @app.query
+    async def largest(ctx: Any) -> Any:
+        return await ctx.db.fetch_value("SELECT max(big) FROM orders")
+
+    async with serving(app) as served:
+        console = await opened(tabs, served.url, "queries")
+        async with (
+            served.stream("/forge/live/largest") as first,
+            served.stream("/forge/live/orders_of", params={"args": '{"customer_id": 8}'}) as second,
+        ):
+            await first.named("snapshot")
+            await second.named("snapshot")
+            orders.execute("UPDATE orders SET big = 4 WHERE id = 2")
+            cells = console.get_by_role("row").filter(has_text="largest").get_by_role("cell")
+            for place, count in ((3, "1"), (4, "2"), (5, "1"), (6, "1")):  # subscribers, runs, pushed, wasted
+                await expect(cells.nth(place)).to_have_text(count)
+            stat = console.locator(".stat")
+            await expect(stat.filter(has_text="wasted")).to_contain_text(re.compile(r"1\s*33.* % of 3"))
+            await expect(stat.filter(has_text="pruned")).to_contain_text(re.compile(r"1\s*50 % of 2"))
+        await console.close()
+
+
+async def test_tables_show_how_often_they_change_how_late_and_how_large(
+    tabs: Tabs, served: Served, orders: Connection
+) -> None:
+    console = await opened(tabs, served.url, "tables")
+    cells = console.get_by_role("row").filter(has_text="public.orders").get_by_role("cell")
+    rate, lag, size = cells.nth(2), cells.nth(4), cells.nth(5)
+    await expect(rate).to_have_text("0")
+    await expect(lag).to_have_text("none")
+    await expect(size).to_have_text(re.compile(r"^\d+ kB$"))
+    pay(orders, 1)
+    pay(orders, 2)
+    await expect(rate).to_have_text("2")
+    with orders.transaction():
+        pay(orders, 3)
+        await expect(lag).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+    await expect(lag).to_have_text("none")
+
+
 async def test_dead_letters_are_replayed_and_discarded(tabs: Tabs, database: str, orders: Connection) -> None:
     app = shop(database)
     broken: set[int] = {1, 2}
@@ -294,6 +339,32 @@ async def test_the_pipeline_and_the_doctor_say_how_it_is(
         await expect(console.locator(".stat").filter(has_text="state")).to_contain_text("empty")
         await console.get_by_role("link", name="Doctor").click()
         await expect(console.get_by_role("listitem").filter(has_text="PostgreSQL")).to_contain_text("version")
+        await console.close()
+
+
+async def test_the_pipeline_shows_whether_the_lake_is_the_database(
+    tabs: Tabs, database: str, orders: Connection, tmp_path: Path
+) -> None:
+    async with Reader.open(database) as reader:
+        cursor = str(await reader.now())
+    a_lake(tmp_path / "lake", cursor, range(3))
+    pay(orders, 1)
+    async with serving(shop(database, lake=str(tmp_path / "lake"))) as served:
+        console = await opened(tabs, served.url, "pipeline")
+        verdict = console.locator(".verdict")
+        await expect(verdict).to_contain_text("lake = database")
+        await expect(verdict).to_contain_text("row by row")
+        stat = console.locator(".stat")
+        await expect(stat.filter(has_text="behind")).to_contain_text("1 changes")
+        await expect(stat.filter(has_text="state")).to_contain_text("ok")
+        batches = console.get_by_role("region", name="Last batches").locator("tbody tr")
+        await expect(batches).to_have_count(3)
+        for place, word in enumerate(("✓ equal", "✗ differs", "not asked")):
+            await expect(batches.nth(place)).to_contain_text(word)
+        await expect(batches.first.get_by_role("cell").nth(2)).to_have_text("7")
+        tables = console.get_by_role("region", name="Tables of the lake")
+        await expect(tables.get_by_role("row", name="public.odd name 8 20")).to_be_visible()
+        await expect(console.get_by_role("alert")).to_contain_text("did not fit and is in quarantine")
         await console.close()
 
 

@@ -398,7 +398,7 @@ async def test_who_leaves_has_what_was_asked_cancelled(database: str, shop: Conn
 
     async def active(wanted: int) -> None:
         async with asyncio.timeout(SOON):
-            while shop.execute(about).rowcount != wanted:  # noqa: ASYNC110
+            while shop.execute(about).rowcount != wanted:
                 shop.execute("SELECT pg_stat_clear_snapshot()")
                 await asyncio.sleep(0.01)
 

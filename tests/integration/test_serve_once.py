@@ -13,7 +13,7 @@ from forge.changelog.connection import Connection
 from forge.changelog.maintenance import run_once
 from forge.errors import ForgeError
 from forge.serve.node import Options
-from tests.integration.serving import Served, serving
+from tests.integration.serving import SOON, Served, serving
 from tests.integration.test_serve_http import SECURED, bearing
 
 KEY = {"idempotency-key": "5f0e6b62-f3b1-4e5a-8f0c-9f0d8b1f6f11"}
@@ -111,6 +111,41 @@ async def test_what_failed_runs_again(database: str, accounts: Connection) -> No
         done = await served.post("/forge/mutation/fussy", {}, headers=KEY)
         assert (done.status_code, "forge-repeated" in done.headers) == (200, False)
         assert balance(accounts) == 100
+
+
+async def test_when_the_first_of_two_fails_the_other_runs(database: str, accounts: Connection) -> None:
+    first, second = application(database), application(database)
+    entered, fail = asyncio.Event(), asyncio.Event()
+    runs: list[str] = []
+
+    @first.mutation(name="pay_in")
+    async def fails(ctx: Any) -> Any:
+        runs.append("first")
+        await ctx.db.execute("UPDATE account SET balance = 100 WHERE id = 1")
+        entered.set()
+        await fail.wait()
+        raise Refused("not today", fix="come back")
+
+    @second.mutation(name="pay_in")
+    async def succeeds(ctx: Any) -> Any:
+        runs.append("second")
+        return await ctx.db.fetch_value("UPDATE account SET balance = balance + 1 WHERE id = 1 RETURNING balance")
+
+    async with serving(first) as served, serving(second) as other:
+        failing = asyncio.create_task(served.post("/forge/mutation/pay_in", {}, headers=KEY))
+        await entered.wait()
+        waiting = [asyncio.create_task(other.post("/forge/mutation/pay_in", {}, headers=KEY)) for _ in range(2)]
+        about = b"SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
+        async with asyncio.timeout(SOON):
+            while accounts.execute(about).rowcount < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert runs == ["first"]
+        fail.set()
+        assert (await failing).json()["error"]["code"] == "refused"
+        answers = await asyncio.gather(*waiting)
+    assert [(each.status_code, each.json()["result"]) for each in answers] == [(200, 1)] * 2
+    assert sorted("forge-repeated" in each.headers for each in answers) == [False, True]
+    assert (runs, balance(accounts)) == (["first", "second"], 1)
 
 
 async def test_the_key_is_no_write_of_the_mutation(database: str, accounts: Connection) -> None:
