@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -10,6 +11,7 @@ import psycopg
 import pytest
 
 from forge.changelog.connection import Connection, connect
+from forge.versions import strategies
 from forge.versions.documents import delete, put, set_references
 from forge.versions.errors import StrategyBusy, VersionsError
 from forge.versions.identity import change_identity
@@ -215,6 +217,35 @@ def test_it_goes_on_where_it_is_told_of_a_deadlock_of_writers(versions: Connecti
             assert ended is None or isinstance(ended, psycopg.errors.DeadlockDetected)
             writer.execute("ROLLBACK")
         changing.result(SOON)
+    assert told(versions) == derived(versions)
+
+
+@pytest.mark.parametrize(("former", "name"), [("journal", "monotonic"), ("monotonic", "journal")])
+def test_its_index_is_made_and_dropped_though_it_ends_a_deadlock(
+    versions: Connection, versions_url: str, former: Strategy, name: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a writer who then wants the table for himself, and is the first to ask whether that is a circle."""
+    school, _ = three_schools_and_six_courses(versions)
+    use_strategy(versions, former)
+    with connect(versions_url) as writer, connect(versions_url) as watcher, ThreadPoolExecutor(2) as thread:
+        writer.execute("SET deadlock_timeout = '20s'; SET statement_timeout = '40s'")
+        versions.execute("SET deadlock_timeout = '2s'")
+        act = strategies._again
+
+        def begun(given: Callable[[], object]) -> None:
+            writer.execute("BEGIN; LOCK TABLE forge_versions.document IN ROW EXCLUSIVE MODE")
+            act(given)
+
+        monkeypatch.setattr(strategies, "_again", begun)
+        changing = thread.submit(use_strategy, versions, name)
+        Aside(versions.info.backend_pid, changing).waits(watcher, on=writer)
+        circle = thread.submit(writer.execute, "LOCK TABLE forge_versions.document IN SHARE UPDATE EXCLUSIVE MODE")
+        ended = circle.exception(2 * SOON)
+        assert ended is None or isinstance(ended, psycopg.errors.DeadlockDetected)
+        writer.execute("ROLLBACK")
+        changing.result(SOON)
+    change_identity(versions, school, {"id": 9})
+    assert strategy(versions) == name
     assert told(versions) == derived(versions)
 
 

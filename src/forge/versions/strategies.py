@@ -15,7 +15,8 @@ last. Whenever that is cut short, readers have the former or the new one, whole,
 
 It waits for a row only while it holds none: a batch leaves out what somebody holds, and that is filled alone after it.
 So no writer ends in a deadlock because the strategy is changed. Where writers run into one of their own, and it stands
-between them in the queue for a row, it may be the one that the server tells: it leaves the queue and comes again.
+between them in the queue for a row, it may be the one that the server tells: it leaves the queue and comes again. So it
+does where it makes or drops its index, which waits for all who write.
 """
 
 from collections.abc import Callable
@@ -88,13 +89,18 @@ def _build(connection: Connection, name: Strategy, batch: int, patience: float, 
         if progress is not None:
             progress(after)
     if name == "monotonic":
-        _index(connection)
+        _again(lambda: _index(connection))
 
 
 def _fill_one(connection: Connection, name: Strategy, parent: int, named: str | None) -> None:
+    _again(lambda: connection.execute(sql(f"fill_one_{name}"), {"parent": parent, "name": named}))
+
+
+def _again(act: Callable[[], object]) -> None:
+    """Do it, as often as the server ends a deadlock by it."""
     while True:
         try:
-            connection.execute(sql(f"fill_one_{name}"), {"parent": parent, "name": named})
+            act()
             return
         except psycopg.errors.DeadlockDetected:
             continue
@@ -121,7 +127,7 @@ def _clear(connection: Connection, name: str, patience: float) -> None:
     if kept:
         switch(connection, lambda: _run(connection, f"drop_{name}"), patience=patience)
     if name == "monotonic":
-        connection.execute("DROP INDEX CONCURRENTLY IF EXISTS forge_versions.document_kept")
+        _again(lambda: connection.execute("DROP INDEX CONCURRENTLY IF EXISTS forge_versions.document_kept"))
 
 
 def _run(connection: Connection, name: str) -> None:
