@@ -1,5 +1,7 @@
 """Page tokens: they come back as they were given, and nothing else is one."""
 
+from base64 import urlsafe_b64decode
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -16,6 +18,19 @@ versions = some.integers(0, 2**63 - 1)
 @given(some.builds(Place, versions | some.none(), versions, versions, versions, *[some.integers(0, 2)] * 2))
 def test_a_place_comes_back_as_it_was(place: Place) -> None:
     assert opened(KEY, QUESTION, sealed(KEY, QUESTION, place)) == place
+
+
+@given(some.builds(Place, versions | some.none(), versions, versions, versions, *[some.integers(0, 2)] * 2))
+def test_a_token_tells_nothing_of_its_place(place: Place) -> None:
+    """The place may be that of a document that its reader must not know of."""
+    token = sealed(KEY, QUESTION, place)
+    assert len(token) == len(sealed(KEY, QUESTION, PLACE))
+    data = urlsafe_b64decode(token + "==")
+    for number in place:
+        if number is not None and number > 2**32:
+            assert number.to_bytes(8) not in data
+    near = urlsafe_b64decode(sealed(KEY, QUESTION, place._replace(document=place.document ^ 1)) + "==")
+    assert sum(one == other for one, other in zip(data, near, strict=True)) < len(data) / 2
 
 
 @pytest.mark.contract("V4")
