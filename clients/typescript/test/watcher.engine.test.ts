@@ -50,8 +50,10 @@ class World {
 
   /** Another tab wrote. */
   written(sql: string): void {
+    const from = this.#connection.version();
     this.#connection.exec(sql);
-    this.#engine.hear({ kind: "written", from: 1, to: 2, rows: this.#connection.written() });
+    const to = this.#connection.version();
+    this.#engine.hear({ kind: "written", from, to, rows: this.#connection.written() });
   }
 
   close(): Promise<void> {
