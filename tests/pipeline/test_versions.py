@@ -1,14 +1,18 @@
 """Spark derives the version of every document that PostgreSQL derives, from the database and from a lake."""
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install as install_log
+from forge.cli import main
 from forge.errors import HistoryUnavailable, ServerError
+from forge.pipeline import session
 from forge.pipeline.lake import Lake
 from forge.pipeline.run import Settings, pipeline
 from forge.pipeline.versions import Corpus, derived, jdbc, of_database, of_lake
@@ -89,13 +93,74 @@ def test_the_database_by_jdbc(spark: SparkSession, corpus: tuple[str, Connection
 
 
 @pytest.mark.contract("V10")
-def test_a_lake(spark: SparkSession, corpus: tuple[str, Connection], lake: Lake) -> None:
+def test_a_lake(spark: SparkSession, corpus: tuple[str, Connection], lake: Lake, forge: "Forge") -> None:
     url, connection = corpus
     with pytest.raises(HistoryUnavailable, match=r"no table forge_versions\.document"):
         of_lake(spark, lake)
     with pipeline(spark, url, lake, Settings(most=10_000)) as running:
         running.once()
-    assert told(derived(of_lake(spark, lake))) == asked(connection, DERIVED)
+    wanted = asked(connection, DERIVED)
+    assert told(derived(of_lake(spark, lake))) == wanted
+    said = forge("--lake", lake.path, "--json", "--resource", "ed-fi/plans", "--database-url", NOWHERE)
+    assert said.versions == [row for row in in_order(wanted) if row[2] == "plans"], "a lake needs no database"
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def versions(self) -> list[tuple[object, ...]]:
+        assert (self.code, self.err) == (0, "")
+        return [tuple(json.loads(line).values()) for line in self.out.splitlines()]
+
+
+Forge = Callable[..., Said]
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+@pytest.fixture
+def forge(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Forge:
+    """`forge pipeline versions` in this process, on the Spark that all tests use."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    monkeypatch.setattr(session, "session", lambda **_: spark)
+
+    def run(*words: str) -> Said:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["pipeline", "versions", *words])
+        assert isinstance(ended.value.code, int)
+        return Said(ended.value.code, *capfd.readouterr())
+
+    return run
+
+
+def in_order(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    return sorted(rows, key=lambda row: (row[-1], row[0]))
+
+
+def test_the_command(forge: Forge, corpus: tuple[str, Connection]) -> None:
+    url, connection = corpus
+    wanted = in_order(asked(connection, DERIVED))
+    database = ("--from-database", "--database-url", url)
+    assert forge(*database, "--json").versions == wanted
+    middle = wanted[len(wanted) // 2][-1]
+    students = [row for row in wanted if row[2] == "students"]
+    late = [row for row in students if row[-1] > middle]  # type: ignore[operator]
+    assert [] != late != students
+    for name in ("students", "ed-fi/students", "ed-fi/students/1"):
+        assert forge(*database, "--json", "--resource", name, "--since", str(middle)).versions == late
+    shown = forge(*database, "--resource", "ed-fi/students", "--limit", "3")
+    assert shown.code == 0
+    assert shown.out.splitlines()[0].split() == ["id", "project", "resource", "resource_version", "change_version"]
+    assert [int(line.split()[0]) for line in shown.out.splitlines()[1:4]] == [row[0] for row in students[:3]]
+    assert "--limit shows more" in shown.out
+    for name in ("nothing", "ed-fi/nothing", "other/students", "ed-fi/students/2", "a/b/c/d"):
+        said = forge(*database, "--json", "--resource", name)
+        assert (said.code, said.out) == (1, "")
+        assert "resource" in said.err.splitlines()[0]
+        assert len(said.err.splitlines()) == 2
 
 
 @pytest.mark.contract("V10")

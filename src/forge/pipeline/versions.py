@@ -14,18 +14,21 @@ the documents that changes nothing, because it stamps all whose identity changed
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from psycopg import conninfo
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from forge.changelog.connection import Connection, connect
 from forge.errors import HistoryUnavailable, ServerError
 from forge.pipeline.lake import Lake
 from forge.pipeline.tables import exists, load
+from forge.versions.errors import UnknownResource
 from forge.versions.install import require_installed
+from forge.versions.nouns import Resource
 
 SCHEMA: Final = "forge_versions"
 _DOCUMENTS: Final = ("id", "resource", "content_version", "identity_version")
@@ -66,6 +69,26 @@ def derived(corpus: Corpus, *, transitive: bool = False) -> DataFrame:
         .join(F.broadcast(resources), "resource")
         .select("id", "project", F.col("name").alias("resource"), "resource_version", "change_version")
     )
+
+
+def of_resource(corpus: Corpus, name: str) -> Column:
+    """The condition that a derived version is of a resource; UnknownResource where there is none of that name.
+
+    It is written `project/name` or `project/name/version`; a name alone is that of every project and version.
+    """
+    if "/" in name:
+        one = Resource.parse(name)
+        wanted = {"project": one.project, "resource": one.name, "resource_version": one.version}
+    else:
+        wanted = {"resource": name}
+    here = {"project": "project", "resource": "name", "resource_version": "version"}
+    if corpus.resources.where(_equal({here[column]: value for column, value in wanted.items()})).isEmpty():
+        raise UnknownResource(f"there is no resource {name[:60]!r} here", fix="declare it, or correct its name")
+    return _equal(wanted)
+
+
+def _equal(values: dict[str, str]) -> Column:
+    return reduce(Column.__and__, (F.col(column) == F.lit(value) for column, value in values.items()))
 
 
 def _closed(identities: DataFrame, references: DataFrame) -> DataFrame:
