@@ -108,6 +108,7 @@ def test_the_api_counts_digits_as_the_triggers_do(versions: Connection) -> None:
             put(versions, STUDENTS, {"id": 2}, {"a": number})
 
 
+@pytest.mark.every_version
 def test_identities_that_contain_others_are_no_deeper(versions: Connection) -> None:
     """Of the API too: what an identity contains comes from the tables."""
     school = put(versions, SCHOOLS, {"id": 1}, {}).document

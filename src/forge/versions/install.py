@@ -65,7 +65,9 @@ def installed_version(connection: Connection) -> int:
 
 
 def _fit(connection: Connection) -> bool:
-    row = connection.execute("SELECT FROM pg_trigger WHERE tgname = 'document_fit'").fetchone()
+    row = connection.execute(
+        "SELECT FROM pg_trigger WHERE tgname = 'document_fit' AND tgrelid = 'forge_versions.document'::regclass"
+    ).fetchone()
     return row is not None
 
 

@@ -164,8 +164,12 @@ def readable(document: int) -> Iterator[None]:
     try:
         yield
     except DecodeError as error:
-        raise DocumentUnreadable(
-            f"document {document} cannot be read: {error}",
-            fix=f"see id {document} of forge_versions.document, and what it refers to: write what can be read",
-            document=document,
-        ) from error
+        raise unreadable(document, error) from error
+
+
+def unreadable(document: int, error: DecodeError) -> DocumentUnreadable:
+    return DocumentUnreadable(
+        f"document {document} cannot be read: {error}",
+        fix=f"see id {document} of forge_versions.document, and what it refers to: write what can be read",
+        document=document,
+    )

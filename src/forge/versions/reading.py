@@ -38,6 +38,7 @@ from psycopg.types.numeric import Int8
 
 from forge.changelog.connection import Connection
 from forge.changelog.queries import queries
+from forge.errors import DecodeError
 from forge.storable import unstorable
 from forge.versions.errors import TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
 from forge.versions.nouns import (
@@ -52,7 +53,7 @@ from forge.versions.nouns import (
     Upsert,
     decode,
     decode_list,
-    readable,
+    unreadable,
 )
 from forge.versions.operation import typed
 from forge.versions.pages import Place, Question, opened, sealed
@@ -472,23 +473,28 @@ def _rows(connection: Connection, statement: str, values: dict[str, Any]) -> lis
 
 
 def _items(connection: Connection, resource: Resource, subject: str | None, rows: Sequence[Row]) -> list[Event]:
-    references = [_references(row) for row in rows]
-    numbers = {number for found in references for _, _, number, _, _ in found}
-    named: list[tuple[Any, ...]] = []
-    if numbers:
-        with typed():
-            named = _rows(connection, queries("forge.versions", "queries.sql")["kinds"], {"numbers": sorted(numbers)})
-    kinds = {number: Resource(*names) for number, *names in named}
-    items = []
-    for row, found in zip(rows, references, strict=True):
-        with readable(row.document):
+    decoding = 0
+    try:
+        references = []
+        for row in rows:
+            decoding = row.document
+            references.append(decode_list(row.refers) if row.refers else [])
+        kinds = _kinds(connection, {number for found in references for _, _, number, _, _ in found})
+        items = []
+        for row, found in zip(rows, references, strict=True):
+            decoding = row.document
             items.append(_item(resource, subject, row, found, kinds))
-    return items
+        return items
+    except DecodeError as error:
+        raise unreadable(decoding, error) from error
 
 
-def _references(row: Row) -> list[Any]:
-    with readable(row.document):
-        return decode_list(row.refers) if row.refers else []
+def _kinds(connection: Connection, numbers: set[int]) -> dict[int, Resource]:
+    if not numbers:
+        return {}
+    with typed():
+        named = _rows(connection, queries("forge.versions", "queries.sql")["kinds"], {"numbers": sorted(numbers)})
+    return {number: Resource(*names) for number, *names in named}
 
 
 def _item(
