@@ -9,7 +9,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -30,6 +30,7 @@ PARAMETERS: Final = {
     "after_document": "bigint",
     "limit": "integer",
     "subject": "nvarchar(256)",
+    "documents": "nvarchar(max)",
 }
 QUERIES: Final = {"journal": "changes", "denormalized": "changes_denormalized", "monotonic": "changes_monotonic"}
 STATEMENTS: Final = {
@@ -42,15 +43,14 @@ STATEMENTS: Final = {
     "change": "UPDATE forge_versions.document SET body = @body WHERE id = @document",
     "rename": "UPDATE forge_versions.document SET [identity] = @identity WHERE id = @document",
     "unrefer": "DELETE FROM forge_versions.reference WHERE parent = @document",
-    "refer": "INSERT INTO forge_versions.reference (parent, name, child)"
-    " SELECT @document, e.[key], CAST(e.[value] AS bigint) FROM OPENJSON(@edges) AS e",
+    "refer": "INSERT INTO forge_versions.reference (parent, name, child, in_identity)"
+    " SELECT @document, e.[key], CAST(e.[value] AS bigint), @in_identity FROM OPENJSON(@edges) AS e",
     "delete": "DELETE FROM forge_versions.document WHERE id = @document",
     "grant": "EXEC forge_versions.grant_access @document, @subject",
     "revoke": "EXEC forge_versions.revoke_access @document, @subject",
     "newest": "EXEC forge_versions.newest @version OUTPUT; SELECT @version AS version",
     "strategy": "UPDATE forge_versions.setting SET strategy = N'monotonic'",
-    "identities": "SELECT r.name, c.[identity] FROM forge_versions.reference AS r"
-    " JOIN forge_versions.document AS c ON c.id = r.child WHERE r.parent = @document",
+    "identity": "SELECT [identity] FROM forge_versions.document WHERE id = @document",
     "documents": "SELECT d.id, r.name, d.content_version, d.identity_version FROM forge_versions.document AS d"
     " JOIN forge_versions.resource AS r ON r.id = d.resource",
     "edges": "SELECT parent, child FROM forge_versions.reference",
@@ -64,6 +64,7 @@ TYPES: Final = {
     "identity": "nvarchar(max)",
     "body": "nvarchar(max)",
     "edges": "nvarchar(max)",
+    "in_identity": "bit",
     "document": "bigint",
     "version": "bigint",
 }
@@ -116,16 +117,24 @@ class SqlServerStore:
 
     def install(self) -> None:
         for batch in batches(sqlserver_script()):
-            self._run(batch)
+            self.run(batch)
         self._do("strategy")
 
     def declare(self, name: str, *, by_access: bool = False) -> None:
         self._do("declare", name=name, by_access=int(by_access))
 
-    def put(self, resource: str, identity: Mapping[str, Any], references: Mapping[str, int] | None = None) -> int:
-        ((made,),) = self._do("put", name=resource, identity=spelled(identity))
-        if references:
-            self._do("refer", document=made, edges=json.dumps(references))
+    def put(
+        self,
+        resource: str,
+        identity: Mapping[str, Any],
+        references: Mapping[str, int] | None = None,
+        in_identity: Collection[str] = (),
+    ) -> int:
+        references = references or {}
+        whole = {**identity, **{name: self.identity(references[name]) for name in in_identity}}
+        ((made,),) = self._do("put", name=resource, identity=spelled(whole))
+        self._refer(made, {name: child for name, child in references.items() if name not in in_identity})
+        self._refer(made, {name: references[name] for name in in_identity}, in_identity=True)
         return int(made)
 
     def change(self, document: int, body: Mapping[str, Any]) -> None:
@@ -136,7 +145,11 @@ class SqlServerStore:
 
     def refer(self, document: int, references: Mapping[str, int]) -> None:
         self._do("unrefer", document=document)
-        self._do("refer", document=document, edges=json.dumps(references))
+        self._refer(document, references)
+
+    def _refer(self, document: int, references: Mapping[str, int], *, in_identity: bool = False) -> None:
+        if references:
+            self._do("refer", document=document, edges=json.dumps(references), in_identity=int(in_identity))
 
     def delete(self, document: int) -> None:
         self._do("delete", document=document)
@@ -148,7 +161,7 @@ class SqlServerStore:
         self._do("revoke", document=document, subject=subject)
 
     def next_stamp(self, version: int) -> None:
-        self._run(f"ALTER SEQUENCE forge_versions.change_version RESTART WITH {version:d}")
+        self.run(f"ALTER SEQUENCE forge_versions.change_version RESTART WITH {version:d}")
 
     def newest(self) -> int:
         ((version,),) = self._do("newest")
@@ -166,19 +179,25 @@ class SqlServerStore:
     ) -> Iterator[list[Found]]:
         ((number,),) = self._do("resource", name=resource)
         name = QUERIES[strategy] if kind == "changes" and subject is None else kind
-        query = queries("forge.versions", "sql/sqlserver/queries.sql")[name + ("_of_subject" if subject else "")]
+        query = _query(name + ("_of_subject" if subject else ""))
         asked = {"resource": number, "min": window[0], "max": window[1], "limit": limit, "subject": subject}
         after: Found = (0, 0)
         while True:
             given = {**asked, "after_version": after[0], "after_document": after[1]}
-            page = [(int(row[0]), int(row[1])) for row in self._run(declared(query, given), given)]
+            page = [(int(row[0]), int(row[1])) for row in self.run(declared(query, given), given)]
             yield page
             if len(page) < limit:
                 return
             after = page[-1]
 
+    def identity(self, document: int) -> Any:
+        ((found,),) = self._do("identity", document=document)
+        return json.loads(found)
+
     def identities(self, document: int) -> dict[str, Any]:
-        return {name: json.loads(identity) for name, identity in self._do("identities", document=document)}
+        given = {"documents": json.dumps([document])}
+        found = self.run(declared(_query("references"), given), given)
+        return {name: json.loads(identity) for _, name, _, _, identity, _ in found}
 
     def rows(self) -> Rows:
         return Rows(
@@ -188,9 +207,10 @@ class SqlServerStore:
         )
 
     def _do(self, statement: str, /, **given: Any) -> list[tuple[Any, ...]]:
-        return self._run(declared(STATEMENTS[statement], given), given)
+        return self.run(declared(STATEMENTS[statement], given), given)
 
-    def _run(self, statement: str, given: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    def run(self, statement: str, given: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """The rows of a statement, if it has any."""
         with self._connection.cursor() as cursor:
             cursor.execute(statement, given or None)
             return list(cursor.fetchall()) if cursor.description else []
@@ -215,6 +235,10 @@ def sqlserver_store() -> Iterator[SqlServerStore]:
                 cursor.execute(f"DROP DATABASE {database}")
     finally:
         admin.close()
+
+
+def _query(name: str) -> str:
+    return queries("forge.versions", "sql/sqlserver/queries.sql")[name]
 
 
 def _connect(database: str) -> Any:

@@ -5,7 +5,7 @@ stamp, there every statement does. So tests compare what is told with what `deri
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -42,8 +42,14 @@ class Store(Protocol):
 
     def declare(self, name: str, *, by_access: bool = False) -> None: ...
 
-    def put(self, resource: str, identity: Mapping[str, Any], references: Mapping[str, int] | None = None) -> int:
-        """A new document; its id."""
+    def put(
+        self,
+        resource: str,
+        identity: Mapping[str, Any],
+        references: Mapping[str, int] | None = None,
+        in_identity: Collection[str] = (),
+    ) -> int:
+        """A new document; its id. The identities of what `in_identity` names become part of its own."""
 
     def change(self, document: int, body: Mapping[str, Any]) -> None: ...
 
@@ -74,6 +80,8 @@ class Store(Protocol):
     ) -> Iterator[list[Found]]:
         """The pages of an answer, each asked for when it is wanted."""
 
+    def identity(self, document: int) -> Any: ...
+
     def identities(self, document: int) -> dict[str, Any]:
         """What a document shows of those that it refers to, by name."""
 
@@ -96,8 +104,16 @@ class PostgresStore:
     def declare(self, name: str, *, by_access: bool = False) -> None:
         declare(self._connection, _resource(name), by_access=by_access)
 
-    def put(self, resource: str, identity: Mapping[str, Any], references: Mapping[str, int] | None = None) -> int:
-        return documents.put(self._connection, _resource(resource), identity, {}, references).id
+    def put(
+        self,
+        resource: str,
+        identity: Mapping[str, Any],
+        references: Mapping[str, int] | None = None,
+        in_identity: Collection[str] = (),
+    ) -> int:
+        return documents.put(
+            self._connection, _resource(resource), identity, {}, references, in_identity=in_identity
+        ).id
 
     def change(self, document: int, body: Mapping[str, Any]) -> None:
         found = documents.get(self._connection, document)
@@ -145,6 +161,9 @@ class PostgresStore:
 
         for found in pages(page):
             yield [(item.version, item.id) for item in found.items]
+
+    def identity(self, document: int) -> Any:
+        return documents.get(self._connection, document).identity
 
     def identities(self, document: int) -> dict[str, Any]:
         found = documents.get(self._connection, document)

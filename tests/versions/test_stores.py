@@ -117,6 +117,33 @@ def test_the_worked_example(store: Store, strategy: Strategy) -> None:
     assert store.identities(plan) == {"student": {"studentUniqueId": "604999"}}
 
 
+@pytest.mark.contract("V2", "V9")
+def test_identities_that_contain_it_follow_with_the_same_stamp(store: Store) -> None:
+    """A diamond: a plan contains two courses, which contain one school; who merely refers to it is not written."""
+    for name in ("schools", "courses", "plans", "students"):
+        store.declare(name)
+    school = store.put("schools", {"id": 1})
+    one, two = (store.put("courses", {"code": code}, {"school": school}, ["school"]) for code in "ab")
+    plan = store.put("plans", {"year": 2026}, {"first": one, "second": two, "aside": school}, ["first", "second"])
+    aside = store.put("students", {"id": 7}, {"plan": plan})
+    before, newest = store.rows().documents, store.newest()
+    store.rename(school, {"id": 2})
+    stamp = store.newest()
+    assert stamp == newest + 1
+    inner = {"school": {"id": 2}}
+    assert store.identity(plan) == {"year": 2026, "first": {"code": "a", **inner}, "second": {"code": "b", **inner}}
+    assert store.identities(aside) == {"plan": store.identity(plan)}
+    moved = {school, one, two, plan}
+    assert store.rows().documents == {
+        id: (name, content, stamp if id in moved else identity) for id, (name, content, identity) in before.items()
+    }
+    for resource, documents in {"schools": [school], "courses": [one, two], "plans": [plan]}.items():
+        assert told(store, "key_changes", resource, (stamp, stamp)) == [(stamp, document) for document in documents]
+    for strategy in STRATEGIES:
+        assert told(store, "changes", "students", (stamp, stamp), strategy=strategy) == [(stamp, aside)]
+        assert told(store, "changes", "courses", (stamp, stamp), 1, strategy) == [(stamp, one), (stamp, two)]
+
+
 @pytest.mark.contract("V4", "V8", "V9")
 def test_every_strategy_tells_what_brute_force_derives(store: Store) -> None:
     life = Life(store, 3)
@@ -172,6 +199,10 @@ def test_who_is_given_access_sees_it_and_who_loses_it_is_told(store: Store) -> N
     assert given > before
     assert told(store, "changes", "plans", (before + 1, given), subject="ada") == [(given, plan)]
     assert told(store, "changes", "plans", (1, given), subject="eve") == []
+    store.rename(plan, {"n": 7})
+    renamed = store.newest()
+    assert told(store, "key_changes", "plans", (1, renamed), subject="ada") == [(renamed, plan)]
+    assert told(store, "key_changes", "plans", (1, renamed), subject="eve") == []
     store.revoke(plan, "ada")
     lost = store.newest()
     assert told(store, "changes", "plans", (given, lost), subject="ada") == []
