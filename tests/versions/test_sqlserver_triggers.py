@@ -1,0 +1,251 @@
+"""What applications write to SQL Server by SQL of their own is stamped and journaled, set by set, or refused whole.
+
+Where `FORGE_TEST_SQLSERVER_URL` names a server (see tests/versions/mssql.py); what both databases do alike is tested by
+tests/versions/test_stores.py.
+"""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.versions.mssql import UNSET, URL, SqlServerStore, sqlserver_store
+from tests.versions.stores import spelled
+
+pytestmark = [pytest.mark.contract("V9"), pytest.mark.skipif(URL is None, reason=UNSET)]
+
+JOURNALS = ("document_change", "identity_change", "key_change", "deletion")
+
+
+@pytest.fixture
+def store() -> Iterator[SqlServerStore]:
+    with sqlserver_store() as made:
+        for name in ("schools", "courses", "plans"):
+            made.declare(name)
+        yield made
+
+
+def insert(store: SqlServerStore, resource: str, *identities: dict[str, Any]) -> list[int]:
+    """Documents by one statement."""
+    values = ", ".join(f"(N'{spelled(identity)}')" for identity in identities)
+    before = set(store.rows().documents)
+    store.run(
+        "INSERT INTO forge_versions.document (resource, [identity], body) SELECT r.id, made.[identity], N'{}'"
+        f" FROM forge_versions.resource AS r CROSS JOIN (VALUES {values}) AS made ([identity])"
+        f" WHERE r.name = N'{resource}'"
+    )
+    return sorted(set(store.rows().documents) - before)
+
+
+def refer(store: SqlServerStore, parent: int, name: str, child: int, *, in_identity: bool = False) -> None:
+    store.run(
+        "INSERT INTO forge_versions.reference (parent, name, child, in_identity)"
+        f" VALUES ({parent}, N'{name}', {child}, {in_identity:d})"
+    )
+
+
+def tokens(store: SqlServerStore, *documents: int) -> list[tuple[int, int]]:
+    found = store.rows().documents
+    return [found[document][1:] for document in documents]
+
+
+def journals(store: SqlServerStore) -> dict[str, list[tuple[int, int]]]:
+    return {
+        name: [
+            (version, document)
+            for version, document in store.run(
+                f"SELECT version, document FROM forge_versions.{name} ORDER BY version, document"
+            )
+        ]
+        for name in JOURNALS
+    }
+
+
+def everything(store: SqlServerStore) -> tuple[Any, ...]:
+    identities = store.run("SELECT id, [identity] FROM forge_versions.document ORDER BY id")
+    return store.rows(), journals(store), identities
+
+
+@contextmanager
+def refused(store: SqlServerStore, number: int | None = None) -> Iterator[None]:
+    """With the error of that number; nothing of the statement stays."""
+    before = everything(store)
+    with pytest.raises(importlib.import_module("pymssql").Error) as error:
+        yield
+    if number is not None:
+        assert error.value.args[0] == number
+    assert everything(store) == before
+
+
+def test_a_statement_that_inserts_many_takes_one_stamp(store: SqlServerStore) -> None:
+    ids = insert(store, "schools", {"id": 1}, {"id": 2}, {"id": 3})
+    assert tokens(store, *ids) == [(1, 1)] * 3
+    assert journals(store) == {
+        "document_change": [(1, id) for id in ids],
+        "identity_change": [(1, id) for id in ids],
+        "key_change": [],
+        "deletion": [],
+    }
+    assert store.newest() == 1
+
+
+def test_a_statement_stamps_what_it_changes_and_nothing_else(store: SqlServerStore) -> None:
+    one, two, three = insert(store, "schools", {"id": 1}, {"id": 2}, {"id": 3})
+    store.run(f"UPDATE forge_versions.document SET body = CASE WHEN id = {one} THEN body ELSE N'{{\"a\":1}}' END")
+    assert tokens(store, one, two, three) == [(1, 1), (2, 1), (2, 1)]
+    store.run("UPDATE forge_versions.document SET body = body, [identity] = [identity]")
+    store.run("UPDATE forge_versions.document SET body = N'{}' WHERE id < 0")
+    store.run("DELETE FROM forge_versions.document WHERE id < 0")
+    assert store.newest() == 2
+    store.run(f"UPDATE forge_versions.document SET body = N'{{\"a\":1.0}}' WHERE id = {two}")
+    assert tokens(store, one, two, three) == [(1, 1), (3, 1), (2, 1)]
+    store.run(f"UPDATE forge_versions.document SET [identity] = CONCAT(N'{{\"id\":', id + 10, N'}}') WHERE id <> {two}")
+    assert tokens(store, one, two, three) == [(1, 4), (3, 1), (2, 4)]
+    assert journals(store) == {
+        "document_change": [(1, one), (1, two), (1, three), (2, two), (2, three), (3, two), (4, one), (4, three)],
+        "identity_change": [(1, one), (1, two), (1, three), (4, one), (4, three)],
+        "key_change": [(4, one), (4, three)],
+        "deletion": [],
+    }
+
+
+def test_references_are_content_of_their_parent(store: SqlServerStore) -> None:
+    (school,) = insert(store, "schools", {"id": 1})
+    one, two = insert(store, "courses", {"code": "a"}, {"code": "b"})
+    store.run(
+        "INSERT INTO forge_versions.reference (parent, name, child)"
+        f" VALUES ({one}, N'home', {school}), ({one}, N'guest', {school}), ({two}, N'home', {school})"
+    )
+    assert tokens(store, school, one, two) == [(1, 1), (3, 2), (3, 2)]
+    store.run(f"DELETE FROM forge_versions.reference WHERE parent = {one} AND name = N'guest'")
+    assert tokens(store, one, two) == [(4, 2), (3, 2)]
+    store.run("UPDATE forge_versions.reference SET child = child")
+    assert store.newest() == 4
+    store.run("UPDATE forge_versions.reference SET name = N'place'")
+    assert tokens(store, school, one, two) == [(1, 1), (5, 2), (5, 2)]
+    assert journals(store)["document_change"][3:] == [(3, one), (3, two), (4, one), (5, one), (5, two)]
+    assert store.run("SELECT DISTINCT parent_resource FROM forge_versions.reference") == store.run(
+        "SELECT id FROM forge_versions.resource WHERE name = N'courses'"
+    )
+
+
+def test_a_chain_of_identities_follows_to_its_end(store: SqlServerStore) -> None:
+    """Longer than triggers may be nested."""
+    last = store.put("schools", {"n": 0})
+    chain = [last]
+    for n in range(1, 41):
+        last = store.put("schools", {"n": n}, {"next": last}, ["next"])
+        chain.append(last)
+    before = store.newest()
+    store.rename(chain[0], {"n": "changed"})
+    assert store.newest() == before + 1
+    assert [identity for _, identity in tokens(store, *chain)] == [before + 1] * 41
+    found = store.identity(last)
+    for n in range(40, 0, -1):
+        assert found["n"] == n
+        found = found["next"]
+    assert found == {"n": "changed"}
+    assert journals(store)["key_change"] == [(before + 1, document) for document in chain]
+
+
+def test_an_identity_contains_those_that_it_is_said_to(store: SqlServerStore) -> None:
+    (school,) = insert(store, "schools", {"id": 1})
+    without, other = insert(store, "courses", {"code": "a"}, {"code": "b", "school": {"id": 2}})
+    for course in (without, other, school):
+        with refused(store, 51002):
+            refer(store, course, "school", school, in_identity=True)
+    refer(store, without, "school", school)
+    with refused(store, 51002):
+        store.run("UPDATE forge_versions.reference SET in_identity = 1")
+
+
+def test_a_ring_of_identities_is_noticed(store: SqlServerStore) -> None:
+    """Made where the triggers do not look."""
+    one = store.put("schools", {"id": 1})
+    two = store.put("schools", {"id": 2}, {"next": one}, ["next"])
+    store.run("DISABLE TRIGGER forge_versions.reference_written ON forge_versions.reference")
+    refer(store, one, "next", two, in_identity=True)
+    store.run("ENABLE TRIGGER forge_versions.reference_written ON forge_versions.reference")
+    with refused(store, 51001):
+        store.rename(one, {"id": 3})
+
+
+def test_a_taken_identity_is_refused_wherever_it_comes_up(store: SqlServerStore) -> None:
+    one, two = insert(store, "schools", {"id": 1}, {"id": 2})
+    store.put("courses", {"code": "a"}, {"school": one}, ["school"])
+    insert(store, "courses", {"code": "a", "school": {"id": 3}})
+    insert(store, "plans", {"id": 1})
+    with refused(store):
+        insert(store, "plans", {"id": 2}, {"id": 1})
+    with refused(store):
+        store.rename(two, {"id": 1})
+    with refused(store):
+        store.rename(one, {"id": 3})
+
+
+def test_deletions_leave_tombstones_for_all_and_for_each_who_had_access(store: SqlServerStore) -> None:
+    (school,) = insert(store, "schools", {"id": 1})
+    one, two = insert(store, "plans", {"id": 7}, {"id": 8})
+    refer(store, one, "school", school)
+    refer(store, one, "other", two)
+    for subject in ("ada", "bob"):
+        store.grant(one, subject)
+    with refused(store):
+        store.delete(school)
+    before = store.newest()
+    store.run(f"DELETE FROM forge_versions.document WHERE id IN ({one}, {two})")
+    assert store.newest() == before + 1
+    found = store.run("SELECT version, document, subject FROM forge_versions.deletion ORDER BY document, subject")
+    assert found == [(before + 1, *rest) for rest in ((one, None), (one, "ada"), (one, "bob"), (two, None))]
+    assert store.rows().edges == []
+    assert store.rows().access == {}
+
+
+def test_granting_twice_and_revoking_twice_say_it_once(store: SqlServerStore) -> None:
+    (plan,) = insert(store, "plans", {"id": 7})
+    for _ in range(2):
+        store.grant(plan, "ada")
+    assert store.rows().access == {("ada", plan): 2}
+    for _ in range(2):
+        store.revoke(plan, "ada")
+    store.revoke(plan, "eve")
+    assert store.newest() == 3
+    assert store.run("SELECT version, document, subject FROM forge_versions.deletion") == [(3, plan, "ada")]
+
+
+def bounds(store: SqlServerStore) -> list[int]:
+    """Where the partitions of the journals begin, but for the first."""
+    found = store.run(
+        "SELECT CAST(v.value AS bigint) FROM sys.partition_range_values AS v"
+        " JOIN sys.partition_functions AS f ON f.function_id = v.function_id"
+        " WHERE f.name = N'forge_versions_by_version'"
+    )
+    return sorted(bound for (bound,) in found)
+
+
+def test_journals_are_cut_ahead_and_emptied_behind(store: SqlServerStore) -> None:
+    million = 1_000_000
+    ids = []
+    for version in (5, 15, 25):
+        store.next_stamp(version * million)
+        ids += insert(store, "schools", {"id": version})
+    store.rename(ids[0], {"id": 6})
+    store.delete(ids[2])
+    last = 25 * million + 2
+    store.run("EXEC forge_versions.extend")
+    assert bounds(store) == [n * 10 * million for n in range(1, 6)]
+    store.run("EXEC forge_versions.extend")
+    store.run(f"EXEC forge_versions.retain {20 * million}")
+    assert bounds(store) == [n * 10 * million for n in range(3, 6)]
+    assert journals(store) == {
+        "document_change": [(25 * million, ids[2]), (last - 1, ids[0])],
+        "identity_change": [(25 * million, ids[2]), (last - 1, ids[0])],
+        "key_change": [(last - 1, ids[0])],
+        "deletion": [(last, ids[2])],
+    }
+    store.run("EXEC forge_versions.retain 1")
+    assert store.run("SELECT oldest FROM forge_versions.setting") == [(20 * million,)]
+    assert store.run("SELECT * FROM forge_versions.stamping") == []
+    assert store.newest() == last
