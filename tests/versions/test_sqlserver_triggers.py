@@ -150,6 +150,14 @@ def test_a_chain_of_identities_follows_to_its_end(store: SqlServerStore) -> None
     assert journals(store)["key_change"] == [(before + 1, document) for document in chain]
 
 
+def test_names_of_references_are_no_paths(store: SqlServerStore) -> None:
+    name = "a/b.c [0]"
+    school = store.put("schools", {"id": 1})
+    course = store.put("courses", {"code": "a"}, {name: school}, [name])
+    store.rename(school, {"id": 2})
+    assert store.identity(course) == {"code": "a", name: {"id": 2}}
+
+
 def test_an_identity_contains_those_that_it_is_said_to(store: SqlServerStore) -> None:
     (school,) = insert(store, "schools", {"id": 1})
     without, other = insert(store, "courses", {"code": "a"}, {"code": "b", "school": {"id": 2}})

@@ -19,6 +19,7 @@ GO
 
 -- An identity that changed changes those that contain it, level by level, with the same stamp. A document that is
 -- reached twice is written twice and journaled once; one that is reached without end contains itself.
+-- A path names a key as the text spells it, which has no backslash before a slash; STRING_ESCAPE has.
 CREATE OR ALTER TRIGGER forge_versions.document_updated ON forge_versions.document AFTER UPDATE
 AS
 BEGIN
@@ -64,7 +65,9 @@ BEGIN
             );
             UPDATE p
             SET [identity] = JSON_MODIFY(
-                p.[identity], CONCAT(N'$."', STRING_ESCAPE(r.name, N'json'), N'"'), JSON_QUERY(c.[identity])
+                p.[identity],
+                CONCAT(N'$."', REPLACE(STRING_ESCAPE(r.name, N'json'), N'\/', N'/'), N'"'),
+                JSON_QUERY(c.[identity])
             )
             FROM forge_versions.document AS p
             JOIN forge_versions.reference AS r ON r.parent = p.id
@@ -140,7 +143,10 @@ BEGIN
         JOIN forge_versions.document AS c ON c.id = i.child
         WHERE i.in_identity = 1
             AND COALESCE(
-                JSON_QUERY(p.[identity], CONCAT(N'$."', STRING_ESCAPE(i.name, N'json'), N'"')), N''
+                JSON_QUERY(
+                    p.[identity], CONCAT(N'$."', REPLACE(STRING_ESCAPE(i.name, N'json'), N'\/', N'/'), N'"')
+                ),
+                N''
             ) <> c.[identity]
     )
     BEGIN
