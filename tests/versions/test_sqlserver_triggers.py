@@ -223,6 +223,13 @@ def test_granting_twice_and_revoking_twice_say_it_once(store: SqlServerStore) ->
     assert store.run("SELECT version, document, subject FROM forge_versions.deletion") == [(3, plan, "ada")]
 
 
+def test_a_document_stays_in_its_resource(store: SqlServerStore) -> None:
+    """No journal would tell of it."""
+    insert(store, "schools", {"id": 1})
+    with refused(store, 51003):
+        store.run("UPDATE forge_versions.document SET resource = resource + 1")
+
+
 def bounds(store: SqlServerStore) -> list[int]:
     """Where the partitions of the journals begin, but for the first."""
     found = store.run(

@@ -35,6 +35,10 @@ BEGIN
     DECLARE @depth integer = 0;
     DECLARE @name nvarchar(256);
 
+    IF EXISTS (SELECT 1 FROM inserted AS i JOIN deleted AS d ON d.id = i.id WHERE i.resource <> d.resource)
+    BEGIN
+        ;THROW 51003, N'a document stays in its resource: delete it, and insert it into the other', 1;
+    END;
     INSERT INTO @content (document)
     SELECT i.id FROM inserted AS i JOIN deleted AS d ON d.id = i.id WHERE i.body <> d.body;
     INSERT INTO @moved (document, old_identity, depth)
