@@ -264,3 +264,14 @@ def test_journals_are_cut_ahead_and_emptied_behind(store: SqlServerStore) -> Non
     assert store.run("SELECT oldest FROM forge_versions.setting") == [(20 * million,)]
     assert store.run("SELECT * FROM forge_versions.stamping") == []
     assert store.newest() == last
+
+
+def test_journals_without_a_cut_are_cut_again(store: SqlServerStore) -> None:
+    """What was kept was less than what was made ahead."""
+    store.next_stamp(35_000_000)
+    insert(store, "schools", {"id": 1})
+    store.run("EXEC forge_versions.retain 35000000")
+    assert bounds(store) == []
+    store.run("EXEC forge_versions.extend")
+    assert bounds(store) == [40_000_000, 50_000_000, 60_000_000]
+    assert journals(store)["document_change"] == [(35_000_000, *store.rows().documents)]

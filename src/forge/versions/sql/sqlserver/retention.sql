@@ -1,5 +1,6 @@
 -- Journals are kept by range of version: partitions are made ahead, and emptied when no window may begin in them.
 
+-- Where none is left, because what was made ahead was emptied too, they go on behind the last stamp.
 CREATE OR ALTER PROCEDURE forge_versions.extend
 AS
 BEGIN
@@ -10,7 +11,7 @@ BEGIN
     SELECT @last = COALESCE(CAST(s.last_used_value AS bigint), 0)
     FROM sys.sequences AS s
     WHERE s.object_id = OBJECT_ID(N'forge_versions.change_version');
-    SELECT @bound = MAX(CAST(v.value AS bigint))
+    SELECT @bound = COALESCE(MAX(CAST(v.value AS bigint)), @last / @size * @size)
     FROM sys.partition_range_values AS v
     JOIN sys.partition_functions AS f ON f.function_id = v.function_id
     WHERE f.name = N'forge_versions_by_version';
