@@ -1,6 +1,6 @@
 """SQL Server's files: T-SQL to two parsers of that dialect, with the tables of PostgreSQL's.
 
-What they do is tested by tests/versions/test_stores.py, where a server is named; none has run them here.
+What they do is tested by test_stores.py and test_sqlserver_triggers.py, where a server is named.
 """
 
 import logging
