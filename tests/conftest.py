@@ -26,8 +26,11 @@ def versions() -> list[int]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_version: runs on the oldest and the newest PostgreSQL")
-    # a shell lets what it runs in the background ignore Ctrl-C, and so would every command that a test interrupts
+    # a shell lets what it runs in the background ignore Ctrl-C, and nohup a closed terminal; so would every command
+    # that a test interrupts, but for a handler here
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

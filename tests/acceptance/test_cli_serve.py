@@ -86,16 +86,22 @@ def serving(url: str, folder: Path, *options: str) -> Iterator[tuple[str, subpro
         process.communicate()
 
 
-@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one", "two"])
-def test_clients_are_told_to_come_back_when_it_ends(database: str, tmp_path: Path, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [((), signal.SIGTERM), ((), signal.SIGHUP), (("--workers", "2"), signal.SIGTERM)],
+    ids=["one", "a closed terminal", "two"],
+)
+def test_clients_are_told_to_come_back_when_it_ends(
+    database: str, tmp_path: Path, options: tuple[str, ...], end: signal.Signals
+) -> None:
     with serving(database, tmp_path, *options) as (address, process):
         with httpx.stream("GET", f"{address}/forge/live/items", timeout=30) as response:
             lines = response.iter_lines()
             assert any(line == "event: snapshot" for line in lines)
-            added = httpx.post(f"{address}/forge/mutation/add", json={"id": len(options) + 1}, timeout=30)
+            added = httpx.post(f"{address}/forge/mutation/add", json={"id": len(options) + end}, timeout=30)
             assert added.status_code == 200
             assert any(line == "event: update" for line in lines)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(end)
             assert any(line == "event: bye" for line in lines)
         out, err = process.communicate(timeout=30)
         assert process.returncode in (0, 128 + signal.SIGTERM, -signal.SIGTERM), err

@@ -3,6 +3,7 @@
 import errno
 import importlib
 import os
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,6 +72,8 @@ def serve(
         run.done(f"serving {target} at {at} by {workers} processes", *console)
         Multiprocess(options, [listening]).run()
         return
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a closed terminal, unless nohup says otherwise
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     server = Server(options)
     server.run([listening])
     if not server.started:
