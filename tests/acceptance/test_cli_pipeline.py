@@ -6,7 +6,7 @@ import pytest
 
 from tests.acceptance.conftest import Forge
 
-COMMANDS = ("run", "status", "verify", "as-of", "audit", "replay", "import", "maintain")
+COMMANDS = ("run", "status", "verify", "as-of", "audit", "replay", "import", "versions", "maintain")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
