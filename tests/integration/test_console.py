@@ -172,8 +172,8 @@ async def test_a_table_that_is_tracked_again_has_its_secrets_kept(database: str,
     async with serving(application(database)) as served:
         await do(served, "enable", table="orders", exclude=["pin", "status"], mask=["card"])
         await do(served, "disable", table="orders")
-        shop.execute("ALTER TABLE orders RENAME pin TO secret")
-        shop.execute("ALTER TABLE orders DROP status")
+        await asyncio.to_thread(shop.execute, "ALTER TABLE orders RENAME pin TO secret")
+        await asyncio.to_thread(shop.execute, "ALTER TABLE orders DROP status")
         (orders,) = [each for each in await ask(served, "tables") if each["table"] == "orders"]
         assert (orders["tracked"], orders["excluded"], orders["masked"]) == (False, ["secret"], ["card"])
         await do(served, "enable", table="orders")
@@ -375,7 +375,7 @@ async def test_others_are_answered_while_the_console_waits_for_its_answers(datab
 
     async with serving(application(database)) as served:
         with shop.transaction():
-            shop.execute("LOCK TABLE forge.dead_letter IN ACCESS EXCLUSIVE MODE")
+            await asyncio.to_thread(shop.execute, "LOCK TABLE forge.dead_letter IN ACCESS EXCLUSIVE MODE")
             asking = [asyncio.create_task(ask(served, "dead_letters", limit=limit)) for limit in range(1, 71)]
             async with asyncio.timeout(SOON):
                 while waiting() < 4:  # noqa: ASYNC110
@@ -404,7 +404,7 @@ async def test_who_leaves_has_what_was_asked_cancelled(database: str, shop: Conn
 
     async with serving(application(database)) as served:
         with shop.transaction():
-            shop.execute("LOCK TABLE forge.dead_letter IN ACCESS EXCLUSIVE MODE")
+            await asyncio.to_thread(shop.execute, "LOCK TABLE forge.dead_letter IN ACCESS EXCLUSIVE MODE")
             asking = asyncio.create_task(ask(served, "dead_letters"))
             await active(1)
             asking.cancel()
@@ -424,7 +424,7 @@ async def test_a_table_that_somebody_has_to_himself_holds_nothing_up(database: s
     async with serving(application(database)) as served:
         for statement, unknown in locks:
             with shop.transaction(force_rollback=True):
-                shop.execute(statement.encode())
+                await asyncio.to_thread(shop.execute, statement.encode())  # it may wait for the server, in this loop
                 async with asyncio.timeout(10):
                     found = await ask(served, "tables")
             assert {each["table"] for each in found if each["size_bytes"] is None} == unknown
