@@ -11,13 +11,14 @@ import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
 from forge.changelog.queries import queries
 from forge.cli.versions import sqlserver_script
+from forge.versions.errors import WindowExpired
 from forge.versions.strategies import Strategy
-from tests.versions.stores import Found, Kind, Rows, Store, spelled
+from tests.versions.stores import Found, Item, Kind, Rows, Store, spelled
 
 URL: Final = os.environ.get("FORGE_TEST_SQLSERVER_URL")
 UNSET: Final = "FORGE_TEST_SQLSERVER_URL names no server (mssql://user:password@host:1433, with pymssql installed)"
@@ -28,6 +29,7 @@ PARAMETERS: Final = {
     "max": "bigint",
     "after_version": "bigint",
     "after_document": "bigint",
+    "after_kind": "integer",
     "limit": "integer",
     "subject": "nvarchar(256)",
     "documents": "nvarchar(max)",
@@ -49,7 +51,9 @@ STATEMENTS: Final = {
     "grant": "EXEC forge_versions.grant_access @document, @subject",
     "revoke": "EXEC forge_versions.revoke_access @document, @subject",
     "newest": "EXEC forge_versions.newest @version OUTPUT; SELECT @version AS version",
-    "strategy": "UPDATE forge_versions.setting SET strategy = N'monotonic'",
+    "strategy": "SELECT strategy FROM forge_versions.setting",
+    "use_strategy": "EXEC forge_versions.use_strategy @strategy, @batch",
+    "retain": "EXEC forge_versions.retain @oldest",
     "identity": "SELECT [identity] FROM forge_versions.document WHERE id = @document",
     "documents": "SELECT d.id, r.name, d.content_version, d.identity_version FROM forge_versions.document AS d"
     " JOIN forge_versions.resource AS r ON r.id = d.resource",
@@ -66,6 +70,9 @@ TYPES: Final = {
     "edges": "nvarchar(max)",
     "in_identity": "bit",
     "document": "bigint",
+    "strategy": "nvarchar(16)",
+    "batch": "integer",
+    "oldest": "bigint",
     "version": "bigint",
 }
 
@@ -83,7 +90,7 @@ def declared(statement: str, given: Mapping[str, Any]) -> str:
 
 
 class SqlServerStore:
-    """A store on a connection. What every strategy stands on is kept from the beginning, so each can be asked."""
+    """A store on a connection."""
 
     def __init__(self, database: str) -> None:
         self._database = database
@@ -118,7 +125,6 @@ class SqlServerStore:
     def install(self) -> None:
         for batch in batches(sqlserver_script()):
             self.run(batch)
-        self._do("strategy")
 
     def declare(self, name: str, *, by_access: bool = False) -> None:
         self._do("declare", name=name, by_access=int(by_access))
@@ -177,18 +183,60 @@ class SqlServerStore:
         strategy: Strategy = "journal",
         subject: str | None = None,
     ) -> Iterator[list[Found]]:
-        ((number,),) = self._do("resource", name=resource)
+        if strategy != self.strategy():
+            self.use_strategy(strategy, 100)
         name = QUERIES[strategy] if kind == "changes" and subject is None else kind
+        for page in self._pages(name, resource, window, limit, subject):
+            yield [(int(version), int(document)) for version, document, *_ in page]
+
+    def stream(
+        self, resource: str, window: tuple[int, int], limit: int, *, subject: str | None = None
+    ) -> Iterator[list[Item]]:
+        for page in self._pages("stream", resource, window, limit, subject):
+            yield [(int(version), int(document), int(kind)) for version, document, kind, *_ in page]
+
+    def everything(self, resource: str, upto: int, limit: int, *, subject: str | None = None) -> Iterator[list[Found]]:
+        for page in self._pages("everything", resource, (None, upto), limit, subject):
+            yield [(int(version), int(document)) for version, document, *_ in page]
+
+    def _pages(
+        self, name: str, resource: str, window: tuple[int | None, int], limit: int, subject: str | None
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """As the head of queries.sql says: after each page it is asked whether that is whole."""
+        ((number,),) = self._do("resource", name=resource)
         query = _query(name + ("_of_subject" if subject else ""))
         asked = {"resource": number, "min": window[0], "max": window[1], "limit": limit, "subject": subject}
-        after: Found = (0, 0)
+        after: tuple[int, ...] = (0, 0, 0)
+        _, *before = self._standing(number)
         while True:
-            given = {**asked, "after_version": after[0], "after_document": after[1]}
-            page = [(int(row[0]), int(row[1])) for row in self.run(declared(query, given), given)]
+            given = {**asked, **dict(zip(("after_version", "after_document", "after_kind"), after, strict=True))}
+            page = self.run(declared(query, given), given)
+            oldest, *now = self._standing(number)
+            if now != before:
+                before = now
+                continue
+            if window[0] is not None and window[0] < oldest:
+                raise WindowExpired("the window begins below the oldest", fix="read it anew", oldest=oldest)
             yield page
             if len(page) < limit:
                 return
-            after = page[-1]
+            version, document, kind = page[-1][:3]
+            after = int(version), int(document), int(kind) if name == "stream" else 0
+
+    def _standing(self, resource: int) -> tuple[Any, ...]:
+        given = {"resource": resource}
+        (found,) = self.run(declared(_query("standing"), given), given)
+        return found
+
+    def strategy(self) -> Strategy:
+        ((found,),) = self._do("strategy")
+        return cast(Strategy, found)
+
+    def use_strategy(self, name: Strategy, batch: int) -> None:
+        self._do("use_strategy", strategy=name, batch=batch)
+
+    def retain(self, oldest: int) -> None:
+        self._do("retain", oldest=oldest)
 
     def identity(self, document: int) -> Any:
         ((found,),) = self._do("identity", document=document)

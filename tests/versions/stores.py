@@ -5,22 +5,27 @@ stamp, there every statement does. So tests compare what is told with what `deri
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
 from forge.changelog.connection import Connection, connect
 from forge.versions import access, documents
 from forge.versions.identity import change_identity
-from forge.versions.nouns import Resource
-from forge.versions.reading import changes, deletes, key_changes, pages
+from forge.versions.nouns import Deletion, KeyChange, Page, Resource, Upsert
+from forge.versions.reading import changes, deletes, key_changes, pages, stream
 from forge.versions.resources import declare
+from forge.versions.retention import Policy, maintain
 from forge.versions.stamps import newest
-from forge.versions.strategies import Strategy, use_strategy
+from forge.versions.strategies import Strategy, strategy, use_strategy
 
 Kind = Literal["changes", "deletes", "key_changes"]
 Found = tuple[int, int]
 """A version, and the document that has it."""
+Item = tuple[int, int, int]
+"""A version, the document that has it, and whether that is a new key (0), a deletion (1) or the document (2)."""
+_KINDS = (KeyChange, Deletion, Upsert)
+_ASKED: dict[Kind, Callable[..., Page[Any]]] = {"changes": changes, "deletes": deletes, "key_changes": key_changes}
 
 
 class Rows(NamedTuple):
@@ -78,7 +83,22 @@ class Store(Protocol):
         strategy: Strategy = "journal",
         subject: str | None = None,
     ) -> Iterator[list[Found]]:
-        """The pages of an answer, each asked for when it is wanted."""
+        """The pages of an answer, each asked for when it is wanted; WindowExpired once the journals are cut above."""
+
+    def stream(
+        self, resource: str, window: tuple[int, int], limit: int, *, subject: str | None = None
+    ) -> Iterator[list[Item]]:
+        """The pages of all that happened in a window."""
+
+    def everything(self, resource: str, upto: int, limit: int, *, subject: str | None = None) -> Iterator[list[Found]]:
+        """The pages of a whole resource, but for what changed after a version."""
+
+    def strategy(self) -> Strategy: ...
+
+    def use_strategy(self, name: Strategy, batch: int) -> None: ...
+
+    def retain(self, oldest: int) -> None:
+        """Let windows begin there or later, and cut the journals."""
 
     def identity(self, document: int) -> Any: ...
 
@@ -93,7 +113,6 @@ class PostgresStore:
 
     def __init__(self, connection: Connection, url: str) -> None:
         self._connection, self._url = connection, url
-        self._strategy: Strategy = "journal"
 
     def another(self) -> "Opened":
         return Opened(self._url)
@@ -150,17 +169,44 @@ class PostgresStore:
         strategy: Strategy = "journal",
         subject: str | None = None,
     ) -> Iterator[list[Found]]:
-        if strategy != self._strategy:
+        if strategy != self.strategy():
             use_strategy(self._connection, strategy)
-            self._strategy = strategy
-        ask = {"changes": changes, "deletes": deletes, "key_changes": key_changes}[kind]
+        for items in self._pages(_ASKED[kind], resource, window, limit, subject):
+            yield [(item.version, item.id) for item in items]
 
-        def page(token: str | None) -> Any:
+    def stream(
+        self, resource: str, window: tuple[int, int], limit: int, *, subject: str | None = None
+    ) -> Iterator[list[Item]]:
+        for items in self._pages(stream, resource, window, limit, subject):
+            yield [(item.version, item.id, _KINDS.index(type(item))) for item in items]
+
+    def everything(self, resource: str, upto: int, limit: int, *, subject: str | None = None) -> Iterator[list[Found]]:
+        for items in self._pages(changes, resource, (None, upto), limit, subject):
+            yield [(item.version, item.id) for item in items]
+
+    def _pages(
+        self,
+        ask: Callable[..., Page[Any]],
+        resource: str,
+        window: tuple[int | None, int],
+        limit: int,
+        subject: str | None,
+    ) -> Iterator[list[Any]]:
+        def page(token: str | None) -> Page[Any]:
             given = window if token is None else (None, None)
             return ask(self._connection, _resource(resource), *given, after=token, limit=limit, subject=subject)
 
         for found in pages(page):
-            yield [(item.version, item.id) for item in found.items]
+            yield found.items
+
+    def strategy(self) -> Strategy:
+        return strategy(self._connection)
+
+    def use_strategy(self, name: Strategy, batch: int) -> None:
+        use_strategy(self._connection, name, batch=batch)
+
+    def retain(self, oldest: int) -> None:
+        maintain(self._connection, Policy(versions=self.newest() - oldest + 1))
 
     def identity(self, document: int) -> Any:
         return documents.get(self._connection, document).identity

@@ -21,8 +21,8 @@ from forge.postgres import PostgresServer
 from forge.versions.access import grant, revoke
 from forge.versions.available import available
 from forge.versions.documents import find
-from forge.versions.nouns import Page
-from forge.versions.reading import changes, deletes, key_changes
+from forge.versions.nouns import Deletion, Event, KeyChange, Page, Resource, Upsert
+from forge.versions.reading import changes, deletes, key_changes, stream
 from forge.versions.resources import declare, resource_id
 from forge.versions.strategies import Strategy, use_strategy
 from tests.versions.mssql import batches as cut_batches
@@ -35,13 +35,17 @@ SCRIPTS = [name for name in FILES if name != "queries.sql"]
 
 PARAMETERS = (
     "DECLARE @resource integer, @min bigint, @max bigint, @after_version bigint, @after_document bigint,"
-    " @limit integer, @subject nvarchar(256), @documents nvarchar(max);"
+    " @after_kind integer, @limit integer, @subject nvarchar(256), @documents nvarchar(max);"
 )
+AFTER = ("after_version", "after_document", "after_kind")
 
 # What sqlglot does not know, each with something of the same shape that it does.
 UNKNOWN = (
     (re.compile(r"CREATE OR ALTER TRIGGER (\S+) ON \S+ AFTER (\w+)(, \w+)*\s+AS"), "trigger"),
-    (re.compile(r";THROW 5\d{4}, N'[^']+', 1;"), "RETURN;"),
+    (re.compile(r";THROW( 5\d{4}, N'[^']+', 1)?;"), "RETURN;"),
+    (re.compile(r"END TRY\s+BEGIN CATCH"), "END; IF 1 = 1 BEGIN"),
+    (re.compile(r"BEGIN TRY"), "IF 1 = 1 BEGIN"),
+    (re.compile(r"END CATCH"), "END"),
     (re.compile(r"CREATE PARTITION FUNCTION \w+ \(bigint\) AS RANGE RIGHT FOR VALUES \([\d, ]+\);"), "SELECT 1;"),
     (re.compile(r"CREATE PARTITION SCHEME (\w+) AS PARTITION \1 ALL TO \(\[PRIMARY\]\);"), "SELECT 1;"),
     (re.compile(r"ALTER PARTITION SCHEME \w+ NEXT USED \[PRIMARY\];"), "SELECT 1;"),
@@ -99,7 +103,12 @@ def test_every_page_query_is_one_statement_of_tsql(name: str) -> None:
     assert isinstance(expression, exp.Select)
     asked = {parameter.name for parameter in expression.find_all(exp.Parameter)}
     pages = {"resource", "min", "max", "after_version", "after_document", "limit"}
-    wanted = {"references": {"documents"}, "oldest": set[str]()}.get(name, pages)
+    wanted = {
+        "references": {"documents"},
+        "standing": {"resource"},
+        "stream": pages | {"after_kind"},
+        "everything": {"resource", "max", "after_document", "limit"},
+    }.get(name.removesuffix("_of_subject"), pages)
     assert asked == wanted | ({"subject"} if name.endswith("_of_subject") else set())
 
 
@@ -125,7 +134,7 @@ def test_it_has_the_tables_of_postgresql() -> None:
     postgresql = FOLDER.joinpath("..", "postgresql", "schema.sql").read_text("utf-8")
     theirs = columns(sqlglot.parse(cut(postgresql), dialect="postgres"))
     ours = columns([expression for batch in batches("schema.sql") for expression in parsed(batch)])
-    alone = {"document": {"identity_hash"}}
+    alone = {"document": {"identity_hash"}, "setting": {"switches", "keeps_dependency"}}
     without = {"setting": {"writes", "token_key"}, "document": {"content_hash"}}
     assert ours.keys() - {"stamping"} == theirs.keys()
     for table, names in theirs.items():
@@ -149,6 +158,15 @@ def school(server: PostgresServer) -> Iterator[Connection]:
         yield connection
 
 
+def whole(connection: Connection, resource: Resource, _: int, last: int, *, subject: str | None) -> Page[Upsert]:
+    """A resource without a beginning of the window."""
+    return changes(connection, resource, None, last, subject=subject)
+
+
+def place(item: Event) -> tuple[int, int, int]:
+    return item.version, item.id, (KeyChange, Deletion, Upsert).index(type(item))
+
+
 @pytest.mark.contract("V4", "V8", "V9")
 @pytest.mark.parametrize(
     ("name", "strategy", "subject", "reading"),
@@ -161,6 +179,10 @@ def school(server: PostgresServer) -> Iterator[Connection]:
         ("deletes_of_subject", "journal", "ada", deletes),
         ("key_changes", "journal", None, key_changes),
         ("key_changes_of_subject", "journal", "ada", key_changes),
+        ("stream", "journal", None, stream),
+        ("stream_of_subject", "journal", "ada", stream),
+        ("everything", "journal", None, whole),
+        ("everything_of_subject", "journal", "ada", whole),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -175,17 +197,18 @@ def test_the_page_queries_find_what_postgresqls_do(
     )
     statement = re.sub(r"\$(\w+)", r"%(\1)s", text)
     newest = available(school).newest
-    told = 0
+    told, width = 0, 3 if name.startswith("stream") else 2
     for resource in (PLANS, STUDENTS) if subject is None else (PLANS,):
         number = resource_id(school, resource)
         for first, last in ((1, newest), (6, newest), (11, newest - 2), (newest, newest)):
-            wanted = [(item.version, item.id) for item in reading(school, resource, first, last, subject=subject).items]
+            wanted = [place(item)[:width] for item in reading(school, resource, first, last, subject=subject).items]
             asked = {"resource": number, "subject": subject, "min": first, "max": last, "limit": 2}
-            found, after = list[tuple[int, int]](), (0, 0)
+            found: list[tuple[int, ...]] = []
+            after: tuple[int, ...] = (0, 0, 0)
             while rows := school.execute(
-                statement.encode(), {**asked, "after_version": after[0], "after_document": after[1]}
+                statement.encode(), {**asked, **dict(zip(AFTER, after, strict=False))}
             ).fetchall():
-                found += [row[:2] for row in rows]
+                found += [row[:width] for row in rows]
                 after = found[-1]
             assert found == wanted, (resource, first, last)
             told += len(found)

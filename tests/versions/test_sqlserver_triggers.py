@@ -5,14 +5,17 @@ tests/versions/test_stores.py.
 """
 
 import importlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from forge.versions.errors import WindowExpired
 from tests.versions.mssql import UNSET, URL, SqlServerStore, sqlserver_store
-from tests.versions.stores import spelled
+from tests.versions.stores import derived, spelled, within
 
 pytestmark = [pytest.mark.contract("V9"), pytest.mark.skipif(URL is None, reason=UNSET)]
 
@@ -228,6 +231,105 @@ def test_a_document_stays_in_its_resource(store: SqlServerStore) -> None:
     insert(store, "schools", {"id": 1})
     with refused(store, 51003):
         store.run("UPDATE forge_versions.document SET resource = resource + 1")
+
+
+@pytest.mark.parametrize("text", ["[]", '[{"a":1}]', " \n[1]", "\t\r[{}]", "{", "3", "null", ""])
+def test_what_is_no_object_is_refused(store: SqlServerStore, text: str) -> None:
+    insert(store, "schools", {"id": 1})
+    for column in ("body", "[identity]"):
+        with refused(store):
+            store.run(f"UPDATE forge_versions.document SET {column} = N'{text}'")
+    store.run("UPDATE forge_versions.document SET body = N' \t\r\n{\"a\":[1]}'")
+
+
+def test_a_strategy_stands_on_what_is_kept(store: SqlServerStore) -> None:
+    """Nobody else says so, and nobody in a transaction, whose end would tell others too early or not at all."""
+    for statement in (
+        "UPDATE forge_versions.setting SET strategy = N'monotonic'",
+        "EXEC forge_versions.use_strategy N'guess'",
+        "EXEC forge_versions.use_strategy NULL",
+        "EXEC forge_versions.use_strategy N'monotonic', 0",
+    ):
+        with refused(store):
+            store.run(statement)
+    for statement in ("EXEC forge_versions.use_strategy N'monotonic'", "EXEC forge_versions.retain 20000000"):
+        with refused(store, 51004), store.transaction():
+            store.run(statement)
+    assert store.run("SELECT strategy, oldest, keeps_dependency FROM forge_versions.setting") == [("journal", 1, False)]
+
+
+def test_one_session_at_a_time_changes_the_strategy(store: SqlServerStore) -> None:
+    named = "@Resource = N'forge_versions.use_strategy', @LockOwner = N'Session'"
+    with store.another() as other:
+        assert isinstance(other, SqlServerStore)
+        other.run(f"EXEC sp_getapplock @LockMode = N'Exclusive', {named}")
+        with refused(store, 51006):
+            store.use_strategy("monotonic", 1)
+        other.run(f"EXEC sp_releaseapplock {named}")
+        store.use_strategy("monotonic", 1)
+        other.use_strategy("journal", 1)
+
+
+def test_what_is_filled_is_no_change(store: SqlServerStore) -> None:
+    """Also where an identity has not followed, and where references came without the triggers."""
+    school = store.put("schools", {"id": 1})
+    course = store.put("courses", {"code": "a"}, {"school": school}, ["school"])
+    store.rename(course, {"code": "b"})
+    store.run("DISABLE TRIGGER forge_versions.reference_written ON forge_versions.reference")
+    store.run("UPDATE forge_versions.reference SET parent_resource = NULL")
+    store.run("ENABLE TRIGGER forge_versions.reference_written ON forge_versions.reference")
+    before = everything(store)
+    for strategy in ("denormalized", "monotonic"):
+        store.use_strategy(strategy, 1)
+    assert everything(store) == before
+    assert store.run("SELECT parent_resource FROM forge_versions.reference") == store.run(
+        "SELECT id FROM forge_versions.resource WHERE name = N'courses'"
+    )
+    assert store.run("SELECT switches FROM forge_versions.setting") == [(2,)]
+
+
+def test_who_writes_while_a_strategy_is_filled_keeps_it(store: SqlServerStore) -> None:
+    """The fill waits for a document that somebody holds; meanwhile an identity changes that it has gone past."""
+    one, two = insert(store, "schools", {"id": 1}, {"id": 2})
+    past, held = insert(store, "courses", {"code": "a"}, {"code": "b"})
+    refer(store, past, "school", one)
+    refer(store, held, "school", two)
+    store.rename(two, {"id": 22})
+    with store.another() as holder, store.another() as filler, store.another() as writer:
+        fill = Thread(target=filler.use_strategy, args=("monotonic", 1))
+        write = Thread(target=writer.rename, args=(one, {"id": 11}))
+        with holder.transaction():
+            holder.change(held, {"a": 1})
+            fill.start()
+            deadline = time.monotonic() + 30
+            while store.run("SELECT keeps_dependency FROM forge_versions.setting") != [(True,)]:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            write.start()
+            write.join(2)  # where it waits for what the fill has locked, it ends after it
+        for thread in (fill, write):
+            thread.join(30)
+    newest = store.newest()
+    assert store.strategy() == "monotonic"
+    (found,) = store.pages("changes", "courses", (1, newest), 10, strategy="monotonic")
+    assert found == within(derived(store.rows(), "courses"), (1, newest))
+
+
+def test_what_goes_while_a_page_is_read_is_noticed(store: SqlServerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between what was asked before the page and the page the journals are emptied, which nobody could tell from it."""
+    insert(store, "schools", {"id": 1})
+    store.next_stamp(25_000_000)
+    insert(store, "schools", {"id": 2})
+    newest, run = store.newest(), store.run
+
+    def emptied(statement: str, given: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        if "TOP (@limit)" in statement:
+            run("EXEC forge_versions.retain 20000000")
+        return run(statement, given)
+
+    monkeypatch.setattr(store, "run", emptied)
+    with pytest.raises(WindowExpired):
+        list(store.pages("changes", "schools", (1, newest), 10))
 
 
 def bounds(store: SqlServerStore) -> list[int]:

@@ -15,12 +15,16 @@ from sqlglot import ErrorLevel, exp
 
 from forge.changelog.connection import Connection
 from forge.cli.versions import sqlserver_script
+from forge.versions.errors import WindowExpired
 from forge.versions.strategies import STRATEGIES, Strategy
 from tests.versions.mssql import STATEMENTS, TYPES, UNSET, URL, batches, declared, sqlserver_store
-from tests.versions.stores import Kind, PostgresStore, Store, derived, within
+from tests.versions.stores import Item, Kind, PostgresStore, Store, derived, within
 
 KINDS = ("schools", "courses", "plans")
 """The last is by access."""
+SUBJECTS = ("ada", "bob")
+ASKED: list[tuple[str, str | None]] = [(kind, None) for kind in KINDS] + [(KINDS[-1], subject) for subject in SUBJECTS]
+"""A resource, and who asks for it: None sees all."""
 
 
 @pytest.fixture(params=["postgresql", "sqlserver"])
@@ -58,13 +62,19 @@ class Life:
         self.documents: dict[int, dict[str, int]] = {}
         self.keys = 0
         self.deleted: set[int] = set()
+        self.resources: dict[int, str] = {}
+        self.granted: set[tuple[str, int]] = set()
+        self.renamed: list[tuple[int, int]] = []
+        self.lost: list[tuple[int, int, str | None]] = []
+        """Version, document, and whose access it was: None of what was deleted, for all."""
 
     def step(self) -> None:
         """One change, of some kind."""
         choice = self.random.random()
         if choice < 0.3 or len(self.documents) < 4:
-            references = self._references()
-            self.documents[self.store.put(self.random.choice(KINDS), self._key(), references)] = references
+            references, resource = self._references(), self.random.choice(KINDS)
+            made = self.store.put(resource, self._key(), references)
+            self.documents[made], self.resources[made] = references, resource
         elif choice < 0.5:
             self.store.change(self._any(), {"n": self.random.randrange(3)})
         elif choice < 0.6:
@@ -72,7 +82,7 @@ class Life:
             self.documents[changed] = self._references()
             self.store.refer(changed, self.documents[changed])
         elif choice < 0.75:
-            self.store.rename(self._any(), self._key())
+            self.rename(self._any())
         elif choice < 0.85:
             used = {child for references in self.documents.values() for child in references.values()}
             if free := sorted(self.documents.keys() - used):
@@ -80,9 +90,45 @@ class Life:
                 self.store.delete(gone)
                 del self.documents[gone]
                 self.deleted.add(gone)
+                whose = [subject for subject, document in self.granted if document == gone]
+                self.granted -= {(subject, gone) for subject in whose}
+                self.lost += [(self.store.newest(), gone, subject) for subject in (None, *whose)]
         else:
-            act = self.store.grant if self.random.random() < 0.6 else self.store.revoke
-            act(self._any(), self.random.choice(("ada", "bob")))
+            act = self.grant if self.random.random() < 0.6 else self.revoke
+            act(self._any(), self.random.choice(SUBJECTS))
+
+    def rename(self, document: int) -> None:
+        self.store.rename(document, self._key())
+        self.renamed.append((self.store.newest(), document))
+
+    def grant(self, document: int, subject: str) -> None:
+        self.store.grant(document, subject)
+        self.granted.add((subject, document))
+
+    def revoke(self, document: int, subject: str) -> None:
+        self.store.revoke(document, subject)
+        if (subject, document) in self.granted:
+            self.granted.remove((subject, document))
+            self.lost.append((self.store.newest(), document, subject))
+
+    def happened(self, resource: str, window: tuple[int, int], subject: str | None) -> list[Item]:
+        """All that a stream has to tell, by what was done."""
+        rows = self.store.rows()
+        upserts = [(*found, 2) for found in within(derived(rows, resource, subject), window)]
+        keys = [
+            (version, document, 0)
+            for version, document in self.renamed
+            if subject is None or rows.access.get((subject, document), version) < version
+        ]
+        lost = [
+            (version, document, 1)
+            for version, document, whose in self.lost
+            if whose == subject and (whose, document) not in rows.access
+        ]
+        others = [
+            item for item in keys + lost if self.resources[item[1]] == resource and window[0] <= item[0] <= window[1]
+        ]
+        return sorted(upserts + others)
 
     def _any(self) -> int:
         return self.random.choice(sorted(self.documents))
@@ -156,12 +202,86 @@ def test_every_strategy_tells_what_brute_force_derives(store: Store) -> None:
         for strategy, window, resource in product(STRATEGIES, windows, KINDS):
             found = told(store, "changes", resource, window, life.random.choice((3, 100)), strategy)
             assert found == within(derived(rows, resource), window), (strategy, resource, window)
-        for window, subject in product(windows, ("ada", "bob")):
+        for window, subject in product(windows, SUBJECTS):
             found = told(store, "changes", KINDS[-1], window, life.random.choice((3, 100)), subject=subject)
             assert found == within(derived(rows, KINDS[-1], subject), window), (subject, window)
     gone = [document for kind in KINDS for _, document in told(store, "deletes", kind, (1, store.newest()), 2)]
     assert sorted(gone) == sorted(life.deleted)
     assert life.deleted
+
+
+@pytest.mark.contract("V4", "V9")
+def test_a_strategy_is_changed_in_the_midst_of_life(store: Store) -> None:
+    """What was there before is filled, three documents at a time, and what comes then is kept."""
+    life = Life(store, 11)
+    for _ in range(40):
+        life.step()
+    for strategy in ("monotonic", "denormalized", "monotonic", "journal"):
+        store.use_strategy(strategy, 3)
+        assert store.strategy() == strategy
+        for _ in range(2):
+            newest, rows = store.newest(), store.rows()
+            for resource in KINDS:
+                found = told(store, "changes", resource, (1, newest), 4, strategy)
+                assert found == within(derived(rows, resource), (1, newest)), (strategy, resource)
+            for _ in range(12):
+                life.step()
+
+
+@pytest.mark.contract("V4", "V6", "V9")
+def test_the_stream_has_all_that_happened_in_order(store: Store) -> None:
+    life = Life(store, 5)
+    for _ in range(60):
+        life.step()
+    seen = next(document for document in sorted(life.documents) if life.resources[document] == KINDS[-1])
+    life.grant(seen, "ada")
+    life.grant(seen, "bob")
+    life.rename(seen)
+    life.revoke(seen, "ada")
+    newest = store.newest()
+    first = life.random.randint(1, newest)
+    kinds = set()
+    for window, limit in product(((1, newest), (first, newest - 3)), (2, 100)):
+        for resource, subject in ASKED:
+            found = [item for page in store.stream(resource, window, limit, subject=subject) for item in page]
+            assert found == life.happened(resource, window, subject), (resource, window, subject)
+            kinds |= {(subject is None, kind) for _, _, kind in found}
+    assert len(kinds) == 6
+
+
+@pytest.mark.contract("V4", "V6", "V9")
+def test_a_copy_begins_with_everything_up_to_a_version(store: Store) -> None:
+    life = Life(store, 7)
+    for _ in range(50):
+        life.step()
+    seen = [document for document in sorted(life.documents) if life.resources[document] == KINDS[-1]]
+    life.grant(seen[0], "bob")
+    newest, rows = store.newest(), store.rows()
+    for upto, limit in product((newest, newest // 2), (2, 100)):
+        for resource, subject in ASKED:
+            found = [item for page in store.everything(resource, upto, limit, subject=subject) for item in page]
+            wanted = sorted(derived(rows, resource, subject).items())
+            assert found == [(version, document) for document, version in wanted if version <= upto]
+            assert found or upto < newest or subject == "ada"
+
+
+@pytest.mark.contract("V7", "V9")
+def test_a_window_that_is_cut_off_between_its_pages_is_expired(store: Store) -> None:
+    store.declare("plans")
+    plans = [store.put("plans", {"n": n}) for n in range(3)]
+    store.next_stamp(25_000_000)
+    plans.append(store.put("plans", {"n": 3}))
+    newest = store.newest()
+    found, streamed = store.pages("changes", "plans", (1, newest), 2), store.stream("plans", (1, newest), 2)
+    assert [document for _, document in next(found)] == plans[:2]
+    assert [document for _, document, _ in next(streamed)] == plans[:2]
+    store.retain(20_000_000)
+    for rest in (found, streamed):
+        with pytest.raises(WindowExpired) as error:
+            next(rest)
+        assert error.value.oldest == 20_000_000
+    assert told(store, "changes", "plans", (20_000_000, newest)) == [(newest, plans[3])]
+    assert [document for page in store.everything("plans", newest, 2) for _, document in page] == plans
 
 
 @pytest.mark.contract("V4", "V9")

@@ -39,7 +39,7 @@ from forge.versions.sync import DatabaseSource, FilesMirror, Mirror, Progress, S
 from forge.versions.wire import told
 
 _WIDTH: Final = 100
-_SQLSERVER: Final = ("schema.sql", "stamps.sql", "triggers.sql", "access.sql", "retention.sql")
+_SQLSERVER: Final = ("schema.sql", "stamps.sql", "triggers.sql", "access.sql", "retention.sql", "strategies.sql")
 _SQLITE: Final = (".db", ".sqlite", ".sqlite3")
 
 

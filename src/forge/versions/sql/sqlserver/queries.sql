@@ -1,5 +1,13 @@
--- One page a statement. All take @resource, @min, @max, @after_version, @after_document (0 and 0 for the first page)
--- and @limit; those that end in _of_subject take @subject too.
+-- One page a statement. Those of a window [@min, @max] take @resource, @min, @max, @after_version, @after_document (0 and
+-- 0 for the first page) and @limit, `stream` @after_kind too (0); `everything` @resource, @max, @after_document and @limit.
+-- Those that end in _of_subject take @subject too, and are for resources that are by access.
+--
+-- A page is followed by `standing`, as a statement of its own, outside of a transaction or under READ COMMITTED: journals
+-- are emptied while others read, but never before `oldest` says so. The page is whole if its window begins at the `oldest`
+-- that is read then, or above; below that the window is expired, and what was found may have gaps: begin anew with
+-- `everything`. If `switches` or `epoch` are others than before the page, it was asked by what holds no more: ask it
+-- again, by the strategy and the access of now. `changes_denormalized` and `changes_monotonic` stand on what their
+-- strategies keep; the others stand on the journals, and are right under every strategy.
 
 -- changes: documents whose derived version is in the window, by (version, document): strategy journal
 WITH event AS (
@@ -151,5 +159,160 @@ WHERE k.resource = @resource AND k.version BETWEEN @min AND @max AND k.version >
     AND (k.version > @after_version OR k.document > @after_document)
 ORDER BY k.version, k.document;
 
--- oldest: windows may begin here
-SELECT s.oldest FROM forge_versions.setting AS s;
+-- stream: key changes (kind 0), deletions (1) and documents that changed (2), by (version, document, kind): who applies them
+-- in that order has the resource as it is
+WITH event AS (
+    SELECT c.version, c.document
+    FROM forge_versions.document_change AS c
+    WHERE c.resource = @resource AND c.version BETWEEN @min AND @max AND c.version >= @after_version
+    UNION
+    SELECT e.version, r.parent
+    FROM forge_versions.identity_change AS e
+    JOIN forge_versions.reference AS r ON r.child = e.document
+    JOIN forge_versions.document AS p ON p.id = r.parent
+    WHERE p.resource = @resource AND e.version BETWEEN @min AND @max AND e.version >= @after_version
+),
+item AS (
+    SELECT
+        event.version, d.id AS document, 2 AS kind, d.[identity], NULL AS old_identity, d.body, d.content_version,
+        d.identity_version
+    FROM event
+    JOIN forge_versions.document AS d ON d.id = event.document
+    CROSS APPLY (
+        SELECT MAX(contributor.version) AS version
+        FROM (
+            SELECT d.content_version AS version
+            UNION ALL
+            SELECT d.identity_version
+            UNION ALL
+            SELECT c.identity_version
+            FROM forge_versions.reference AS r JOIN forge_versions.document AS c ON c.id = r.child
+            WHERE r.parent = d.id
+        ) AS contributor
+    ) AS derived
+    WHERE derived.version = event.version
+    UNION ALL
+    SELECT k.version, k.document, 0, k.new_identity, k.old_identity, NULL, NULL, NULL
+    FROM forge_versions.key_change AS k
+    WHERE k.resource = @resource AND k.version BETWEEN @min AND @max AND k.version >= @after_version
+    UNION ALL
+    SELECT x.version, x.document, 1, x.[identity], NULL, NULL, NULL, NULL
+    FROM forge_versions.deletion AS x
+    WHERE x.resource = @resource AND x.version BETWEEN @min AND @max AND x.version >= @after_version
+        AND x.subject IS NULL
+)
+SELECT TOP (@limit)
+    item.version, item.document, item.kind, item.[identity], item.old_identity, item.body, item.content_version,
+    item.identity_version
+FROM item
+WHERE item.version > @after_version
+    OR (item.version = @after_version AND item.document > @after_document)
+    OR (item.version = @after_version AND item.document = @after_document AND item.kind > @after_kind)
+ORDER BY item.version, item.document, item.kind;
+
+-- stream_of_subject: the same of what a subject may see, or saw
+WITH event AS (
+    SELECT c.version, c.document
+    FROM forge_versions.document_change AS c
+    WHERE c.resource = @resource AND c.version BETWEEN @min AND @max AND c.version >= @after_version
+    UNION
+    SELECT e.version, r.parent
+    FROM forge_versions.identity_change AS e
+    JOIN forge_versions.reference AS r ON r.child = e.document
+    JOIN forge_versions.document AS p ON p.id = r.parent
+    WHERE p.resource = @resource AND e.version BETWEEN @min AND @max AND e.version >= @after_version
+    UNION
+    SELECT a.version, a.document
+    FROM forge_versions.access AS a
+    WHERE a.subject = @subject AND a.resource = @resource AND a.version BETWEEN @min AND @max
+        AND a.version >= @after_version
+),
+item AS (
+    SELECT
+        event.version, d.id AS document, 2 AS kind, d.[identity], NULL AS old_identity, d.body, d.content_version,
+        d.identity_version
+    FROM event
+    JOIN forge_versions.document AS d ON d.id = event.document
+    JOIN forge_versions.access AS granted ON granted.document = d.id AND granted.subject = @subject
+    CROSS APPLY (
+        SELECT MAX(contributor.version) AS version
+        FROM (
+            SELECT d.content_version AS version
+            UNION ALL
+            SELECT d.identity_version
+            UNION ALL
+            SELECT granted.version
+            UNION ALL
+            SELECT c.identity_version
+            FROM forge_versions.reference AS r JOIN forge_versions.document AS c ON c.id = r.child
+            WHERE r.parent = d.id
+        ) AS contributor
+    ) AS derived
+    WHERE derived.version = event.version
+    UNION ALL
+    SELECT k.version, k.document, 0, k.new_identity, k.old_identity, NULL, NULL, NULL
+    FROM forge_versions.key_change AS k
+    JOIN forge_versions.access AS a ON a.document = k.document AND a.subject = @subject AND a.version < k.version
+    WHERE k.resource = @resource AND k.version BETWEEN @min AND @max AND k.version >= @after_version
+    UNION ALL
+    SELECT x.version, x.document, 1, x.[identity], NULL, NULL, NULL, NULL
+    FROM forge_versions.deletion AS x
+    WHERE x.resource = @resource AND x.version BETWEEN @min AND @max AND x.version >= @after_version
+        AND x.subject = @subject
+        AND NOT EXISTS (
+            SELECT 1 FROM forge_versions.access AS a WHERE a.subject = @subject AND a.document = x.document
+        )
+)
+SELECT TOP (@limit)
+    item.version, item.document, item.kind, item.[identity], item.old_identity, item.body, item.content_version,
+    item.identity_version
+FROM item
+WHERE item.version > @after_version
+    OR (item.version = @after_version AND item.document > @after_document)
+    OR (item.version = @after_version AND item.document = @after_document AND item.kind > @after_kind)
+ORDER BY item.version, item.document, item.kind;
+
+-- everything: the whole resource in the order of ids, but for what changed after @max: where a copy begins, which then
+-- asks for the stream from @max + 1 on
+SELECT TOP (@limit) derived.version, d.id, d.[identity], d.body, d.content_version, d.identity_version
+FROM forge_versions.document AS d
+CROSS APPLY (
+    SELECT MAX(contributor.version) AS version
+    FROM (
+        SELECT d.content_version AS version
+        UNION ALL
+        SELECT d.identity_version
+        UNION ALL
+        SELECT c.identity_version
+        FROM forge_versions.reference AS r JOIN forge_versions.document AS c ON c.id = r.child
+        WHERE r.parent = d.id
+    ) AS contributor
+) AS derived
+WHERE d.resource = @resource AND d.id > @after_document AND derived.version <= @max
+ORDER BY d.id;
+
+-- everything_of_subject: the same of what a subject may see
+SELECT TOP (@limit) derived.version, d.id, d.[identity], d.body, d.content_version, d.identity_version
+FROM forge_versions.document AS d
+JOIN forge_versions.access AS granted ON granted.document = d.id AND granted.subject = @subject
+CROSS APPLY (
+    SELECT MAX(contributor.version) AS version
+    FROM (
+        SELECT d.content_version AS version
+        UNION ALL
+        SELECT d.identity_version
+        UNION ALL
+        SELECT granted.version
+        UNION ALL
+        SELECT c.identity_version
+        FROM forge_versions.reference AS r JOIN forge_versions.document AS c ON c.id = r.child
+        WHERE r.parent = d.id
+    ) AS contributor
+) AS derived
+WHERE d.resource = @resource AND d.id > @after_document AND derived.version <= @max
+ORDER BY d.id;
+
+-- standing: where windows may begin, and what pages are asked by
+SELECT s.oldest, s.strategy, s.switches, r.by_access, r.epoch
+FROM forge_versions.setting AS s CROSS JOIN forge_versions.resource AS r
+WHERE r.id = @resource;

@@ -24,12 +24,18 @@ BEGIN
 END;
 GO
 
--- Windows may begin at @oldest or later from now on. `oldest` moves first: who reads after that is told so.
+-- Windows may begin at @oldest or later from now on. That is committed before anything goes, so whoever does not find
+-- what went, and asks for `oldest` after that, finds that his window is expired; see queries.sql.
 CREATE OR ALTER PROCEDURE forge_versions.retain @oldest bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
     DECLARE @bound bigint;
+    IF @@TRANCOUNT > 0
+    BEGIN
+        ;THROW 51004, N'journals are not emptied inside a transaction: end it first', 1;
+    END;
     UPDATE forge_versions.setting SET oldest = @oldest WHERE oldest < @oldest;
     DELETE FROM forge_versions.stamping WHERE taken < MIN_ACTIVE_ROWVERSION();
     SELECT @bound = MIN(CAST(v.value AS bigint))

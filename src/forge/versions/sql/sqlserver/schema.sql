@@ -34,7 +34,8 @@ CREATE TABLE forge_versions.resource (
 GO
 
 -- `identity` is the natural key, a JSON object in one spelling (keys in order, no spaces): texts are compared, and the
--- hash of the text is what is unique. The two tokens are stamps that the triggers set. `max_dependency` is kept by the
+-- hash of the text is what is unique. `body` is a JSON object too; to ISJSON an array is as good, so the first character
+-- that is no blank of JSON is looked at. The two tokens are stamps that the triggers set. `max_dependency` is kept by the
 -- strategy `monotonic` alone: the greatest identity token that a dependency ever had.
 CREATE TABLE forge_versions.document (
     id               bigint IDENTITY (1, 1) NOT NULL,
@@ -50,8 +51,14 @@ CREATE TABLE forge_versions.document (
     CONSTRAINT PK_document PRIMARY KEY (id),
     CONSTRAINT FK_document_resource FOREIGN KEY (resource) REFERENCES forge_versions.resource (id),
     CONSTRAINT UQ_document_identity UNIQUE (resource, identity_hash),
-    CONSTRAINT CK_document_identity CHECK (ISJSON([identity]) = 1),
-    CONSTRAINT CK_document_body CHECK (ISJSON(body) = 1)
+    CONSTRAINT CK_document_identity CHECK (
+        ISJSON([identity]) = 1
+        AND LEFT(LTRIM(REPLACE(REPLACE(REPLACE([identity], NCHAR(9), N' '), NCHAR(10), N' '), NCHAR(13), N' ')), 1) = N'{'
+    ),
+    CONSTRAINT CK_document_body CHECK (
+        ISJSON(body) = 1
+        AND LEFT(LTRIM(REPLACE(REPLACE(REPLACE(body, NCHAR(9), N' '), NCHAR(10), N' '), NCHAR(13), N' ')), 1) = N'{'
+    )
 );
 GO
 CREATE INDEX IX_document_resource ON forge_versions.document (resource, id);
@@ -162,17 +169,22 @@ CREATE TABLE forge_versions.settled (
 );
 GO
 
--- One row. `oldest`: windows that begin below it cannot be answered any more.
+-- One row. `oldest`: windows that begin below it cannot be answered any more. `strategy` is what readers may stand on,
+-- `switches` how often that was changed, by forge_versions.use_strategy alone. `keeps_dependency`: triggers keep
+-- document.max_dependency.
 CREATE TABLE forge_versions.setting (
-    only_one       bit NOT NULL CONSTRAINT DF_setting_only_one DEFAULT (1),
-    strategy       nvarchar(16) NOT NULL CONSTRAINT DF_setting_strategy DEFAULT (N'journal'),
-    oldest         bigint NOT NULL CONSTRAINT DF_setting_oldest DEFAULT (1),
-    partition_size bigint NOT NULL CONSTRAINT DF_setting_partition_size DEFAULT (10000000),
-    installed_at   datetime2(7) NOT NULL CONSTRAINT DF_setting_installed_at DEFAULT (SYSUTCDATETIME()),
-    schema_version integer NOT NULL CONSTRAINT DF_setting_schema_version DEFAULT (1),
+    only_one         bit NOT NULL CONSTRAINT DF_setting_only_one DEFAULT (1),
+    strategy         nvarchar(16) NOT NULL CONSTRAINT DF_setting_strategy DEFAULT (N'journal'),
+    switches         integer NOT NULL CONSTRAINT DF_setting_switches DEFAULT (0),
+    keeps_dependency bit NOT NULL CONSTRAINT DF_setting_keeps_dependency DEFAULT (0),
+    oldest           bigint NOT NULL CONSTRAINT DF_setting_oldest DEFAULT (1),
+    partition_size   bigint NOT NULL CONSTRAINT DF_setting_partition_size DEFAULT (10000000),
+    installed_at     datetime2(7) NOT NULL CONSTRAINT DF_setting_installed_at DEFAULT (SYSUTCDATETIME()),
+    schema_version   integer NOT NULL CONSTRAINT DF_setting_schema_version DEFAULT (1),
     CONSTRAINT PK_setting PRIMARY KEY (only_one),
     CONSTRAINT CK_setting_only_one CHECK (only_one = 1),
     CONSTRAINT CK_setting_strategy CHECK (strategy IN (N'journal', N'monotonic', N'denormalized')),
+    CONSTRAINT CK_setting_monotonic CHECK (strategy <> N'monotonic' OR keeps_dependency = 1),
     CONSTRAINT CK_setting_partition_size CHECK (partition_size > 0)
 );
 GO

@@ -20,6 +20,7 @@ GO
 -- An identity that changed changes those that contain it, level by level, with the same stamp. A document that is
 -- reached twice is written twice and journaled once; one that is reached without end contains itself.
 -- A path names a key as the text spells it, which has no backslash before a slash; STRING_ESCAPE has.
+-- What is kept is asked last, while all that moved is locked: see strategies.sql.
 CREATE OR ALTER TRIGGER forge_versions.document_updated ON forge_versions.document AFTER UPDATE
 AS
 BEGIN
@@ -100,7 +101,7 @@ BEGIN
     INSERT INTO forge_versions.key_change (version, document, resource, old_identity, new_identity)
     SELECT @version, d.id, d.resource, m.old_identity, d.[identity]
     FROM forge_versions.document AS d JOIN @moved AS m ON m.document = d.id;
-    IF EXISTS (SELECT 1 FROM forge_versions.setting WHERE strategy = N'monotonic')
+    IF EXISTS (SELECT 1 FROM forge_versions.setting WHERE keeps_dependency = 1)
     BEGIN
         UPDATE p SET max_dependency = @version
         FROM forge_versions.document AS p
@@ -139,23 +140,6 @@ BEGIN
     DECLARE @version bigint;
     DECLARE @dependency bigint;
 
-    SELECT @dependency = MAX(c.identity_version)
-    FROM forge_versions.document AS c WITH (REPEATABLEREAD) JOIN inserted AS i ON i.child = c.id;
-    IF EXISTS (
-        SELECT 1 FROM inserted AS i
-        JOIN forge_versions.document AS p ON p.id = i.parent
-        JOIN forge_versions.document AS c ON c.id = i.child
-        WHERE i.in_identity = 1
-            AND COALESCE(
-                JSON_QUERY(
-                    p.[identity], CONCAT(N'$."', REPLACE(STRING_ESCAPE(i.name, N'json'), N'\/', N'/'), N'"')
-                ),
-                N''
-            ) <> c.[identity]
-    )
-    BEGIN
-        ;THROW 51002, N'an identity does not contain that of its reference: write it first', 1;
-    END;
     INSERT INTO @parent (document, resource)
     SELECT p.id, p.resource FROM forge_versions.document AS p
     WHERE p.id IN (
@@ -174,6 +158,23 @@ BEGIN
         ) AS changed
     );
     IF NOT EXISTS (SELECT 1 FROM @parent) RETURN;
+    SELECT @dependency = MAX(c.identity_version)
+    FROM forge_versions.document AS c WITH (REPEATABLEREAD) JOIN inserted AS i ON i.child = c.id;
+    IF EXISTS (
+        SELECT 1 FROM inserted AS i
+        JOIN forge_versions.document AS p ON p.id = i.parent
+        JOIN forge_versions.document AS c ON c.id = i.child
+        WHERE i.in_identity = 1
+            AND COALESCE(
+                JSON_QUERY(
+                    p.[identity], CONCAT(N'$."', REPLACE(STRING_ESCAPE(i.name, N'json'), N'\/', N'/'), N'"')
+                ),
+                N''
+            ) <> c.[identity]
+    )
+    BEGIN
+        ;THROW 51002, N'an identity does not contain that of its reference: write it first', 1;
+    END;
     EXEC forge_versions.stamp @version OUTPUT;
     UPDATE r SET parent_resource = p.resource
     FROM forge_versions.reference AS r
