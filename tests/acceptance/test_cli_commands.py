@@ -77,11 +77,24 @@ def test_enable_says_how_many_and_keeps_what_is_not_said(forge: Forge, connectio
     assert tracked(connection)["orders"] == (["secret"], ["note"], True, "invalidate")
 
 
-def test_enable_after_disable_keeps_what_was_excluded(forge: Forge, connection: Connection, database: str) -> None:
+@pytest.mark.parametrize(
+    ("meanwhile", "name"),
+    [
+        ("SELECT 1", "orders"),
+        ("ALTER TABLE orders RENAME TO sales", "sales"),
+        ("CREATE SCHEMA sales; ALTER TABLE orders SET SCHEMA sales", "sales.orders"),
+        ("ALTER TABLE orders RENAME TO old; CREATE TABLE orders (LIKE old INCLUDING ALL)", "orders"),
+    ],
+    ids=["as it was", "renamed", "moved", "made anew"],
+)
+def test_enable_after_disable_keeps_what_was_excluded(
+    forge: Forge, connection: Connection, database: str, meanwhile: str, name: str
+) -> None:
     forge("enable", "orders", "--exclude", "secret", "--mask", "note", "--on-failure", "invalidate", url=database)
     forge("disable", "orders", url=database)
-    assert forge("enable", "orders", url=database).code == 0
-    connection.execute("INSERT INTO orders VALUES (1, 'placed', 'for her', 'hush')")
+    connection.execute(meanwhile.encode())
+    assert forge("enable", name, url=database).code == 0
+    connection.execute(f"INSERT INTO {name} VALUES (1, 'placed', 'for her', 'hush')".encode())
     settings = "SELECT excluded, masked, on_failure FROM forge.tracked_table WHERE disabled_at IS NULL"
     assert connection.execute(settings).fetchone() == (["secret"], ["note"], "invalidate")
     (logged,) = connection.execute("SELECT after::text FROM forge.forge_event_log WHERE op = 'I'").fetchone() or ("",)

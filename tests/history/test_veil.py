@@ -35,6 +35,10 @@ WAYS = {
     "masked and renamed": (MASKED, RENAMED),
     "masked and dropped": (MASKED, RENAMED, DROPPED),
     "renamed before": (RENAMED, EXCLUDED.replace("ssn", "sn2")),
+    "another of its name": (
+        *(EXCLUDED, RENAMED, "DROP TABLE person", "CREATE TABLE person (id int PRIMARY KEY, ssn text, n int)"),
+        *("INSERT INTO person VALUES (1, 'other', 2)", "SELECT forge_enable_reactivity('person')"),
+    ),
 }
 
 

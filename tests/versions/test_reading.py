@@ -279,7 +279,8 @@ class TestWindows:
         world.put(plans, "a")
         wrong: Any
         for wrong in (True, False, 1.0, 0.5, float("nan"), float("inf"), "1", b"1", Decimal(1), [], 2**70, -(2**70)):
-            for given in ({"min": wrong}, {"max": wrong}, {"limit": wrong}, {"min": 1, "max": wrong}):
+            sizes = ({"limit": wrong}, {"max_bytes": wrong}, {"max_bytes": -1}, {"max_bytes": 0})
+            for given in ({"min": wrong}, {"max": wrong}, {"min": 1, "max": wrong}, *sizes):
                 with pytest.raises(WindowInvalid) as raised:
                     ask(world.connection, plans, **given)
                 assert raised.value.fix

@@ -7,7 +7,8 @@
 Where tokens are asked for, one needs the permission that `Options.versions` names: as it is for all resources, with
 `:project` or `:project/resource` behind it for those. A resource by access shows a token what its subject has access
 to, and nothing to somebody without a name. A window that the journals no longer reach is 410, with the oldest version
-that they do. A page ends before it is larger than a result may be, unless it is of one item, and has a `next`.
+that they do. A page ends before it is larger than a result may be, unless it is of one item, and has a `next`; where
+that was misjudged, by long names around small items, it is 413.
 """
 
 from collections.abc import Callable, Mapping

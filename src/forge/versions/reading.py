@@ -62,6 +62,7 @@ from forge.versions.stamps import newest, outside, settled
 LIMIT: Final = 100
 MOST: Final = 10_000
 BYTES: Final = 16 * 1024 * 1024
+MOST_BYTES: Final = 2**40
 STEP: Final = 128
 """Items that are asked for before it is known how large they are."""
 CANDIDATES: Final = 10_000
@@ -238,7 +239,7 @@ def _page(
     most: Most,
     subject: Subject,
 ) -> Page[Any]:
-    _check(window, token, most.items, subject)
+    _check(window, token, most, subject)
     while True:
         found = standing(connection, resource)
         who = subject(found.by_access) if callable(subject) else subject
@@ -277,13 +278,14 @@ def _page_of(
     return Page(items, None if following is None else sealed(found.key, question, following), found.epoch)
 
 
-def _check(window: tuple[Any, Any], token: Any, limit: Any, subject: Any) -> None:
+def _check(window: tuple[Any, Any], token: Any, most: Most, subject: Any) -> None:
     """What cannot be asked, whatever the database has; types are not the caller's alone: values come from others."""
     for name, value in (("begins", window[0]), ("ends", window[1])):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise WindowInvalid(f"the window {name} at {_short(value)}, which is no version", fix="give a whole number")
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST:
-        raise WindowInvalid(f"a page cannot have {_short(limit)} items", fix=f"ask for 1 to {MOST:,}")
+    for given, what, highest in ((most.items, "items", MOST), (most.bytes, "bytes", MOST_BYTES)):
+        if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= highest:
+            raise WindowInvalid(f"a page cannot have {_short(given)} {what}", fix=f"ask for 1 to {highest:,}")
     if token is not None and not isinstance(token, str):
         raise TokenInvalid(f"a page token is a text, not {_short(token)}", fix="give `next` of the page before")
     if subject is not None and not callable(subject) and (not isinstance(subject, str) or unstorable(subject)):

@@ -86,3 +86,39 @@ async def test_what_was_to_wait_behind_one_that_is_gone_meanwhile_goes_on(
         go.set()
         await until(lambda: seen[2:] == ["slow", "well"])
         await until(lambda: not letters(connection))
+
+
+async def test_one_that_fails_again_after_it_was_discarded_holds_nothing_up(
+    database: str, connection: Connection
+) -> None:
+    """An operator sends it again, gives it up while its handler runs, and then that fails."""
+    table(connection)
+    seen: list[str] = []
+    tried = 0
+    busy, go = asyncio.Event(), asyncio.Event()
+    consumers = Consumers()
+
+    @consumers.consumer("all", tables=["item"], tries=1, backoff=(0.01, 0.01))
+    async def take(ctx: Context, change: Change) -> None:
+        nonlocal tried
+        value = (change.after or {})["v"]
+        if value == "broken":
+            tried += 1
+            if tried == 2:
+                busy.set()
+                await go.wait()
+            raise ValueError("broken")
+        seen.append(value)
+
+    async with working(database, consumers):
+        connection.execute("INSERT INTO item VALUES (1, 'broken')")
+        await until(lambda: letters(connection))
+        connection.execute("UPDATE item SET v = 'behind it'")
+        await until(lambda: len(letters(connection)) == 2)
+        connection.execute("UPDATE forge.dead_letter SET replay = true")
+        await until(busy.is_set)
+        assert discard(connection, letters(connection)[0][0]) == 1
+        go.set()
+        await until(lambda: not letters(connection))
+        connection.execute("UPDATE item SET v = 'later'")
+        await until(lambda: seen == ["behind it", "later"])

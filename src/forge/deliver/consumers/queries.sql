@@ -167,13 +167,14 @@ WITH gone AS (
 )
 SELECT count(*) FROM gone;
 
--- letter_failed: A letter stays, and all behind it.
+-- letter_failed: A letter stays, and all behind it; unless it was discarded meanwhile, which let them go on.
 UPDATE forge.dead_letter d SET replay = false,
     error = CASE WHEN d.id = %(id)s THEN %(error)s ELSE d.error END,
     tries = CASE WHEN d.id = %(id)s THEN d.tries + %(tries)s ELSE d.tries END,
     behind = d.id <> %(id)s
 WHERE d.consumer = %(consumer)s AND d.id >= %(id)s AND (d.schema_name, d.table_name) = (%(schema)s, %(table)s)
-  AND (%(key)s::text IS NULL OR d.key IS NULL OR d.key = %(key)s);
+  AND (%(key)s::text IS NULL OR d.key IS NULL OR d.key = %(key)s)
+  AND EXISTS (SELECT FROM forge.dead_letter l WHERE l.id = %(id)s);
 
 -- once: True in the transaction that is the first to say so.
 INSERT INTO forge.consumer_once (consumer, id) VALUES (%(consumer)s, %(id)s) ON CONFLICT DO NOTHING RETURNING true;

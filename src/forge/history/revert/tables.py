@@ -178,8 +178,8 @@ def _version(logged: definitions.Version, relation: int, columns: Mapping[str, C
 def _veiled(
     columns: Mapping[str, Column], versions: Mapping[int, Version], veiled: Mapping[int, Iterable[str]]
 ) -> frozenset[str]:
-    gone = {versions[id].names[name] for id, names in veiled.items() for name in names} - columns.keys()
-    return frozenset(gone.union(column.name for column in columns.values() if column.hidden))
+    once = {versions[id].names[name] for id, names in veiled.items() for name in names}
+    return frozenset(once.union(column.name for column in columns.values() if column.hidden))
 
 
 def foreign_keys(connection: Connection, tables: Iterable[Table]) -> list[ForeignKey]:
