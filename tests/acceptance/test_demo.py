@@ -177,6 +177,19 @@ async def test_a_lake_is_equal_only_when_it_lacks_nothing(
     ended(int(java.read_text()))
 
 
+async def test_a_lake_that_dies_says_why(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it said more than a pipe holds."""
+    dies = "import sys; print('WARN ' * 50_000, file=sys.stderr); raise OSError('no room')"
+    monkeypatch.setattr(lakes, "command", lambda *_: [sys.executable, "-c", dies])
+    told: list[str] = []
+    lake = LakeBeside(database, tmp_path / "lake", [], told.append)
+    async with asyncio.timeout(60):
+        await lake.follow()
+        state = await lake.caught_up()
+    assert told == ["OSError: no room"]
+    assert state.line() == "lake   0 changes in 0 batches   ✗ not compared: OSError: no room"
+
+
 async def test_a_run_that_is_cancelled_leaves_no_process(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,8 @@ def test_history(forge: Run) -> None:
     }
     assert "\x1b" not in forge("history", "orders", "2").stdout
     assert "(unknown)" in forge("history", "orders", "1", "--at", "now").stdout
+    never = forge("history", "orders", "99999")
+    assert "the log has no change of such a row" in never.stdout + never.stderr
 
 
 def test_audit(forge: Run) -> None:
@@ -84,6 +86,9 @@ def test_audit(forge: Run) -> None:
     assert {line["user"]: line["changes"] for line in counted} == {"ada": 2, "bob": 1}
     assert "changes" in forge("audit", "--by", "user,table,op", "--since", "1d").stdout
     assert "status, secret" in forge("audit", "--op", "UPDATE", "--table", "orders").stdout
+    for options in (["--trace", "never"], ["--trace", "never", "--by", "user"]):
+        nothing = forge("audit", *options)
+        assert "no change in the log matches" in nothing.stdout + nothing.stderr
 
 
 def test_as_of(forge: Run) -> None:

@@ -311,7 +311,7 @@ def test_a_resource_that_is_closed_or_opened_begins_it_anew(kept: Kept, url: str
         assert kept.sync(seen).upserts == 5
         declare(source, PLANS, by_access=True)
         done = kept.sync(seen)
-        assert (done.anew, done.removed) == ("it was changed since who sees the resource", 4)
+        assert (done.anew, done.removed) == ("who may see the resource was changed since", 4)
         assert kept.shown() == source_of(source, PLANS, "ada") != {}
         declare(source, PLANS, by_access=True)
         declare(source, PLANS)

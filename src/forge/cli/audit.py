@@ -15,6 +15,7 @@ from forge.history.audit import BY, LIMIT, MOST, Audited, Choice, Count, audit, 
 from forge.history.instants import instant
 
 _WIDTH = 48
+_NOTHING = "no change in the log matches"
 
 
 def register(app: typer.Typer) -> None:
@@ -67,6 +68,8 @@ def list_changes(
     _show(run, page.entries)
     if page.next is not None:
         run.note(f"there are more: --before {page.next}, or a greater --limit")
+    elif not page.entries:
+        run.note(_NOTHING)
 
 
 def _time(value: str | None) -> datetime | None:
@@ -109,3 +112,5 @@ def _show_counts(run: Session, names: list[str], found: list[Count]) -> None:
         ]
         grid.add_row(*words, f"{count.changes:,}", moment(count.first), moment(count.last))
     run.show(grid)
+    if not found:
+        run.note(_NOTHING)

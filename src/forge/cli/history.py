@@ -7,7 +7,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from forge.change import text
+from forge.change import Op, text
 from forge.cli.asof import show_rows
 from forge.cli.session import Session, session
 from forge.cli.tables import known
@@ -61,9 +61,11 @@ def history(
                 run.note(f"there was no such row at {past.at.astimezone(UTC).isoformat()}")
             return
         left, place = limit, before
+        of_the_row = False
         while True:
             page = timeline(connection, table, given, limit=min(left, MOST), before=place, follow=follow)
             for entry in page.entries:
+                of_the_row |= entry.change.op is not Op.SCHEMA
                 _show(run, entry, diff=diff)
             left, place = left - len(page.entries), page.next
             if not left or place is None:
@@ -72,7 +74,7 @@ def history(
         run.emit({"next": place})
     elif place is not None:
         run.note(f"there are more: --before {place}, or a greater --limit")
-    elif left == limit:
+    elif not of_the_row:
         run.note("the log has no change of such a row")
 
 

@@ -204,7 +204,7 @@ def _capabilities(facts: Table, can: Capabilities, in_feed: Sequence[str], in_fo
         ]
         facts.add_row("filter", "; ".join(where))
     elif can.filters:
-        facts.add_row("filter", f"{', '.join(can.filters)} would run in the feed, anything else in Forge")
+        facts.add_row("filter", f"{', '.join(can.filters)} in the feed, anything else in Forge")
 
 
 def observe(connection: Connection, database: Database, config: Config, source: LogSource) -> Status:

@@ -141,10 +141,11 @@ def init(
     with run.database(create=True) as database:
         with connect(database.url) as connection:
             made = install(connection)
-        where = hide(database.url)
+        at, embedded = hide(database.url), database.embedded
     if run.json:
-        run.emit({"database": where, "made": made})
+        run.emit({"database": at, "made": made})
     else:
+        where = f"the embedded database, {run.config.data / 'postgres'}" if embedded else at
         run.done(f"change versions {'are installed' if made else 'were installed already'} in {where}")
         run.hint("forge versions declare PROJECT/NAME")
 

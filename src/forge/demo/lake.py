@@ -50,11 +50,25 @@ def command(url: str, path: Path, tables: Sequence[str]) -> list[str]:
     return [*forge, *options, *(word for table in tables for word in ("--table", table))]
 
 
+def reason(said: str) -> str:
+    """Why a run has ended, of all that it said: its error, else what it said last.
+
+    >>> reason("WARN slow\\nerror: there is no Java\\nfix: install one"), reason("Traceback:\\n  x\\nOSError: full")
+    ('there is no Java', 'OSError: full')
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return [*(lines or ["the pipeline ended"])[-1:], *errors[:1]][-1]
+
+
 class LakeBeside:
     """Keeps a lake current in a process of its own while the demo runs."""
 
-    def __init__(self, url: str, path: Path, tables: Sequence[str]) -> None:
+    def __init__(
+        self, url: str, path: Path, tables: Sequence[str], failed: Callable[[str], object] = lambda problem: None
+    ) -> None:
         self.path = path
+        self._failed = failed
         self.problem: str | None = None
         self.given_up = False
         self._url = url
@@ -85,15 +99,17 @@ class LakeBeside:
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
+        said = asyncio.create_task(process.stderr.read())  # a pipe that nobody reads is full one day
         async for line in process.stdout:
             self._last = msgspec.json.decode(line)
             assert self._last is not None
             self._batches += 1
             self._changes += self._last["changes"]
             self._news.set()
-        said = (await process.stderr.read()).decode(errors="replace").strip()
+        words = (await said).decode(errors="replace")
         if await process.wait() not in (0, 130):
-            self.problem = said.splitlines()[0] if said else "the pipeline ended"
+            self.problem = reason(words)
+            self._failed(self.problem)
         self._news.set()
 
     async def caught_up(self, tell: Callable[[int | None], None] = lambda missing: None) -> LakeState:

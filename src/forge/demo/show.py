@@ -81,7 +81,7 @@ class Demo:
         self._ids: set[str] = set()
         self._transactions = self._written = self._repeated = 0
         tables = [f"{shop.SCHEMA}.{table}" for table in shop.TABLES]
-        self._lake = LakeBeside(url, options.lake, tables) if options.lake is not None else None
+        self._lake = LakeBeside(url, options.lake, tables, self._lakeless) if options.lake is not None else None
 
     def prepare(self, say: Callable[[str], None]) -> str:
         """Make everything ready; returns the server's version."""
@@ -153,6 +153,10 @@ class Demo:
             self._waiting.clear()
         await self._lake.stop()
         return state
+
+    def _lakeless(self, problem: str) -> None:
+        self._waiting.clear()
+        print(f"the lake has stopped: {problem}; the shop goes on", file=sys.stderr, flush=True)
 
     def _policy(self) -> Policy:
         return Policy(

@@ -1,9 +1,9 @@
 """How a table is tracked, or was before it was disabled: pieces of SQL for those who enable it again.
 
 What was excluded or masked stays so unless somebody says otherwise: a secret must not come into the log because the
-table was not tracked for a while. A table is known by itself, also where it was renamed meanwhile, and by its name, also
-where it was made anew or restored: what was excluded of either is. A column that was renamed is known by its number; of
-one that is gone, or has become part of the key, nothing is said.
+table was not tracked for a while. A table is known by itself, also where it was renamed meanwhile, and by its name,
+also where it was made anew or restored: what was excluded of either is. A column that was renamed is known by its
+number; of one that is gone, or has become part of the key, nothing is said.
 """
 
 from typing import Final

@@ -283,6 +283,7 @@ def _check(window: tuple[Any, Any], token: Any, most: Most, subject: Any) -> Non
     for name, value in (("begins", window[0]), ("ends", window[1])):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise WindowInvalid(f"the window {name} at {_short(value)}, which is no version", fix="give a whole number")
+    given: Any
     for given, what, highest in ((most.items, "items", MOST), (most.bytes, "bytes", MOST_BYTES)):
         if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= highest:
             raise WindowInvalid(f"a page cannot have {_short(given)} {what}", fix=f"ask for 1 to {highest:,}")

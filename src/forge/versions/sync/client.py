@@ -86,7 +86,7 @@ def _other(state: State, reach: Reach) -> str | None:
     if state.subject != reach.subject:
         return f"it was copied as {state.subject or 'nobody'} sees it, and {reach.subject or 'nobody'} asks now"
     if state.epoch != reach.epoch:
-        return "it was changed since who sees the resource"
+        return "who may see the resource was changed since"
     if max(state.upto, state.until or 0) > reach.newest:
         return f"the source is at version {reach.newest} and was at {max(state.upto, state.until or 0)} before"
     return None
