@@ -214,6 +214,29 @@ async def test_a_row_is_shown_as_it_was_and_what_undoing_would_do(
     await expect(console.locator("main")).to_contain_text("It is deleted.")
 
 
+async def test_a_row_that_never_changed_is_not_taken_for_one_that_did(
+    tabs: Tabs, served: Served, orders: Connection
+) -> None:
+    orders.execute("CREATE TABLE notes (id int PRIMARY KEY, text text)")
+    orders.execute("INSERT INTO notes VALUES (1, 'older than its history')")
+    orders.execute("SELECT public.forge_enable_reactivity('notes')")
+    console = await opened(tabs, served.url, "row/notes/99999")
+    main = console.locator("main")
+    await expect(main).to_contain_text("The log has no change of this row.")
+    await expect(main).to_contain_text("There is none with this key")
+    for role in ("table", "slider"):
+        await expect(main.get_by_role(role)).to_have_count(0)
+    await console.evaluate("location.hash = '#/row/notes/1'")
+    now = console.get_by_role("table", name="The row now")
+    await expect(now.get_by_role("row", name="text older than its history")).to_be_visible()
+
+    orders.execute("UPDATE notes SET text = 'new' WHERE id = 1")
+    undo = console.get_by_role("button", name="What would undoing it do?")
+    await expect(undo).to_be_visible()
+    await console.locator(".timeline li").filter(has_text="tracking began").get_by_role("button").click()
+    await expect(undo).to_have_count(0)
+
+
 async def test_a_row_is_found_whatever_its_key(console: Page, orders: Connection) -> None:
     orders.execute("CREATE TABLE items (order_id bigint, line text, amount int, PRIMARY KEY (order_id, line))")
     orders.execute("SELECT public.forge_enable_reactivity('items')")
@@ -430,6 +453,12 @@ async def test_the_room_there_is_is_used(profile: Profile, served: Served, order
         detail, who = [await change(console).locator(part).evaluate(wide) for part in (".what", ".who")]
         assert detail > 2 * who, "the detail has what the author leaves"
         assert await change(console).locator(".who").evaluate(FITS)
+    else:
+        await console.evaluate("location.hash = '#/tables'")
+        tables = console.get_by_role("region", name="Tables")
+        await expect(tables).to_have_attribute("data-more", "")
+        await tables.evaluate("it => { it.scrollLeft = it.scrollWidth }")
+        await expect(tables).not_to_have_attribute("data-more", "")
 
 
 async def test_the_appearance_is_chosen_and_kept(console: Page) -> None:

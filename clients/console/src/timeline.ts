@@ -28,3 +28,13 @@ export function extended(held: Held, page: Held): Held {
   const older: Entry[] = page.entries.filter((entry) => !known.has(entry.change_id));
   return { entries: [...held.entries, ...older], next: page.next };
 }
+
+/** Whether it happened to rows, which can be undone, and not to the table or the log. */
+export function ofRows({ op }: Entry): boolean {
+  return op !== "SCHEMA" && op !== "INVALIDATE";
+}
+
+/** Whether all that the log has happened to the table: nothing says that there ever was such a row. */
+export function untouched({ entries, next }: Held): boolean {
+  return next === null && !entries.some(ofRows);
+}

@@ -78,3 +78,9 @@ test("any life is told again from its differences", () => {
     }),
   );
 });
+
+test("a row of which nothing is known but its table was never there", () => {
+  const table = [entry("SCHEMA", [], { redefined: ["tracking began"] })];
+  expect(images(table, null)).toEqual([null]);
+  expect(images(table, { id: 1 })).toEqual([{ id: 1 }]);
+});

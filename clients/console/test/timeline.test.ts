@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import type { Entry } from "../src/shapes";
-import { extended, type Held, renewed } from "../src/timeline";
+import { extended, type Held, renewed, untouched } from "../src/timeline";
 
 /** Entries from `newest` down to `oldest`, with more behind them unless the last is the first of all. */
 function held(newest: number, oldest: number): Held {
@@ -30,4 +30,12 @@ describe("a row's entries", () => {
     expect(renewed(held(9, 4), held(10, 8), 6)).toEqual(held(10, 8));
     expect(renewed(held(9, 4), held(9, 7), 6)).toEqual(held(9, 4));
   });
+});
+
+test("what happened to its table alone says nothing of a row", () => {
+  const [table, row] = [{ op: "SCHEMA" } as Entry, { op: "INSERT" } as Entry];
+  expect(untouched({ entries: [table], next: null })).toBe(true);
+  expect(untouched({ entries: [], next: null })).toBe(true);
+  expect(untouched({ entries: [table, row], next: null })).toBe(false);
+  expect(untouched({ entries: [table], next: "older" })).toBe(false);
 });
