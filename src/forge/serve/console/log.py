@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 from forge.changelog.connection import Connection
@@ -22,7 +23,8 @@ _LOG: Final = f"""
     SELECT (SELECT count(*) FROM forge.tracked_table WHERE disabled_at IS NULL),
            (SELECT at FROM forge.forge_event_log ORDER BY transaction_id DESC LIMIT 1),
            (SELECT max(at) FROM forge.instant), ({OLDEST_WRITE}),
-           (SELECT count(*) FROM forge.dead_letter) + (SELECT count(*) FROM forge.outbox_dead)
+           (SELECT count(*) FROM forge.dead_letter) + (SELECT count(*) FROM forge.outbox_dead),
+           (SELECT setting FROM pg_settings WHERE name = 'data_directory')
 """
 
 
@@ -33,10 +35,11 @@ def register(desk: Desk) -> None:
         """What this server is, and how its log stands."""
         groups = [group for group in node.reactor.groups.values() if not group.call.query.own]
         secured, operate = node.options.auth is not None, node.options.operate
+        log = await desk.ask(_log)
         return {
             "title": desk.title,
             "version": version("forge-changes"),
-            "database": hide(node.reactor.url),
+            "database": log.pop("embedded") or hide(node.reactor.url),
             "node": desk.name,
             "started_at": desk.started_at,
             "following": node.reactor.following,
@@ -45,7 +48,7 @@ def register(desk: Desk) -> None:
             "subscribers": sum(len(group.subscribers) for group in groups),
             "user": ctx.auth.user,
             "operate": not secured or (operate is not None and operate in permissions(ctx.auth.claims)),
-            **await desk.ask(_log),
+            **log,
         }
 
     desk.query(overview, "forge.overview", every=EVERY, scope="user")
@@ -54,7 +57,7 @@ def register(desk: Desk) -> None:
 def _log(connection: Connection) -> dict[str, Any]:
     row = connection.execute(_LOG.encode()).fetchone()
     assert row is not None
-    tracked, newest, instant, oldest, letters = row
+    tracked, newest, instant, oldest, letters, directory = row
     return {
         "at": datetime.now(UTC).replace(microsecond=0),
         "server_version": (connection.info.parameter_status("server_version") or "").split(" ")[0],
@@ -64,4 +67,24 @@ def _log(connection: Connection) -> dict[str, Any]:
         "lag_seconds": oldest,
         "maintenance_at": utc(instant),
         "dead_letters": letters,
+        "embedded": None if directory is None else _embedded(Path(directory)),
     }
+
+
+def _embedded(cluster: Path) -> str | None:
+    """Where the embedded server is that this cluster is of, as `forge init` says it; None for any other server's.
+
+    >>> from tempfile import mkdtemp
+    >>> place = Path(mkdtemp())
+    >>> _embedded(place / "cluster"), (place / "users").write_text(""), _embedded(place / "main")
+    (None, 0, None)
+    >>> _embedded(place / "cluster") == f"embedded in {place}"
+    True
+    """
+    place, here = cluster.parent, Path.cwd()
+    try:
+        if cluster.name != "cluster" or not (place / "users").exists():
+            return None
+    except PermissionError:
+        return None
+    return f"embedded in {place.relative_to(here) if place.is_relative_to(here) else place}"
