@@ -17,6 +17,7 @@ function late({ cause }) {
 
 /** Say in the window's corner how the connection is, and how long the last change took to get here. */
 export function tell(state) {
+  if (state.data !== undefined) document.getElementById("rows").dataset.empty = "Nothing yet.";
   const when = document.getElementById("when");
   const ms = state.status === "live" ? late(state) : undefined;
   when.dataset.status = state.status;
