@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -13,7 +14,7 @@ from forge.capture import Filter
 from forge.capture.crosscheck import Kind, Report, open_window, spool
 from forge.capture.crosscheck.compare import Seen, compare
 from forge.capture.wal import WalSource
-from forge.change import UNAVAILABLE, Op
+from forge.change import UNAVAILABLE, Change, Op, Source
 from forge.changelog.connection import Connection, connect
 from forge.errors import NotInstalled, SlotInUse, SlotLost, SourceError
 from forge.postgres import PostgresServer
@@ -294,6 +295,17 @@ async def test_a_disk_that_is_full_is_said_so(database: str, monkeypatch: pytest
     with pytest.raises(SourceError, match="full") as raised:
         await window(database, "INSERT INTO keyless SELECT n, repeat('x', 500) FROM generate_series(1, 2000) n")
     assert "SQLITE_TMPDIR" in raised.value.fix
+
+
+def test_both_feeds_are_told_that_the_disk_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "_SQL", spool._SQL + "PRAGMA max_page_count = 20;")
+    file = spool.Spool([["a"]])
+    source, at = Source("log", "shop", "1"), datetime(2026, 1, 1, tzinfo=UTC)
+    row = Change("1", Op.INSERT, "public", "keyless", source, at, after={"a": "x" * 500})
+    for side in (spool.LOG, spool.WAL, spool.WAL):
+        with pytest.raises(SourceError, match="full"):
+            file.add(side, [(1, 0, row)] * 2000)
+    file.close()
 
 
 async def test_tables_that_are_left_out_are_named(database: str) -> None:

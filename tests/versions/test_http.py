@@ -254,7 +254,7 @@ async def test_a_copy_of_a_resource_that_is_closed_or_opened_is_begun_anew(
         assert (await asyncio.to_thread(keep)).upserts == 5
         for by_access, subject in ((True, "ada"), (False, None)):
             declare(school, PLANS, by_access=by_access)
-            assert "who sees the resource" in ((await asyncio.to_thread(keep)).anew or "")
+            assert "who may see the resource" in ((await asyncio.to_thread(keep)).anew or "")
             assert copy_in_sqlite(path, PLANS) == source_of(school, PLANS, subject)
             assert (await asyncio.to_thread(keep)).anew is None
         headers = token(scope="forge:versions:ed-fi/graduationPlans")

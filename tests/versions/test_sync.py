@@ -343,7 +343,7 @@ def test_a_resource_that_is_closed_while_it_is_copied_begins_it_anew(
                 declare(source, PLANS, by_access=True)
 
         done = in_file.sync(seen, limit=1, tell=close)
-        assert done.anew == "it was changed meanwhile who sees the resource"
+        assert done.anew == "who may see the resource was changed meanwhile"
         assert in_file.shown() == source_of(source, PLANS, "ada")
         assert set(in_file.shown()) == {plan.id}
         assert in_file.sync(seen).anew is None

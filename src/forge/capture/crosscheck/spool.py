@@ -42,6 +42,7 @@ class Spool:
 
     def __init__(self, columns: Sequence[Sequence[str]]) -> None:
         self._columns = columns
+        self._failure: sqlite3.Error | None = None
         self._file = sqlite3.connect("", isolation_level=None)
         self._file.executescript(_SQL.format(_CACHE_KILOBYTES))
         self._file.execute("BEGIN")
@@ -52,12 +53,12 @@ class Spool:
     def add(self, side: int, changes: Iterable[tuple[int, int, Change]]) -> None:
         """Keep changes, each with its transaction and its table's place."""
         rows = ((xid, place, self._key(place, change), side, _packed(change)) for xid, place, change in changes)
-        with _typed():
+        with self._typed():
             self._file.executemany("INSERT INTO seen VALUES (?, ?, ?, ?, ?)", rows)
 
     def groups(self) -> Iterator[Group]:
         """Everything, in the order of transactions."""
-        with _typed():
+        with self._typed():
             rows = self._file.execute("SELECT * FROM seen ORDER BY xid, place, key, side, rowid")
         for (xid, place, key), found in groupby(rows, key=lambda row: row[:3]):
             sides: tuple[list[Seen], list[Seen]] = ([], [])
@@ -67,6 +68,20 @@ class Spool:
                 sides[side].append(Seen(Op(op), *rest))
             yield Group(xid, place, key, row_id, *sides)
 
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        """The first failure is told, then and ever after: without a journal, a file that was full once is none."""
+        try:
+            if self._failure is not None:
+                raise self._failure
+            yield
+        except sqlite3.Error as error:
+            self._failure = error
+            raise SourceError(
+                f"what both feeds said cannot be kept on disk: {error}",
+                fix="make room where temporary files are (SQLITE_TMPDIR), or compare fewer tables, or a shorter time",
+            ) from error
+
     def _key(self, place: int, change: Change) -> bytes:
         if change.before is None and change.after is None:
             return WHOLE
@@ -75,17 +90,6 @@ class Spool:
         names = self._columns[place]
         told = [_told(image, names) for image in (change.before, change.after)]
         return b"h" + hashlib.blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-@contextmanager
-def _typed() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise SourceError(
-            f"what both feeds said cannot be kept on disk: {error}",
-            fix="make room where temporary files are (SQLITE_TMPDIR), or compare fewer tables or for a shorter time",
-        ) from error
 
 
 def _told(image: Row | None, names: Sequence[str]) -> list[object]:

@@ -131,7 +131,7 @@ def _kept(
             state = msgspec.structs.replace(state, token=None)  # the page was not the source's: read it all again
             continue
         if page.epoch != state.epoch:
-            raise AccessChanged("it was changed meanwhile who sees the resource", fix="try again")
+            raise AccessChanged("who may see the resource was changed meanwhile", fix="try again")
         _count(done, page.items)
         if page.next is not None:
             state = msgspec.structs.replace(state, token=page.next)
