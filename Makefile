@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/pytest -n 6 --dist worksteal --contracts-report build/contracts.json
+PYTEST := $(BIN)/pytest -n 4 --dist worksteal --contracts-report build/contracts.json
 CHECKED := $(wildcard src tests benchmarks tools)
 READY = @command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not installed"; echo "fix: install Python 3.11 or newer"; exit 1; }; \
 	$(PYTHON) tools/setup.py
