@@ -166,16 +166,17 @@ async def test_an_expired_token_ends_the_stream_and_a_new_one_brings_it_back(
     given: list[tuple[str, float]] = []
 
     def give() -> str:
-        """The first one lives for two seconds; there is no newer one before it has expired."""
+        """The first one lives for six seconds; there is no newer one before it has expired."""
         if not given or given[-1][1] < time.time():
-            seconds = 3600 if given else 2
+            seconds = 3600 if given else 6
             given.append((token("ada", seconds), time.time() + seconds))
         return given[-1][0]
 
     asked = await with_tokens(tabs, give)
     page = await tabs.open(f"{secured.url}/page/live.html")
-    await equals(orders, page)
+    await until(lambda: secured.node.sessions)
     before = set(secured.node.sessions)
+    await equals(orders, page)
     await until(lambda: len(given) == 2)
     orders.execute("UPDATE orders SET status = 'paid'")
     await equals(orders, page)
