@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.changelog import partitions
+from forge.changelog import election, partitions
 from forge.changelog.connection import Connection, connect
 from tests.acceptance.conftest import Forge
 
@@ -219,7 +219,7 @@ def test_status_for_programs_holds_numbers_times_and_words_of_a_set(
     assert (found["maintenance_running"], found["readers"], found["log_size_limit"]) == (False, "none", 1024**3)
     assert found["server_version_num"] // 10000 == int(found["server_version"].split(".")[0])
     assert not [name for name, value in found.items() if isinstance(value, str) and (" " in value or value == "")]
-    connection.execute("SELECT pg_advisory_lock(5075401093471535107)")
+    assert election.take(connection, election.MAINTENANCE)
     assert json.loads(forge("status", "--json", url=database).out)["maintenance_running"] is True
     assert "running" in forge("status", url=database).out
 
@@ -250,7 +250,7 @@ def test_a_dry_run_foretells_what_the_size_limit_takes(forge: Forge, connection:
 
 
 def test_trim_does_not_overrule_whoever_maintains(forge: Forge, connection: Connection, database: str) -> None:
-    connection.execute("SELECT pg_advisory_lock(5075401093471535107)")
+    assert election.take(connection, election.MAINTENANCE)
     assert "another process maintains" in forge("trim", url=database).out
     assert forge("trim", "--older-than", "7d", url=database).code == 1
 

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from forge.changelog import locks, maintenance, partitions
+from forge.changelog import maintenance, partitions
 from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Keeper, Policy, run_once
 from forge.changelog.partitions import AHEAD, partition_name
@@ -335,10 +335,7 @@ def maintaining(url: str, policy: Policy) -> Iterator[asyncio.Task[None]]:
         loop.close()
 
 
-HOLDER = (
-    "SELECT a.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.locktype = 'advisory'"
-    " AND l.granted AND a.datname = current_database() AND (l.classid::bigint << 32 | l.objid::bigint) = %s"
-)
+HOLDER = "SELECT pid FROM forge.held_lease WHERE name = 'maintenance'"
 
 
 @pytest.mark.contract("T5", "R9")
@@ -346,7 +343,7 @@ def test_another_node_takes_over_when_the_one_that_maintains_dies(database: str,
     policy = Policy(interval=0.2, instants=0.05)
 
     def holder() -> object:
-        return one(shop, HOLDER, locks.MAINTENANCE)
+        return one(shop, HOLDER)
 
     with maintaining(database, policy) as first:
         wait_until(holder)
@@ -373,7 +370,7 @@ def test_maintenance_survives_a_network_that_comes_and_goes(
         FaultProxy("127.0.0.1", server.port) as proxy,
         maintaining(proxy.url(database), policy) as task,
     ):
-        wait_until(lambda: one(shop, HOLDER, locks.MAINTENANCE))
+        wait_until(lambda: one(shop, HOLDER))
         proxy.refuse()
         proxy.cut()
         wait_until(lambda: "interrupted" in caplog.text)
@@ -409,13 +406,13 @@ def test_a_later_connection_that_is_refused_is_tried_again(
     shop.execute(f"CREATE ROLE {role} LOGIN SUPERUSER".encode())
     try:
         with maintaining(server.url(shop.info.dbname, role), Policy(interval=0.2, instants=0.05)) as task:
-            wait_until(lambda: one(shop, HOLDER, locks.MAINTENANCE))
-            pid = one(shop, HOLDER, locks.MAINTENANCE)
+            wait_until(lambda: one(shop, HOLDER))
+            pid = one(shop, HOLDER)
             shop.execute(f"ALTER ROLE {role} NOLOGIN".encode())
             shop.execute("SELECT pg_terminate_backend(%s)", (pid,))
             wait_until(lambda: "not permitted to log in" in caplog.text)
             shop.execute(f"ALTER ROLE {role} LOGIN".encode())
-            wait_until(lambda: one(shop, HOLDER, locks.MAINTENANCE))
+            wait_until(lambda: one(shop, HOLDER))
             assert not task.done()
     finally:
         shop.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from forge.changelog import locks
+from forge.changelog import election
 from forge.changelog.connection import Connection, connect
 from forge.errors import ConfigError
 from forge.versions import reading
@@ -288,9 +288,8 @@ class TestRefusals:
 
     def test_two_at_once(self, connection: Connection, versions_url: str) -> None:
         with connect(versions_url) as other:
-            other.execute("SELECT pg_advisory_lock(%s)", (locks.VERSIONS,))
+            assert election.take(other, election.MAINTENANCE, "forge_versions")
             assert maintain(connection).busy
-            other.execute("SELECT pg_advisory_unlock_all()")
         assert not maintain(connection).busy
 
     def test_a_partition_that_somebody_else_made(self, connection: Connection) -> None:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
+from forge.changelog import election
 from forge.changelog.connection import Connection, connect
 from forge.versions import strategies
 from forge.versions.documents import delete, put, set_references
@@ -264,7 +265,7 @@ def test_only_one_session_changes_it_and_not_inside_a_transaction(versions: Conn
     with versions.transaction(), pytest.raises(StrategyBusy, match="several transactions"):
         use_strategy(versions, "monotonic")
     with connect(versions_url) as other:
-        other.execute("SELECT pg_advisory_lock(%s)", (int.from_bytes(b"Forge\0\0s"),))
+        assert election.take(other, "strategy", "forge_versions")
         with pytest.raises(StrategyBusy, match="another session"):
             use_strategy(versions, "monotonic")
 

@@ -6,15 +6,16 @@ refused: the older program may not understand what it would write.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
+import psycopg
 
-from forge.changelog import locks, partitions
+from forge.changelog import partitions
 from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.queries import query
 from forge.errors import NotInstalled, SchemaTooNew, ServerError
@@ -22,8 +23,10 @@ from forge.errors import NotInstalled, SchemaTooNew, ServerError
 MINIMUM_SERVER: Final = 140000
 SQL: Final[Traversable] = files("forge.changelog") / "sql"
 _MADE: Final = re.compile(
-    r"^CREATE (?:OR REPLACE )?(TABLE|SEQUENCE|VIEW|FUNCTION) ((?:forge|public)\.\w+)", re.MULTILINE
+    r"^CREATE (?:OR REPLACE |UNLOGGED )?(TABLE|SEQUENCE|VIEW|FUNCTION) ((?:forge|public)\.\w+)", re.MULTILINE
 )
+
+T = TypeVar("T")
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -91,13 +94,30 @@ def installed_version(connection: Connection) -> int:
 def install(connection: Connection, steps: Sequence[Migration] | None = None) -> list[Migration]:
     """Install or upgrade; returns the migrations that were applied. Afterwards every part is in place."""
     steps = migrations() if steps is None else steps
-    with typed_errors(), connection.transaction():
+    with typed_errors():
+        return one_at_a_time(lambda: _install(connection, steps))
+
+
+def one_at_a_time(installing: Callable[[], T]) -> T:
+    """Install, again where another session made the same schema meanwhile: whoever is second finds it made."""
+    try:
+        return installing()
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema) as error:
+        if error.diag.schema_name not in (None, "pg_catalog"):
+            raise
+        return installing()
+
+
+def _install(connection: Connection, steps: Sequence[Migration]) -> list[Migration]:
+    with connection.transaction():
         check_server(connection)
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (locks.INSTALL,))
         connection.execute("SET LOCAL check_function_bodies = off")
         connection.execute("SET LOCAL search_path = public")
         connection.execute("SELECT set_config('forge.refreshing', 'yes', true)")
         version = installed_version(connection)
+        if version > 0:  # another upgrade may be under way; readers go on, and other roles cannot lock it
+            connection.execute("LOCK TABLE forge.schema_version IN EXCLUSIVE MODE")
+            version = installed_version(connection)
         check_version(version, steps[-1].version)
         check_leftovers(connection, version)
         check_whole(connection, version)
@@ -142,7 +162,8 @@ def check_version(installed: int, known: int) -> None:
 
 def check_leftovers(connection: Connection, version: int) -> None:
     """Refuse a schema `forge` that is not ours, or lost its version table."""
-    if version == 0 and connection.execute("SELECT to_regnamespace('forge')").fetchone() != (None,):
+    there = version == 0 and connection.execute("SELECT to_regnamespace('forge')").fetchone() != (None,)
+    if there and installed_version(connection) == 0:  # not just installed by another session
         raise NotInstalled(
             "a schema named forge is there, but not as Forge made it",
             fix="if it is left over from a broken install: DROP SCHEMA forge CASCADE, then forge init",

@@ -1,7 +1,11 @@
-"""The advisory locks of a database with a log, so that no two of them have the same number.
+"""Advisory locks of a database with a log: their numbers, no two the same.
 
->>> WAKE, PACE, MAINTENANCE, INSTALL
-(5075401093471535105, 5075401093471535106, 5075401093471535107, 5075401093471535108)
+Any role that may connect may take an advisory lock, so these only make things quicker: a stranger that holds one
+delays a wake-up by `forge.changelog.follow.SLOW_POLL`, or has every commit send a NOTIFY. `forge doctor` names it. Who
+does a job that one session at a time may do is elected by a lease: `forge.changelog.election`.
+
+>>> WAKE, PACE
+(5075401093471535105, 5075401093471535106)
 """
 
 from typing import Final
@@ -12,10 +16,4 @@ WAKE: Final = _FORGE
 """Held by the reader that is awake: writers then send no NOTIFY. The same number stands in forge.wakeup_lock()."""
 PACE: Final = _FORGE + 1
 """Who holds it is the pacemaker."""
-MAINTENANCE: Final = _FORGE + 2
-INSTALL: Final = _FORGE + 3
-OUTBOX: Final = _FORGE + 4
-"""Held for the moment in which scheduled messages join the outbox."""
-VERSIONS: Final = _FORGE + 5
-"""Held by whoever maintains the journals of change versions."""
 DEMO: Final = _FORGE + 94

@@ -1,7 +1,7 @@
 """Keeping the log: partitions ahead, trimming, instants, and what polling for DDL needs.
 
-One node at a time does it: the one whose session holds an advisory lock. When it dies, its session ends and
-another takes over. A holder that hangs loses its session, because it says something every few seconds.
+One node at a time does it: the one whose session holds the lease (`forge.changelog.election`). When it dies, its
+session ends and another takes over. A holder that hangs loses its session, because it says something every few seconds.
 
 What always holds:
 
@@ -34,7 +34,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from forge.changelog import locks, partitions, unread
+from forge.changelog import election, partitions, unread
 from forge.changelog.connection import Connection, connect, translate, typed_errors
 from forge.changelog.install import require_installed
 from forge.cursor import Snapshot
@@ -156,7 +156,7 @@ async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
 
 
 async def _hold(keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
-    """Maintain until the session is lost; return at once when another node holds the lock. The session ends with it."""
+    """Maintain until the session is lost; return at once when another node holds the lease. Then the session ends."""
     try:
         if not await _in(thread, keeper.elected, keeper):
             return
@@ -225,7 +225,7 @@ class Keeper:
         self.close()
 
     def close(self) -> None:
-        """End the session, and with it the lock."""
+        """End the session, and with it the lease."""
         self._connection.close()
 
     def stop(self) -> None:
@@ -236,7 +236,7 @@ class Keeper:
 
     def elected(self) -> bool:
         """Whether this session is the one that maintains; if so it stays so until it ends."""
-        return bool(self._value("SELECT pg_try_advisory_lock(%s)", locks.MAINTENANCE))
+        return election.take(self._connection, election.MAINTENANCE)
 
     def round(self) -> Report:
         """All the work that there is now. A step that fails is a problem in the report and hinders no other."""
@@ -261,6 +261,8 @@ class Keeper:
             self._batches(_TRIM_BARRIERS, before=_midnight(spared))
         with self._step(report, "inbox"):
             self._batches(_TRIM_INBOX, before=_midnight(spared))
+        with self._step(report, "leases"):
+            self._connection.execute(_TRIM_LEASES)
         with self._step(report, "mutation keys"):
             self._batches(_TRIM_KEYS, before=now - KEYS_KEPT)
         with self._step(report, "payloads"):
@@ -534,6 +536,9 @@ _TRIM_KEYS: Final = """
             SELECT caller, key FROM forge.mutation_key WHERE at < %(before)s ORDER BY at LIMIT %(batch)s) RETURNING 1
     )
     SELECT count(*) FROM gone"""
+
+# Of sessions that have ended, which never come back.
+_TRIM_LEASES: Final = "DELETE FROM forge.lease WHERE NOT forge.lease_holds(pid, started)"
 
 _TRIM_BARRIERS: Final = """
     WITH gone AS (

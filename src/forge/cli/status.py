@@ -19,7 +19,7 @@ from forge import capture
 from forge.capture import Capabilities, Filter, open_source
 from forge.capture.capabilities import described
 from forge.capture.log import LogSource
-from forge.changelog import locks
+from forge.changelog import election, locks
 from forge.changelog.connection import Connection
 from forge.changelog.install import installed_version
 from forge.changelog.partitions import attached
@@ -68,7 +68,7 @@ _LOCKS = f"""
     FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock'
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND (classid::bigint << 32 | objid::bigint) BETWEEN {locks.WAKE} AND {locks.MAINTENANCE}
+      AND (classid::bigint << 32 | objid::bigint) IN ({locks.WAKE}, {locks.PACE})
     GROUP BY 1
 """
 
@@ -108,6 +108,8 @@ class Status(msgspec.Struct, frozen=True):
     readers: Literal["awake", "asleep", "none"]
     wakeup: Wakeup
     maintenance_running: bool
+    leases: list[election.Holder]
+    """Who does what one session at a time may do: maintenance, the shards of consumers, lakes."""
     maintenance_last_ran: datetime | None
     ddl: Literal["event_trigger", "polled"]
     tables: list[TableStatus]
@@ -213,6 +215,7 @@ def observe(connection: Connection, database: Database, config: Config, source: 
     assert row is not None
     size, rows, overflow, newest, instant, now, seen, oldest = row
     locks: dict[int, bool] = dict(connection.execute(_LOCKS).fetchall())
+    leases = election.holders(connection)
     counts: dict[int, int] | None = None
     if rows <= COUNTED:
         counts = dict(connection.execute(_COUNTS).fetchall())
@@ -250,7 +253,8 @@ def observe(connection: Connection, database: Database, config: Config, source: 
         lag_seconds=oldest or 0.0,
         readers="awake" if 0 in locks else "asleep" if locks.get(1) else "none",
         wakeup=config.wakeup,
-        maintenance_running=locks.get(2, False),
+        maintenance_running=any(holder.name == election.MAINTENANCE for holder in leases),
+        leases=leases,
         maintenance_last_ran=_utc(instant),
         ddl="event_trigger" if seen else "polled",
         tables=tables,
@@ -301,8 +305,9 @@ def _print(run: Session, found: Status) -> None:
 
 
 def _maintenance(found: Status) -> str:
-    if found.maintenance_running:
-        return "running"
+    for holder in found.leases:
+        if holder.name == election.MAINTENANCE:
+            return f"running ({holder})"
     last = found.maintenance_last_ran
     return "never ran" if last is None else f"last ran {_ago(found, last)}"
 

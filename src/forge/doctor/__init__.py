@@ -10,7 +10,7 @@ from typing import Final
 import psycopg
 
 from forge.changelog.connection import connect, translate
-from forge.doctor import clock, consumers, installation, log, outbox, pooler, server, tracking, transactions
+from forge.doctor import clock, consumers, installation, locks, log, outbox, pooler, server, tracking, transactions
 from forge.doctor.finding import Case, Finding, Level, problem, warning
 from forge.errors import ForgeError
 
@@ -49,6 +49,7 @@ WHERE_INSTALLED: Final[tuple[Check, ...]] = (
     log.partitions_ahead,
     log.retention,
     log.maintenance,
+    locks.strangers,
     consumers.consumers,
     outbox.outbox,
     clock.clock,

@@ -51,8 +51,25 @@ def consumers(case: Case) -> Iterator[Finding]:
             f"forge consumers dead {name}, then forge consumers replay-dead {name}",
         )
     yield from _held(case)
+    yield from _idle(case)
     if rows and not told:
         yield ok("consumers", f"{count(len({row[0] for row in rows}), 'consumer')}, none near the end of retention")
+
+
+def _idle(case: Case) -> Iterator[Finding]:
+    """Consumers that are to run and that nobody works on."""
+    rows = case.connection.execute(
+        "SELECT c.name, count(*), c.shards FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)"
+        " WHERE c.state = 'running' AND NOT EXISTS (SELECT FROM forge.held_lease l WHERE l.name = 'shard ' || r.id)"
+        " GROUP BY c.name, c.shards ORDER BY c.name"
+    ).fetchall()
+    for name, idle, shards in rows:
+        what = f"consumer {name}" if idle == shards else f"{idle} of {shards} shards of consumer {name}"
+        yield warning(
+            "consumers",
+            f"nobody works on {what}",
+            f"start a node that declares it, or forge consumers pause {name}",
+        )
 
 
 def _held(case: Case) -> Iterator[Finding]:

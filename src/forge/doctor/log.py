@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from forge.changelog import locks
+from forge.changelog import election
 from forge.changelog.maintenance import Policy, doomed
 from forge.changelog.partitions import AHEAD, attached, missing, sizes
 from forge.changelog.unread import hold, unread
@@ -15,11 +15,6 @@ AWAY = timedelta(days=1)
 _SIZE = (
     "SELECT coalesce(sum(pg_total_relation_size(i.inhrelid)), 0)::bigint FROM pg_inherits i"
     " WHERE i.inhparent = 'forge.forge_event_log'::regclass"
-)
-_HELD = (
-    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
-    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    " AND (classid::bigint << 32 | objid::bigint) = %s)"
 )
 _RUN = "keep forge maintain running as a service, or run forge trim from cron"
 
@@ -108,11 +103,13 @@ def retention(case: Case) -> Iterator[Finding]:
 def maintenance(case: Case) -> Iterator[Finding]:
     """Has anyone looked after the log lately?"""
     now, last = _now(case), value(case, "SELECT max(at) FROM forge.instant")
+    holder = next((each for each in election.holders(case.connection) if each.name == election.MAINTENANCE), None)
     away = now - last if isinstance(last, datetime) else None
     if away is not None and away.total_seconds() <= case.patience:
-        yield ok("maintenance", f"maintenance ran {int(away.total_seconds())} s ago")
-    elif value(case, _HELD, locks.MAINTENANCE):
-        yield ok("maintenance", "maintenance is running")
+        by = "" if holder is None else f", by {holder}"
+        yield ok("maintenance", f"maintenance ran {int(away.total_seconds())} s ago{by}")
+    elif holder is not None:
+        yield ok("maintenance", f"maintenance is running: {holder}")
     elif away is not None and away <= AWAY:
         yield info(
             "maintenance",

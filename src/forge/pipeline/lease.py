@@ -1,6 +1,6 @@
-"""One run at a time keeps a lake: who runs holds a lock in the database that the lake mirrors.
+"""The lease of a lake: one run at a time keeps it, elected in the database that the lake mirrors.
 
-The lock goes with its connection, so a run that dies leaves none behind, and one that loses the database stops.
+The lease goes with its connection, so a run that dies leaves none behind, and one that loses the database stops.
 """
 
 from collections.abc import Iterator
@@ -8,24 +8,22 @@ from contextlib import contextmanager
 
 import psycopg
 
+from forge.changelog import election
 from forge.changelog.connection import Connection, connect, typed_errors
 from forge.errors import LakeError
 
 
 @contextmanager
 def lease(url: str, lake: str, *, fix: str = "stop that run first, or give another --lake") -> Iterator[Connection]:
-    """Hold the lock of a lake for this block; the connection that holds it may be used for queries."""
+    """Hold the lease of a lake for this block; the connection that holds it may be used for queries."""
     with typed_errors(), connect(url, application_name="forge pipeline") as connection:
-        taken = connection.execute(
-            "SELECT pg_try_advisory_lock(hashtextextended('forge pipeline ' || %s, 0))", (lake.rstrip("/"),)
-        ).fetchone()
-        if taken != (True,):
+        if not election.take(connection, f"pipeline {lake.rstrip('/')}"):
             raise LakeError(f"another run keeps the lake {lake}", fix=fix)
         yield connection
 
 
 def held(connection: Connection) -> bool:
-    """Whether the lock is still ours: the connection lives."""
+    """Whether the lease is still ours: the connection lives."""
     try:
         connection.execute("SELECT 1")
     except psycopg.OperationalError:

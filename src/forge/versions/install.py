@@ -8,39 +8,53 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from forge.changelog import locks
+from forge.changelog import election
 from forge.changelog.connection import Connection, typed_errors
-from forge.changelog.install import check_server
+from forge.changelog.install import check_server, one_at_a_time
 from forge.versions.errors import VersionsMissing
 from forge.versions.switch import sql, switch
 
 SQL: Final[Traversable] = files("forge.versions") / "sql"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+_WITH_LEASES: Final = 2
 
 
 def script() -> str:
     """All that an install runs in an empty database."""
     folder = SQL / "postgresql"
-    parts = [(folder / name).read_text("utf-8") for name in ("schema.sql", "functions.sql")]
-    return "\n".join([*parts, sql("fit") + ";\n"])
+    parts = [(folder / name).read_text("utf-8") for name in ("schema.sql", "lease.sql", "functions.sql")]
+    return "\n".join([*parts, election.functions("forge_versions"), sql("fit") + ";\n"])
 
 
 def install(connection: Connection) -> bool:
     """Make what is not there; returns whether anything was."""
-    with typed_errors(), connection.transaction():
+    with typed_errors():
+        version = one_at_a_time(lambda: _install(connection))
+    if not _fit(connection):
+        switch(connection, lambda: _check_what_is_written(connection), drops=False)
+    return version == 0
+
+
+def _install(connection: Connection) -> int:
+    """Make what is not there, and write the functions anew; returns the version that was there."""
+    with connection.transaction():
         check_server(connection)
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (locks.INSTALL,))
         version = installed_version(connection)
+        if version > 0:
+            connection.execute("LOCK TABLE forge_versions.setting IN SHARE ROW EXCLUSIVE MODE")
+            version = installed_version(connection)
         _check(connection, version)
         connection.execute("SET LOCAL check_function_bodies = off")
         if version == 0:
             connection.execute((SQL / "postgresql" / "schema.sql").read_bytes())
         connection.execute((SQL / "postgresql" / "functions.sql").read_bytes())
+        if version < _WITH_LEASES:
+            connection.execute((SQL / "postgresql" / "lease.sql").read_bytes())
+        connection.execute(election.functions("forge_versions").encode())
         if version == 0:
             connection.execute(sql("fit"))
-    if not _fit(connection):
-        switch(connection, lambda: _check_what_is_written(connection), drops=False)
-    return version == 0
+        connection.execute("UPDATE forge_versions.setting SET schema_version = %s", (SCHEMA_VERSION,))
+    return version
 
 
 def installed(connection: Connection) -> bool:
@@ -52,7 +66,12 @@ def require_installed(connection: Connection) -> None:
     """Raise unless `installed`."""
     version = installed_version(connection)
     _check(connection, version)
-    if version != SCHEMA_VERSION:
+    if 0 < version < SCHEMA_VERSION:
+        raise VersionsMissing(
+            f"the schema forge_versions is version {version}, this program needs {SCHEMA_VERSION}",
+            fix="forge versions init",
+        )
+    if version == 0:
         raise VersionsMissing("change versions are not installed in this database", fix="forge versions init")
 
 
@@ -82,7 +101,8 @@ def _check(connection: Connection, version: int) -> None:
             f"the schema forge_versions is version {version}, this program knows up to {SCHEMA_VERSION}",
             fix="upgrade forge-changes on this machine",
         )
-    if version == 0 and connection.execute("SELECT to_regnamespace('forge_versions')").fetchone() != (None,):
+    there = version == 0 and connection.execute("SELECT to_regnamespace('forge_versions')").fetchone() != (None,)
+    if there and installed_version(connection) == 0:  # not just installed by another session
         raise VersionsMissing(
             "a schema named forge_versions is there, but not as Forge made it",
             fix="if a broken install left it: DROP SCHEMA forge_versions CASCADE, then forge versions init",

@@ -24,7 +24,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from forge.changelog import locks
+from forge.changelog import election
 from forge.changelog.connection import Connection, typed_errors
 from forge.errors import ConfigError
 from forge.versions.install import require_installed
@@ -82,13 +82,14 @@ def maintain(connection: Connection, policy: Policy = Policy()) -> Report:  # no
         )
     with typed_errors():
         require_installed(connection)
-        if connection.execute("SELECT pg_try_advisory_lock(%s)", (locks.VERSIONS,)).fetchone() == (False,):
+        if not election.take(connection, election.MAINTENANCE, "forge_versions"):
             return Report(busy=True, oldest=_oldest(connection))
         try:
             with _hurried(connection):
                 return _round(connection, policy)
         finally:
-            connection.execute("SELECT pg_advisory_unlock(%s)", (locks.VERSIONS,))
+            if not connection.closed:
+                election.give_up(connection, election.MAINTENANCE, "forge_versions")
 
 
 def partitions(connection: Connection) -> list[Partition]:

@@ -7,16 +7,12 @@ one may still be uncommitted. `newest` is that answer: nothing will ever appear 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from psycopg.pq import TransactionStatus
 
 from forge.changelog.connection import Connection
 from forge.versions.errors import TransactionUnfit
 from forge.versions.operation import typed
-
-SETTLE_LOCK: Final = int.from_bytes(b"Forge\0\0v")
-"""Held for the moment in which a pair is recorded."""
 
 
 @contextmanager
@@ -58,6 +54,6 @@ def outside(connection: Connection) -> bool:
 
 def _newest(connection: Connection, *, fresh: bool) -> int:
     with typed():
-        row = connection.execute("SELECT forge_versions.newest(%s, %s)", (fresh, SETTLE_LOCK)).fetchone()
+        row = connection.execute("SELECT forge_versions.newest(%s)", (fresh,)).fetchone()
     assert row is not None
     return int(row[0])

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, cast, get_args
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from forge.changelog import election
 from forge.changelog.connection import Connection
 from forge.versions.errors import StrategyBusy
 from forge.versions.operation import typed
@@ -34,7 +35,7 @@ Strategy = Literal["journal", "denormalized", "monotonic"]
 STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
 BATCH: Final = 5000
 """Documents that are filled in one transaction."""
-STRATEGY_LOCK: Final = int.from_bytes(b"Forge\0\0s")
+STRATEGY_LEASE: Final = "strategy"
 """Held by the session that changes the strategy."""
 
 Progress = Callable[[int], None]
@@ -65,7 +66,7 @@ def use_strategy(
             fix="use a connection in autocommit, outside of a transaction",
         )
     with typed():
-        if _value(connection, "SELECT pg_try_advisory_lock(%s)", STRATEGY_LOCK) is not True:
+        if not election.take(connection, STRATEGY_LEASE, "forge_versions"):
             raise StrategyBusy("another session changes the strategy", fix="wait until it is done")
         try:
             if name != "journal":
@@ -76,7 +77,7 @@ def use_strategy(
                     _clear(connection, former, patience)
         finally:
             if not connection.closed:
-                connection.execute("SELECT pg_advisory_unlock(%s)", (STRATEGY_LOCK,))
+                election.give_up(connection, STRATEGY_LEASE, "forge_versions")
 
 
 def _build(connection: Connection, name: Strategy, batch: int, patience: float, progress: Progress | None) -> None:

@@ -24,7 +24,6 @@ from forge.cursor import Cursor, LogIdentity, Snapshot
 from forge.deliver.consumers.definition import WEBHOOK
 from forge.deliver.consumers.errors import ConsumerInvalid, ConsumerUnknown
 from forge.deliver.consumers.lag import Lag, lag_of, lag_values
-from forge.deliver.consumers.lease import SHARDS
 from forge.deliver.consumers.origin import ELSE, place_of
 from forge.deliver.consumers.sql import sql
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, HistoryUnavailable
@@ -92,7 +91,7 @@ class Control:
     async def statuses(self, name: str | None = None) -> list[Status]:
         """Every shard of every consumer, or of one; raises ConsumerUnknown for a name that is not there."""
         async with self._connected() as connection:
-            rows = await _rows(connection, "list", name=name, space=SHARDS)
+            rows = await _rows(connection, "list", name=name)
             if name is not None and not rows:
                 raise await self._unknown(connection, name)
             return [await _status(connection, row) for row in rows]
@@ -102,7 +101,7 @@ class Control:
         async with self._known(name) as connection:
             await _rows(connection, "pause", name=name)
             deadline = time.monotonic() + wait
-            while any(row[-1] for row in await _rows(connection, "list", name=name, space=SHARDS)):
+            while any(row[-1] for row in await _rows(connection, "list", name=name)):
                 if time.monotonic() >= deadline:
                     return False
                 await asyncio.sleep(LOOK)
@@ -201,7 +200,7 @@ class Control:
             yield connection
 
     async def _unknown(self, connection: AsyncConnection, name: str) -> ConsumerUnknown:
-        known = {row[0] for row in await _rows(connection, "list", name=None, space=SHARDS)}
+        known = {row[0] for row in await _rows(connection, "list", name=None)}
         close = nearest(name, known)
         fix = f"did you mean {close}?" if close else "forge consumers list shows those there are"
         return ConsumerUnknown(f"there is no consumer {name!r}", fix=fix)

@@ -1,6 +1,6 @@
-"""The session by which a node holds its consumers: advisory locks, saves, and proof that it still has them.
+"""The session by which a node holds its consumers: leases, saves, and proof that it still has them.
 
-The server ends a session that says nothing for `TTL` seconds, and its locks go with it, so a node that hangs or is cut
+The server ends a session that says nothing for `TTL` seconds, and its leases go with it, so a node that hangs or is cut
 off loses them. The node counts from when it last *asked* something that was answered, so it knows before the server
 that its time is over: `holds` is false by then, and no worker begins a call that it could not save.
 
@@ -21,11 +21,6 @@ TTL: Final = 5.0
 MARGIN: Final = 1.0
 ANSWER: Final = 4.0
 """Seconds after which a server that has not answered counts as lost."""
-
-SHARDS: Final = int.from_bytes(b"Forg")
-"""The first number of the two-part locks of shards; the second is the row of forge.consumer_cursor."""
-MEMBERS: Final = SHARDS + 1
-"""Likewise of the shared locks by which nodes say that they would work on a consumer; the second is its first shard."""
 
 
 class Lease:
@@ -57,7 +52,7 @@ class Lease:
 
     @property
     def holds(self) -> bool:
-        """Whether the locks are ours for sure."""
+        """Whether the leases are ours for sure."""
         return time.monotonic() - self._proof < TTL - MARGIN and not self._connection.closed
 
     def check(self) -> None:
@@ -86,24 +81,24 @@ class Lease:
                     await self.ask("SET synchronous_commit = off")
 
     async def lock(self, id: int) -> bool:
-        """Try to become the one worker of a shard."""
-        rows = await self.ask("SELECT pg_try_advisory_lock(%(space)s, %(id)s)", {"space": SHARDS, "id": id})
+        """Try to become the one worker of a shard: of a row of forge.consumer_cursor."""
+        rows = await self.ask("SELECT forge.take_lease('shard ' || %(id)s)", {"id": id})
         return bool(rows[0][0])
 
     async def unlock(self, id: int) -> None:
         """Let another be it."""
-        await self.ask("SELECT pg_advisory_unlock(%(space)s, %(id)s)", {"space": SHARDS, "id": id})
+        await self.ask("SELECT forge.drop_lease('shard ' || %(id)s)", {"id": id})
 
     async def join(self, id: int) -> None:
-        """Say that this node would work on a consumer."""
-        await self.ask("SELECT pg_try_advisory_lock_shared(%(space)s, %(id)s)", {"space": MEMBERS, "id": id})
+        """Say that this node would work on a consumer: the one whose first shard this is."""
+        await self.ask("SELECT forge.take_lease('member ' || %(id)s || ' ' || pg_backend_pid())", {"id": id})
 
     async def holders(self) -> tuple[dict[int, set[int]], dict[int, int]]:
         """The sessions of nodes that would work on each consumer, and who works on each shard."""
         members: dict[int, set[int]] = {}
         workers: dict[int, int] = {}
-        for pid, space, id in await self.ask(sql("holders"), {"spaces": [SHARDS, MEMBERS]}):
-            if space == SHARDS:
+        for pid, kind, id in await self.ask(sql("holders")):
+            if kind == "shard":
                 workers[id] = pid
             else:
                 members.setdefault(id, set()).add(pid)

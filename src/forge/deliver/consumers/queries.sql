@@ -46,10 +46,9 @@ SELECT r.id, c.name, c.shard, c.shards, c.state, r.fence,
 FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)
 WHERE c.name = ANY (%(names)s) ORDER BY c.name, c.shard;
 
--- holders: Which sessions hold which locks of consumers: (session, kind of lock, number).
-SELECT l.pid, l.classid::bigint, l.objid::bigint FROM pg_locks l
-WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.classid::bigint = ANY (%(spaces)s)
-  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
+-- holders: Which sessions hold which leases of consumers: (session, kind of lease, number of a shard).
+SELECT l.pid, split_part(l.name, ' ', 1), split_part(l.name, ' ', 2)::bigint FROM forge.held_lease l
+WHERE l.name ~ '^(shard|member) ';
 
 -- take_over: A new owner, with a fence that nobody had before.
 UPDATE forge.consumer_cursor r SET fence = r.fence + 1 FROM forge.consumer c
@@ -200,9 +199,7 @@ UPDATE forge.consumer_barrier SET done = true WHERE consumer = %(consumer)s AND 
 SELECT c.name, c.shard, c.shards, c.tables, c.state, c.owner, r.id, r.cursor, r.fence, r.saved_at, c.delivered, c.retried,
        c.parked, c.tries, c.last_error, c.error_at, c.source, c.lag_events, c.lag_seconds, c.lag_bytes,
        (SELECT count(*) FROM forge.dead_letter d WHERE d.consumer = c.name AND d.hash %% c.shards = c.shard),
-       EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
-               AND l.classid::bigint = %(space)s AND l.objid::bigint = r.id
-               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+       EXISTS (SELECT FROM forge.held_lease l WHERE l.name = 'shard ' || r.id)
 FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)
 WHERE %(name)s::text IS NULL OR c.name = %(name)s ORDER BY c.name, c.shard;
 

@@ -16,7 +16,6 @@ import msgspec
 import psycopg
 
 from forge.backoff import Backoff
-from forge.changelog import locks
 from forge.changelog.connection import AsyncConnection, answering, connect_async
 from forge.deliver.outbox.control import Lag, lag_of
 from forge.deliver.outbox.routes import Routes
@@ -173,7 +172,7 @@ class OutboxNode:
                 due = row[0] if row is not None else None
                 if due is None or due > 0:
                     return self._settings.poll if due is None else min(self._settings.poll, due + _SLACK)
-                await connection.execute(sql("promote"), {"lock": locks.OUTBOX})
+                await connection.execute(sql("promote"))
 
     async def _measure(self, connection: AsyncConnection) -> None:
         with self._answering(connection):

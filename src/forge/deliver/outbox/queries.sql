@@ -88,12 +88,14 @@ WHERE o.retry_at > statement_timestamp();
 -- next_due: In how many seconds the next scheduled message is due; NULL when there is none.
 SELECT extract(epoch FROM min(l.due_at) - clock_timestamp())::double precision FROM forge.outbox_later l;
 
--- promote: What is due joins the outbox, in the order of its time; one session at a time does so. Since when it waits is told
--- by retry_at, which is over.
-WITH due AS (
+-- promote: What is due joins the outbox, in the order of its time; one session at a time does so, the one that locks the row
+-- of forge.outbox_turn. Since when it waits is told by retry_at, which is over.
+WITH turn AS MATERIALIZED (
+    SELECT true FROM forge.outbox_turn FOR UPDATE SKIP LOCKED
+), due AS (
     DELETE FROM forge.outbox_later l WHERE l.number IN (
         SELECT d.number FROM forge.outbox_later d
-        WHERE (SELECT pg_try_advisory_xact_lock(%(lock)s)) AND d.due_at <= clock_timestamp()
+        WHERE EXISTS (SELECT FROM turn) AND d.due_at <= clock_timestamp()
         ORDER BY d.due_at, d.number LIMIT 1000)
     RETURNING l.*
 ), joined AS (

@@ -203,7 +203,9 @@ END $$;
 -- of any transaction block: it has an xid of its own, given after the sequence was read, and all who have a stamp up to
 -- that have a lower one. (The xmax of a snapshot would not do: it is one above the latest xid that ended, and those who run
 -- may be beyond it.) What is told was committed with the pair, so a crash cannot turn the sequence back behind it.
-CREATE OR REPLACE FUNCTION forge_versions.newest(record boolean, lock bigint) RETURNS bigint LANGUAGE plpgsql
+-- One session at a time takes one: it is a lock of a table, which those alone can take who may write pairs.
+DROP FUNCTION IF EXISTS forge_versions.newest(boolean, bigint);
+CREATE OR REPLACE FUNCTION forge_versions.newest(record boolean) RETURNS bigint LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -225,10 +227,14 @@ BEGIN
                    OR max(s.at) > clock_timestamp()
                                   - greatest(interval '100 milliseconds', (clock_timestamp() - min(s.at)) / 10)
             FROM forge_versions.settled s
-            WHERE s.version > best AND s.horizon < pg_snapshot_xmax(pg_current_snapshot()))
-        OR NOT pg_try_advisory_xact_lock(lock) THEN
+            WHERE s.version > best AND s.horizon < pg_snapshot_xmax(pg_current_snapshot())) THEN
         RETURN best;
     END IF;
+    BEGIN
+        LOCK TABLE forge_versions.settled IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    EXCEPTION WHEN lock_not_available THEN
+        RETURN best;
+    END;
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'local', true);
     END IF;

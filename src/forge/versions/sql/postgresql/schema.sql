@@ -150,6 +150,6 @@ CREATE TABLE forge_versions.setting (
     partition_size bigint NOT NULL DEFAULT 10000000 CHECK (partition_size > 0),
     token_key      bytea NOT NULL DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()),
     installed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    schema_version integer NOT NULL DEFAULT 1
+    schema_version integer NOT NULL DEFAULT 2
 );
 INSERT INTO forge_versions.setting DEFAULT VALUES;

@@ -1,0 +1,95 @@
+"""Leases: elect the one session that does a job, such as maintaining the log or keeping a lake.
+
+In come a connection and the job's name; out comes whether its session does that job. The rows are in `forge.lease`, the
+protocol in `forge.take_lease`, which every caller uses: this module in threads, `forge.deliver.consumers.lease` in
+asyncio. Change versions have the same in their own schema, which is there without a log too.
+
+Invariants:
+
+- A job has at most one holder. It holds until it gives the lease up or its session ends, however it ends; sessions that
+  hold leases are ended by the server when they say nothing for some seconds.
+- Only roles that may write the table are elected. An advisory lock may be taken by any role that may connect.
+- The session that works is the one that holds: no work goes on after the lease is gone.
+- Holding takes no transaction: an idle holder has no xid and no xmin, so it holds no vacuum back.
+"""
+
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+
+from forge.changelog import locks
+from forge.changelog.connection import Connection
+from forge.changelog.install import SQL
+
+Schema = Literal["forge", "forge_versions"]
+
+MAINTENANCE: Final = "maintenance"
+"""The lease of the session that maintains the log."""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A session that holds a lease or an advisory lock. `client` is None where it is local, or hidden from us."""
+
+    name: str
+    pid: int
+    role: str | None
+    application: str
+    client: str | None = None
+    since: datetime | None = None
+
+    def __str__(self) -> str:
+        """For people.
+
+        >>> str(Holder("maintenance", 4711, "forge", "forge maintenance", "10.0.0.3"))
+        'pid 4711, forge maintenance, role forge, from 10.0.0.3'
+        """
+        parts = [f"pid {self.pid}", self.application, f"role {self.role}" if self.role else ""]
+        parts.append(f"from {self.client}" if self.client else "")
+        parts.append(f"since {self.since:%Y-%m-%d %H:%M:%S}" if self.since else "")
+        return ", ".join(part for part in parts if part)
+
+
+def take(connection: Connection, name: str, schema: Schema = "forge") -> bool:
+    """Become the holder of a lease, unless another session is. The connection must not be in a transaction."""
+    row = connection.execute(f"SELECT {schema}.take_lease(%s)".encode(), (name,)).fetchone()
+    return row == (True,)
+
+
+def give_up(connection: Connection, name: str, schema: Schema = "forge") -> None:
+    """Let another session have it."""
+    connection.execute(f"SELECT {schema}.drop_lease(%s)".encode(), (name,))
+
+
+def holders(connection: Connection, schema: Schema = "forge") -> list[Holder]:
+    """Every lease that is held, by name."""
+    rows = connection.execute(
+        f"SELECT name, pid, role, application_name, client, since FROM {schema}.held_lease ORDER BY name".encode()
+    ).fetchall()
+    return [Holder(*row) for row in rows]
+
+
+def strangers(connection: Connection) -> list[Holder]:
+    """Sessions of roles with no right to the log that hold, or wait for, one of Forge's advisory locks.
+
+    A follower may be of a role that only reads the log; whoever may not even read it has no business with the locks.
+    """
+    rows = connection.execute(_STRANGERS, {"wake": locks.WAKE, "pace": locks.PACE}).fetchall()
+    return [Holder(*row) for row in rows]
+
+
+def functions(schema: Schema) -> str:
+    """What writes the functions of leases anew, for the table `lease` of a schema."""
+    return (SQL / "functions" / "92_leases.sql").read_text("utf-8").replace("forge.", f"{schema}.")
+
+
+_STRANGERS: Final = """
+    SELECT CASE l.lock WHEN %(wake)s THEN 'wake-up' ELSE 'pacemaker' END, l.pid, a.usename, a.application_name,
+           host(a.client_addr), a.state_change
+    FROM (SELECT pid, classid::bigint << 32 | objid::bigint AS lock FROM pg_locks
+          WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock'
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) l
+    JOIN pg_stat_activity a USING (pid)
+    WHERE l.lock IN (%(wake)s, %(pace)s) AND NOT has_table_privilege(a.usesysid, 'forge.forge_event_log', 'SELECT')
+    ORDER BY 1, 2
+"""

@@ -1,0 +1,22 @@
+"""Strangers that hold the advisory locks by which readers are woken."""
+
+from collections.abc import Iterator
+
+from forge.changelog import election
+from forge.changelog.follow import SLOW_POLL
+from forge.doctor.finding import Case, Finding, warning
+
+_COSTS = {
+    "wake-up": f"writers then wake nobody, and changes are found by the poll every {SLOW_POLL:.0f} s",
+    "pacemaker": "no follower can then keep writers from sending a NOTIFY for every commit under load",
+}
+
+
+def strangers(case: Case) -> Iterator[Finding]:
+    """Does a role with no right to the log hold a lock of the wake-up?"""
+    for holder in election.strangers(case.connection):
+        yield warning(
+            "locks",
+            f"a role that may not read the log has asked for the {holder.name} lock ({holder}): {_COSTS[holder.name]}",
+            f"SELECT pg_terminate_backend({holder.pid}), and ask whoever uses that role",
+        )

@@ -1,0 +1,7 @@
+-- Which session maintains the journals or changes the strategy, as forge.lease says of the log's jobs.
+CREATE UNLOGGED TABLE forge_versions.lease (
+    name    text PRIMARY KEY,
+    pid     integer NOT NULL,
+    started timestamptz,
+    since   timestamptz NOT NULL DEFAULT clock_timestamp()
+);
