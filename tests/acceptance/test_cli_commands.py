@@ -220,8 +220,10 @@ def test_status_for_programs_holds_numbers_times_and_words_of_a_set(
     assert found["server_version_num"] // 10000 == int(found["server_version"].split(".")[0])
     assert not [name for name, value in found.items() if isinstance(value, str) and (" " in value or value == "")]
     assert election.take(connection, election.MAINTENANCE)
-    assert json.loads(forge("status", "--json", url=database).out)["maintenance_running"] is True
-    assert "running" in forge("status", url=database).out
+    found = json.loads(forge("status", "--json", url=database).out)
+    assert found["maintenance_running"] is True
+    assert [(held["name"], held["pid"]) for held in found["leases"]] == [("maintenance", connection.info.backend_pid)]
+    assert f"running (pid {connection.info.backend_pid}" in " ".join(forge("status", url=database).out.split())
 
 
 def test_trim_drops_old_days_and_says_so_first(forge: Forge, connection: Connection, database: str) -> None:
