@@ -18,7 +18,6 @@ import contextlib
 import functools
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -212,7 +211,7 @@ class Forge:
         node = self.asgi().node
         if node is None:
             raise ServerError("the application is not running", fix="call it while the application serves")
-        await node.bus.publish("revoke", {"user": user, "tenant": tenant, "token_id": token_id, "at": time.time()})
+        await node.bus.publish("revoke", {"user": user, "tenant": tenant, "token_id": token_id, "at": node.bus.now()})
 
     def _config(self) -> Config:
         """What is in force: as everywhere, with the flags of `forge serve`; a URL of the application's own wins."""

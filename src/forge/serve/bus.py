@@ -5,12 +5,19 @@ node whose connection is down when it is sent. The messages of a node are number
 that it missed some: `on_gap` is told which node's, and asks that node for what matters. A node that has nothing to say
 sends a beat now and then, so a loss is noticed within `beat` seconds.
 
-Whoever may connect to the database may also send on the channel: handlers take nothing for granted but JSON.
+Whoever may connect to the database may also listen and send on the channel. So messages are encrypted and
+authenticated with a secret that only Forge's role can read (`forge.serve.cipher`): others hear that something was sent,
+when, by which node and how long it was; what they send is dropped, counted in `dropped`, and logged once.
+
+A message that is sent again is dropped: by its number where its sender is known, else by its time. A node takes the
+first message of a sender only if it is not older than `WINDOW`, nor than this node but for `SLACK` seconds. Times are
+those of the database's clock, which `now` tells; nodes' own clocks do not matter.
 """
 
 import asyncio
 import logging
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
@@ -18,12 +25,23 @@ from typing import Any, Final, Protocol
 import msgspec
 import psycopg
 
-from forge.changelog.connection import AsyncConnection, connect_async, translate
+from forge.changelog.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.errors import ForgeError, ServerError
-from forge.track.notify import Listener, listen, notify
+from forge.serve.cipher import Cipher
+from forge.track.notify import Listener, listen
 
 CHANNEL: Final = "forge_nodes"
 BEAT: Final = 10.0
+WINDOW: Final = 60.0
+"""Seconds after which the first message of a sender that nobody has heard of is too old."""
+SLACK: Final = 5.0
+"""Seconds by which nodes may differ in what the database's clock shows."""
+_REFRESH: Final = 1.0
+_SECRET: Final = (
+    "SELECT i.secret, extract(epoch FROM clock_timestamp())::float8 FROM forge.log_identity i ORDER BY i.id LIMIT 1"
+)
+_SEND: Final = "SELECT public.forge_notify(%s, %s), extract(epoch FROM clock_timestamp())::float8"
+_LONGEST: Final = 64 * 2**20
 _FAREWELL: Final = 5.0
 _MOST_REMEMBERED: Final = 4096
 _MOST_REVOKED: Final = 100_000
@@ -34,12 +52,13 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """A message on its way: the `number`-th of its sender."""
+    """A message on its way: the `number`-th of its sender, sent at a time of the database's clock."""
 
     sender: str
     number: int
     kind: str
     payload: Any = None
+    at: float | None = None
 
 
 class Exchange:
@@ -52,6 +71,8 @@ class Exchange:
         """Called with a node whose messages were missed."""
         self.on_reconnect: list[Callable[[], None]] = []
         """Called when messages are heard again after they were not for a while."""
+        self.dropped = {"forged": 0, "stale": 0, "repeated": 0}
+        """How many messages were not taken: of nobody who knows the secret, too old, heard before."""
         self._handlers: dict[str, list[Handler]] = {}
         self._work: list[Work] = []
         self._running: list[asyncio.Task[None]] = []
@@ -87,17 +108,26 @@ class Exchange:
         self._number += 1
         return Envelope(self.id, self._number, kind, payload)
 
-    def _receive(self, text: str) -> None:
+    def now(self) -> float:
+        """The time that revocations and messages are marked with, in seconds since the epoch."""
+        return time.time()
+
+    def _receive(self, text: str | bytes) -> None:
         try:
             message = msgspec.json.decode(text, type=Envelope)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             _log.warning("a message between nodes is malformed")
             return
+        self._take(message)
+
+    def _take(self, message: Envelope) -> None:
+        """Hand a message to who waits for it, once."""
         last = self._heard.pop(message.sender, None)
         self._heard[message.sender] = max(message.number, last or 0)
         if len(self._heard) > _MOST_REMEMBERED:
             self._heard.popitem(last=False)
         if last is not None and message.number <= last:
+            self.dropped["repeated"] += 1
             return
         missed = last is not None and message.number > last + 1
         for handler in self._handlers.get(message.kind, ()):
@@ -119,11 +149,26 @@ class Bus(Exchange):
         self._sending = asyncio.Lock()
         self._sends: set[asyncio.Task[None]] = set()
         self._stopped = False
+        self._cipher: Cipher | None = None
+        self._offset: float | None = None
+        self._began = 0.0
+        self._refreshed = 0.0
+
+    def now(self) -> float:
+        """The database's clock, as it was last seen to differ from this machine's."""
+        return time.time() if self._offset is None else time.monotonic() + self._offset
 
     async def start(self) -> None:
         """Begin to hear; raises ServerError when the database is not there."""
-        self._listener = await listen(self._url, CHANNEL).__aenter__()
+        self._listener = await listen(self._url, CHANNEL, longest=_LONGEST).__aenter__()
         self._listener.on_reconnect = self._reconnected
+        self._began = time.monotonic()
+        try:
+            async with self._sending:
+                await self._connected()
+        except BaseException:
+            await self._listener.aclose()
+            raise
         loop = asyncio.get_running_loop()
         self._running += [loop.create_task(self._listen(self._listener)), loop.create_task(self._beat_for_ever())]
         await super().start()
@@ -170,15 +215,36 @@ class Bus(Exchange):
 
     async def _send(self, envelope: Envelope) -> None:
         try:
-            if self._sender is None or self._sender.closed:
-                self._sender = await connect_async(self._url, application_name="forge bus")
-            await notify(self._sender, CHANNEL, msgspec.json.encode(envelope).decode())
+            sender = await self._connected()
+            assert self._cipher is not None
+            text = self._cipher.sealed(self.id, msgspec.json.encode(msgspec.structs.replace(envelope, at=self.now())))
+            with typed_errors():
+                row = await (await sender.execute(_SEND, (CHANNEL, text))).fetchone()
+            assert row is not None
+            self._offset = row[1] - time.monotonic()
         except psycopg.Error as error:
             await self._hang_up()
             raise translate(error) or ServerError("the other nodes cannot be reached", fix="try again") from error
         except BaseException:
             await self._hang_up()
             raise
+
+    async def _connected(self) -> AsyncConnection:
+        """The connection that sends; a new one has read the secret and the clock."""
+        if self._sender is None or self._sender.closed:
+            self._sender = await connect_async(self._url, application_name="forge bus")
+            await self._refresh(self._sender)
+        return self._sender
+
+    async def _refresh(self, connection: AsyncConnection) -> None:
+        with typed_errors():
+            row = await (await connection.execute(_SECRET)).fetchone()
+        if row is None:
+            raise ServerError("the log has no identity", fix="forge init")
+        self._offset = row[1] - time.monotonic()
+        self._refreshed = time.monotonic()
+        if self._cipher is None or self._cipher.secret != row[0]:
+            self._cipher = Cipher(row[0])
 
     async def _hang_up(self) -> None:
         sender, self._sender = self._sender, None
@@ -189,11 +255,57 @@ class Bus(Exchange):
         while True:
             try:
                 async for message in listener:
-                    self._receive(message.payload)
+                    await self._hear(message.payload)
                 return
             except (psycopg.Error, ForgeError) as error:
                 _log.error("the other nodes are not heard, trying again: %s", error)
                 await asyncio.sleep(1.0)
+
+    async def _hear(self, text: str) -> None:
+        """Take a message, if a node or the database sent it, and lately."""
+        message = self._opened(text)
+        if (message is None or self._stale(message)) and time.monotonic() - self._refreshed >= _REFRESH:
+            await self._look_again()  # perhaps the log was installed anew, or the clock was set
+            message = self._opened(text)
+        if message is None:
+            self._drop("forged", "no node sent it: some role of this database sends on the channel of the nodes")
+        elif self._stale(message):
+            self._drop("stale", "it is old: some role of this database sends again what it heard")
+        else:
+            self._take(message)
+
+    def _opened(self, text: str) -> Envelope | None:
+        """The message, if somebody wrote it who knows the secret."""
+        assert self._cipher is not None
+        if (transaction := self._cipher.defined(text)) is not None:
+            return Envelope(f"definitions {transaction}", 1, "definitions", at=self.now())
+        if (opened := self._cipher.opened(text)) is None:
+            return None
+        sender, body = opened
+        message = msgspec.json.decode(body, type=Envelope)
+        return message if message.sender == sender else None
+
+    def _stale(self, message: Envelope) -> bool:
+        """Whether its time speaks against it, where no number can."""
+        if message.sender in self._heard:
+            return False
+        oldest = max(self.now() - WINDOW, self._began + (self._offset or 0.0) - SLACK)
+        return message.at is None or message.at < oldest
+
+    def _drop(self, reason: str, why: str) -> None:
+        self.dropped[reason] += 1
+        if self.dropped[reason] == 1:
+            _log.warning("a message on %s was dropped, as others will be without a word: %s", CHANNEL, why)
+
+    async def _look_again(self) -> None:
+        self._refreshed = time.monotonic()
+        async with self._sending:
+            try:
+                if not self._stopped:
+                    await self._refresh(await self._connected())
+            except (psycopg.Error, ForgeError) as error:
+                await self._hang_up()
+                _log.warning("the secret of the nodes cannot be read: %s", error)
 
     async def _beat_for_ever(self) -> None:
         while True:
@@ -228,6 +340,8 @@ def wire_revocations(node: Revoking, bus: Exchange) -> None:
 
     def revoke(payload: Any) -> None:
         found = msgspec.convert(payload, Revocation)
+        if found.at > (latest := bus.now() + SLACK):  # else nobody could log in until then
+            found = msgspec.structs.replace(found, at=latest)
         named = (found.user, found.tenant, found.token_id)
         if named == (None, None, None) or (named in known and known[named].at >= found.at):
             return

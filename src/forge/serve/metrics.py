@@ -93,7 +93,8 @@ class Observed(Protocol):
 class Instruments:
     """The metrics of a reactor and of those connected to it.
 
-    `sessions` and `waiting` count open sessions and pushes that wait to be sent, `cache` what `CACHE_COUNTERS` names.
+    `sessions` and `waiting` count open sessions and pushes that wait to be sent, `cache` what `CACHE_COUNTERS` names,
+    `dropped` messages between nodes.
     What nobody counts is absent.
     """
 
@@ -104,6 +105,7 @@ class Instruments:
         sessions: Callable[[], int] | None = None,
         waiting: Callable[[], int] | None = None,
         cache: Callable[[], Mapping[str, int]] | None = None,
+        dropped: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         self.sessions = sessions
         self.waiting = waiting
@@ -112,6 +114,7 @@ class Instruments:
         self.outbox: Callable[[], Iterable[OutboxSample]] = lambda: ()
         """How the routes of the outbox fare."""
         self.cache = cache
+        self.dropped = dropped
         self._registry = CollectorRegistry()
         self._registry.register(_Reading(reactor, self))
         self._seconds = Histogram(
@@ -155,6 +158,13 @@ class _Reading(Collector):
         if self._instruments.cache is not None:
             for name, count in self._instruments.cache().items():
                 yield CounterMetricFamily(f"forge_cache_{name}", CACHE_COUNTERS[name], count)
+        if self._instruments.dropped is not None:
+            family = CounterMetricFamily(
+                "forge_bus_dropped", "Messages between nodes that were not taken, by why.", labels=["reason"]
+            )
+            for reason, count in self._instruments.dropped().items():
+                family.add_metric([reason], count)
+            yield family
         yield from _consumers(list(self._instruments.consumers()))
         yield from _outbox(list(self._instruments.outbox()))
 

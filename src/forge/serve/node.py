@@ -105,6 +105,7 @@ class Node:
             sessions=lambda: len(self.sessions),
             waiting=lambda: sum(session.waiting for session in self.sessions.values()),
             cache=None if cached is None else lambda: msgspec.structs.asdict(cached.keeper.metrics),
+            dropped=lambda: self.bus.dropped,
         )
         reactor.on_latency = self.instruments.observe
         reactor.on_push.append(trace_push)

@@ -41,7 +41,11 @@ _ANSWER: Final = 5.0
 _FETCH: Final = 60.0
 _LONGEST_PAUSE: Final = 10.0
 _SEND: Final = "SELECT public.forge_notify(%s, %s)"
-_REFERENCE: Final = re.compile(r'\{"forge_ref" ?: ?"([0-9a-f-]{36})"\}')
+_PAYLOAD: Final = (
+    "SELECT CASE WHEN octet_length(p.text) <= coalesce(%s::bigint, 2147483647) THEN p.text END"
+    " FROM (SELECT public.forge_payload(%s::uuid) AS text OFFSET 0) p"
+)
+_REFERENCE: Final = re.compile(r'\{"forge_ref" ?: ?"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"\}')
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,21 +102,24 @@ def _text(payload: object) -> str:
     return payload
 
 
-def listen(url: str, *channels: str) -> "Listener":
+def listen(url: str, *channels: str, longest: int | None = None) -> "Listener":
     """The messages on these channels, for ever.
 
     It begins to listen when the first message is awaited, or on entering `async with`, after which nothing that is
     sent is missed while the connection holds. The first connection must succeed; later ones are tried again.
+
+    With `longest`, a payload that is larger, or came too late, is an empty text: for those who trust no sender.
     """
     if not channels:
         raise NotifyError("there is no channel to listen on", fix="name one or more")
-    return Listener(url, tuple(checked_channel(channel) for channel in channels))
+    return Listener(url, tuple(checked_channel(channel) for channel in channels), longest)
 
 
 class Listener(AsyncIterator[Notification]):
     """An endless iterator of messages; `aclose`, or leaving `async with`, ends its connection."""
 
-    def __init__(self, url: str, channels: tuple[str, ...]) -> None:
+    def __init__(self, url: str, channels: tuple[str, ...], longest: int | None = None) -> None:
+        self._longest = longest
         self._url = url
         self._channels = channels
         self._connection: AsyncConnection | None = None
@@ -169,9 +176,11 @@ class Listener(AsyncIterator[Notification]):
     async def _resolve(self, connection: AsyncConnection, payload: str) -> str | None:
         if (match := _REFERENCE.fullmatch(payload)) is None:
             return payload
-        cursor = await connection.execute("SELECT public.forge_payload(%s::uuid)", (match[1],))
+        cursor = await connection.execute(_PAYLOAD, (self._longest, match[1]))
         row = await cursor.fetchone()
         if row is None or row[0] is None:
+            if self._longest is not None:
+                return ""
             logger.warning("a large payload came too late: it is kept for a day only")
             return None
         return str(row[0])

@@ -19,6 +19,7 @@ BEGIN
     line := ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
     SELECT * INTO found FROM forge.log_identity ORDER BY id DESC LIMIT 1;
     IF (found.system_identifier, found.timeline, found.database, found.log) = (server, line, here, made) THEN
+        found.secret := NULL;  -- whoever follows the log may call this
         RETURN found;
     END IF;
     LOCK TABLE forge.log_identity IN SHARE ROW EXCLUSIVE MODE;
@@ -35,6 +36,7 @@ BEGIN
             PERFORM pg_sleep(0.01);
         END LOOP;
     END IF;
+    found.secret := NULL;
     RETURN found;
 END
 $body$;

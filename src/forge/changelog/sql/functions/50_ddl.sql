@@ -73,7 +73,16 @@ END
 $body$;
 
 -- Views, functions, policies and grants change what queries return without any row changing: nodes that serve live queries
--- are told, as forge.serve.bus has it.
+-- are told, as forge.serve.bus has it. The seal is by a secret that other roles cannot read; it is the first one of the log,
+-- which a failover leaves as it is.
+CREATE OR REPLACE FUNCTION forge.tell_definitions() RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT pg_notify('forge_nodes', concat_ws(' ', 'definitions', x.id, encode(sha256(convert_to(
+               concat_ws(' ', i.secret, 'definitions', x.id), 'UTF8')), 'hex')))
+    FROM (SELECT pg_current_xact_id()::text AS id) x, (SELECT l.secret FROM forge.log_identity l ORDER BY l.id LIMIT 1) i
+$body$;
+REVOKE ALL ON FUNCTION forge.tell_definitions() FROM PUBLIC;
+
 CREATE OR REPLACE FUNCTION forge.on_definition() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
@@ -81,8 +90,7 @@ BEGIN
     IF current_setting('forge.refreshing', true) IS DISTINCT FROM 'yes' AND current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll'
        AND (NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands())
             OR EXISTS (SELECT FROM pg_event_trigger_ddl_commands() c WHERE c.schema_name IS DISTINCT FROM 'pg_temp')) THEN
-        PERFORM pg_notify('forge_nodes', json_build_object('sender', 'definitions ' || pg_current_xact_id(), 'number', 1,
-                                                           'kind', 'definitions')::text);
+        PERFORM forge.tell_definitions();
     END IF;
 END
 $body$;
