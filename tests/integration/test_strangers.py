@@ -73,6 +73,7 @@ def stranger(server: PostgresServer, connection: Connection) -> Iterator[Strange
     stranger.end()
 
 
+@pytest.mark.contract("T5", "R9")
 @pytest.mark.every_version
 def test_maintenance_goes_on(stranger: Stranger, database: str) -> None:
     report = run_once(database, Policy())
