@@ -18,4 +18,6 @@ OUTBOX: Final = _FORGE + 4
 """Held for the moment in which scheduled messages join the outbox."""
 VERSIONS: Final = _FORGE + 5
 """Held by whoever maintains the journals of change versions."""
+INSTANTS: Final = _FORGE + 6
+"""Held while an instant is recorded."""
 DEMO: Final = _FORGE + 94
