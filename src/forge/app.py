@@ -41,6 +41,7 @@ from forge.deliver.payload import Envelope, Payload
 from forge.deliver.sink import Sink
 from forge.deliver.webhooks.endpoints import Configured
 from forge.errors import ServerError
+from forge.history.instants import Gap
 from forge.react import past
 from forge.react.cached import Cached
 from forge.react.group import Settings
@@ -189,8 +190,8 @@ class Forge:
         """Send the messages of a topic of the outbox, or of many, to a sink."""
         self.outbox.to(topic, sink, **options)
 
-    def as_of(self, at: datetime) -> "AsOf":
-        """The application's queries as they would have been answered at an instant."""
+    def as_of(self, at: datetime | None) -> "AsOf":
+        """The application's queries as they would have been answered at an instant; None is now."""
         return AsOf(self, at)
 
     async def replay(
@@ -201,7 +202,7 @@ class Forge:
         with database(self._config()) as found:
             last: Any = _NOTHING
             for instant in await past.instants(found.url, since, until):
-                value = await past.ask(found.url, call, instant)
+                value = (await past.ask(found.url, call, instant)).value
                 if last is _NOTHING or value != last:
                     yield instant, value
                 last = value
@@ -337,17 +338,24 @@ class Forge:
 
 
 class AsOf:
-    """An application at an instant of its past."""
+    """An application at an instant of its past.
 
-    def __init__(self, app: Forge, at: datetime) -> None:
+    `gap` tells of the last query: the instants asked and answered, and how many changes of its tables lie between; None
+    before the first one, and where it read no table.
+    """
+
+    def __init__(self, app: Forge, at: datetime | None) -> None:
         self._app = app
         self._at = at
+        self.gap: Gap | None = None
 
     async def query(self, name: str, /, *, auth: Auth = ANYONE, **arguments: Any) -> Any:
         """What the query would have returned then."""
         call = self._app.registry.call(name, arguments, auth)
         with database(self._app._config()) as found:
-            return await past.ask(found.url, call, self._at)
+            then = await past.ask(found.url, call, self._at)
+        self.gap = then.gap
+        return then.value
 
 
 def _free(name: str) -> None:

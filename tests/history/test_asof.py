@@ -149,8 +149,75 @@ def test_the_answer_is_of_the_last_instant_before(connection: Connection, clock:
         first,
         None,
     )
+    gap = table_as_of(connection, "item", just_before).gap
+    assert (gap.asked, gap.at, gap.changes, gap.unsure) == (just_before, first, 1, 0)
+    assert str(gap).endswith("s before; 1 change lies between)")
     later = row_as_of(connection, "public.item", {"id": 1}, FAR)
-    assert (later.table, later.asked, later.at, later.row) == ("public.item", FAR, second, {"id": 1, "name": "x"})
+    assert (later.table, later.asked, later.row) == ("public.item", FAR, {"id": 1, "name": "x"})
+    assert second < later.at < FAR  # the future means now
+
+
+@pytest.mark.contract("T9")
+def test_now_is_answered_from_the_table_itself(connection: Connection) -> None:
+    """However short a time ago the table was enabled, and without any recorded instant."""
+    connection.execute("SELECT forge.current_identity()")
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY, name text)")
+    connection.execute("INSERT INTO item VALUES (1, 'before')")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    enabled = server_time(connection)
+    found = row_as_of(connection, "item", 1, None)
+    assert (found.row, found.gap.seconds, found.gap.changes, found.gap.unsure) == ({"id": 1, "name": "before"}, 0, 0, 0)
+    assert row_as_of(connection, "item", 1, enabled).row == {"id": 1, "name": "before"}
+    connection.execute("UPDATE item SET name = 'after'")
+    updated = server_time(connection)
+    connection.execute("DELETE FROM item")
+    for at, row, unsure in ((enabled, "before", 1), (updated, "after", 2), (server_time(connection), None, 3)):
+        found = row_as_of(connection, "item", 1, at)
+        assert (found.row and found.row["name"]) == row
+        assert (found.at, found.gap.changes, found.gap.unsure) == (at, 0, unsure)
+    assert table_as_of(connection, "item", None).rows == []
+    with pytest.raises(HistoryUnavailable, match="first recorded instant"):
+        table_as_of(connection, "item", datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.contract("T9")
+def test_what_may_have_been_committed_after_the_instant_is_told(
+    database: str, connection: Connection, clock: Clock
+) -> None:
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    recorded = clock.tick()
+    with connect(database) as slow:
+        with slow.transaction():
+            slow.execute("INSERT INTO item VALUES (1)")
+            at = server_time(connection)
+            assert table_as_of(connection, "item", at).rows == []
+        found = table_as_of(connection, "item", at)
+        assert (found.rows, found.gap.unsure) == ([{"id": 1}], 1)
+        assert str(found.gap).endswith("(1 change may have been committed after)")
+        assert (table_as_of(connection, "item", recorded).rows, found.gap.changes) == ([], 0)
+        clock.tick()
+    found = table_as_of(connection, "item", at)
+    assert (found.rows, found.at, found.gap.changes, found.gap.unsure) == ([], recorded, 1, 0)
+
+
+def test_an_instant_before_a_failover_is_not_answered_from_the_table_of_now(connection: Connection) -> None:
+    connection.execute("SELECT forge.current_identity()")
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    at = server_time(connection)
+    connection.execute("INSERT INTO item VALUES (1)")
+    connection.execute("UPDATE forge.log_identity SET timeline = timeline + 1")  # as if it were another server
+    with pytest.raises(HistoryUnavailable, match="first recorded instant"):
+        table_as_of(connection, "item", at)
+    assert table_as_of(connection, "item", None).rows == [{"id": 1}]
+
+
+def server_time(connection: Connection) -> datetime:
+    row = connection.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    assert isinstance(row[0], datetime)
+    return row[0]
 
 
 def test_nothing_is_recorded_while_nothing_changes(connection: Connection, clock: Clock) -> None:
@@ -323,6 +390,62 @@ def test_columns_that_came_and_went_since(connection: Connection, clock: Clock) 
     assert in_order(table_as_of(connection, "item", between).rows) == in_order(wide)
     assert row_as_of(connection, "item", 2, at).row == copy[2]
     assert [column.name for column in table_as_of(connection, "item", at).columns] == list(copy[0])
+
+
+TYPES = (
+    "CREATE DOMAIN email AS text CHECK (value LIKE '%@%')",
+    "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+    "CREATE TYPE place AS (x int, mood mood)",
+    "CREATE TYPE span AS RANGE (subtype = mood)",
+    "CREATE TABLE item (id int PRIMARY KEY, mail email, mood mood, moods mood[], place place, span span, n numeric)",
+    "INSERT INTO item VALUES (1, 'a@b', 'ok', '{ok,sad}', '(1,ok)', '[sad,ok]', 1.5)",
+)
+
+
+@pytest.mark.parametrize(
+    ("statement", "forgotten"),
+    [
+        ("ALTER TYPE mood ADD VALUE 'glad'", set()),
+        ("ALTER TYPE mood ADD VALUE 'blue' BEFORE 'sad'", set()),
+        ("ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'", {"mood", "moods", "place", "span"}),
+        ("ALTER TYPE place ADD ATTRIBUTE y int", {"place"}),
+        ("ALTER TYPE place RENAME ATTRIBUTE x TO y", {"place"}),
+        ("ALTER TYPE mood RENAME TO feeling", set()),
+        ("ALTER TYPE mood RENAME TO feeling; ALTER TABLE item ADD COLUMN more int", set()),
+        ("ALTER DOMAIN email RENAME TO mail; ALTER TABLE item ADD COLUMN more int", set()),
+        ("ALTER DOMAIN email ADD CONSTRAINT short CHECK (length(value) < 100)", set()),
+        ("ALTER DOMAIN email SET DEFAULT 'x@y'", set()),
+        ("ALTER DOMAIN email DROP CONSTRAINT email_check", set()),
+        ("COMMENT ON TYPE mood IS 'how one feels'; COMMENT ON COLUMN item.mood IS 'how one feels'", set()),
+        ("ALTER TABLE item ALTER mood SET DEFAULT 'ok'", set()),
+        ("ALTER TYPE mood ADD VALUE 'glad'; ALTER TABLE item RENAME mood TO feeling", set()),
+    ],
+)
+@pytest.mark.contract("T9")
+def test_only_columns_whose_values_are_printed_otherwise_since_are_forgotten(
+    connection: Connection, clock: Clock, statement: str, forgotten: set[str]
+) -> None:
+    for made in TYPES:
+        connection.execute(made.encode())
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    before = clock.tick()
+    (row,) = rows_as_text(connection, "item")
+    for part in statement.split("; "):
+        connection.execute(part.encode())
+    connection.execute("INSERT INTO item (id) VALUES (2)")
+    clock.tick()
+    found = row_as_of(connection, "item", 1, before).row
+    assert found is not None
+    expected = {name: UNAVAILABLE if name in forgotten else value for name, value in row.items()}
+    assert {name: value if value is UNAVAILABLE else str(value) for name, value in found.items()} == expected
+
+
+def rows_as_text(connection: Connection, table: str) -> Rows:
+    cursor = connection.execute(f"SELECT e.key, e.value FROM {table} t, jsonb_each_text(to_jsonb(t)) e".encode())
+    text = dict(cursor.fetchall())
+    literal = connection.execute(f"SELECT moods::text, place::text FROM {table}".encode()).fetchone()
+    assert literal is not None
+    return [{**text, "moods": literal[0], "place": literal[1]}]
 
 
 @pytest.mark.contract("T9")

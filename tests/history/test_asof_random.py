@@ -1,16 +1,20 @@
 """Random histories of several writers: at every recorded instant as-of is the copy taken in that snapshot."""
 
+import json
 import random
 import threading
+from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 import psycopg
 import pytest
 
 from forge.changelog.connection import Connection, connect
+from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
 from forge.history.asof import as_of, row_as_of, table_as_of
-from tests.history.moments import Moment, begin, differing, in_order, record
+from tests.history.moments import Moment, begin, copy, differing, in_order, record
 
 PASSING = (
     psycopg.errors.DeadlockDetected,
@@ -166,6 +170,82 @@ def test_writes_and_truncates_while_columns_come_and_go(database: str, connectio
         assert _rewritten_before(connection, moment)
         assert refusal.oldest is not None
         assert "an earlier one" in refusal.fix or refusal.oldest > moment.at
+
+
+@pytest.mark.contract("T9")
+@pytest.mark.parametrize("seed", [21, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(22, 26))])
+def test_any_instant_is_answered_and_how_far_the_answer_is_from_it(
+    database: str, connection: Connection, seed: int
+) -> None:
+    """Instants between recorded ones, after the newest, and now, against what the log says of every transaction."""
+    ran(database, connection, seed, truncates=False, redefines=False)
+    writer = Writer(database, seed, truncates=False, redefines=False)
+    writer.run(10)  # nothing is recorded any more
+    assert writer.failure is None
+    pairs = [
+        (at, Snapshot.parse(text))
+        for at, text in connection.execute("SELECT at, snapshot::text FROM forge.instant ORDER BY at").fetchall()
+    ]
+    written = connection.execute(
+        "SELECT l.transaction_id::text::bigint, l.at, v.table_name = 'item' FROM forge.forge_event_log l"
+        " JOIN forge.table_version v ON v.id = l.version ORDER BY l.id"
+    ).fetchall()
+    changes = [(xid, at) for xid, at, of_item in written if of_item]
+    dice = random.Random(seed)
+    newest = pairs[-1][0]
+    times = [at for _, at, _ in written]
+    asked = [
+        *(_between(dice, pairs[0][0], newest) for _ in range(12)),
+        *(_between(dice, newest, times[-1]) for _ in range(6)),
+        *dice.sample(times, 6),
+        *dice.sample([at for at, _ in pairs], 3),
+    ]
+    for at in (moment for moment in asked if moment >= pairs[0][0]):
+        found = table_as_of(connection, "item", at)
+        recorded, before = max(pair for pair in pairs if pair[0] <= at)
+        after = next((snapshot for other, snapshot in pairs if other > at), None)
+        later = {xid for xid, time, _ in written if time > at}
+        if at > newest:
+            missed = 0
+            unsure = sum(not before.sees(xid) and xid not in later for xid, _ in changes)
+            assert (found.at, found.gap.seconds) == (at, 0)
+        else:
+            missed = sum(
+                not before.sees(xid) and (after is None or after.sees(xid)) and time <= at for xid, time in changes
+            )
+            missed, unsure = (0 if recorded == at else missed), 0
+            assert (found.at, found.gap.seconds) == (recorded, (at - recorded).total_seconds())
+            assert in_order(found.rows) == in_order(table_as_of(connection, "item", recorded).rows)
+        assert (found.asked, found.gap.changes, found.gap.unsure, found.gap.capped) == (at, missed, unsure, False)
+    last = table_as_of(connection, "item", times[-1])
+    for exact in (last.rows, table_as_of(connection, "item", None).rows):
+        assert in_order(exact) == in_order(copy(connection, "item"))
+    # after the newest recorded instant: without the transactions that wrote later
+    for at in dice.sample([at for at in times if at > newest], 5):
+        later = {xid for xid, time, _ in written if time > at}
+        assert in_order(table_as_of(connection, "item", at).rows) == in_order(_replayed(connection, later))
+
+
+def _between(dice: random.Random, one: datetime, other: datetime) -> datetime:
+    return one + (other - one) * dice.random()
+
+
+def _replayed(connection: Connection, without: set[int]) -> list[dict[str, Any]]:
+    """The rows of item as the log's images tell them, forwards, without some transactions."""
+    rows: dict[str, Any] = {}
+    found = connection.execute(
+        "SELECT l.transaction_id::text::bigint, l.op::text, l.row_id, l.after::text FROM forge.forge_event_log l"
+        " JOIN forge.table_version v ON v.id = l.version WHERE v.table_name = 'item' AND l.op IN ('I', 'U', 'D')"
+        " ORDER BY coalesce(l.rank, l.id), l.id"
+    )
+    for xid, op, key, after in found:
+        if xid in without:
+            continue
+        if op == "D":
+            rows.pop(key)
+        else:
+            rows[key] = json.loads(after, parse_float=Decimal)
+    return [{**row, "price": None if row["price"] is None else Decimal(row["price"])} for row in rows.values()]
 
 
 def _rewritten_before(connection: Connection, moment: Moment) -> bool:

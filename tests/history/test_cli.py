@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import pytest
@@ -52,11 +53,19 @@ def forge(database: str, connection: Connection) -> Run:
     return run
 
 
+@pytest.fixture
+def recorded(forge: Run, connection: Connection) -> str:
+    """The last recorded instant: before the row was deleted."""
+    row = connection.execute("SELECT max(at) FROM forge.instant").fetchone()
+    assert row is not None
+    return str(row[0].isoformat())
+
+
 def lines(done: Done) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_history(forge: Run) -> None:
+def test_history(forge: Run, recorded: str) -> None:
     shown = forge("history", "orders", "1").stdout.splitlines()
     assert [line.split()[2] for line in shown] == ["DELETE", "UPDATE", "INSERT", "SCHEMA"]
     assert "status: placed → paid, secret: (hidden)  bob · checkout" in shown[1]
@@ -71,7 +80,12 @@ def test_history(forge: Run) -> None:
         "number": 7,
     }
     assert "\x1b" not in forge("history", "orders", "2").stdout
-    assert "(unknown)" in forge("history", "orders", "1", "--at", "now").stdout
+    then = forge("history", "orders", "1", "--at", recorded)
+    assert "(unknown)" in then.stdout
+    assert "public.orders as of" in then.stderr
+    row, told = lines(forge("history", "orders", "1", "--at", recorded, "--json"))
+    assert (row["id"], told["as_of"]["table"], told["as_of"]["gap_seconds"]) == (1, "public.orders", 0)
+    assert "there was no such row" in forge("history", "orders", "1", "--at", "now").stdout
     never = forge("history", "orders", "99999")
     assert "the log has no change of such a row" in never.stdout + never.stderr
 
@@ -91,18 +105,44 @@ def test_audit(forge: Run) -> None:
         assert "no change in the log matches" in nothing.stdout + nothing.stderr
 
 
-def test_as_of(forge: Run) -> None:
-    assert lines(forge("as-of", "orders", "--at", "now", "--where", "total < 15", "--json")) == [
-        {"id": 1, "status": "paid", "total": {"$numeric": "10.50"}, "secret": {"$unavailable": True}}
-    ]
-    rows = list(csv.DictReader(io.StringIO(forge("as-of", "orders", "--at", "now", "--csv").stdout)))
+def test_as_of(forge: Run, recorded: str) -> None:
+    *found, told = lines(forge("as-of", "orders", "--at", recorded, "--where", "total < 15", "--json"))
+    assert found == [{"id": 1, "status": "paid", "total": {"$numeric": "10.50"}, "secret": {"$unavailable": True}}]
+    assert told["as_of"].keys() == {
+        "table",
+        "asked",
+        "at",
+        "gap_seconds",
+        "changes_between",
+        "changes_unsure",
+        "changes_capped",
+    }
+    rows = list(csv.DictReader(io.StringIO(forge("as-of", "orders", "--at", recorded, "--csv").stdout)))
     assert {(row["id"], row["total"], row["secret"]) for row in rows} == {("1", "10.50", ""), ("2", "20", "")}
-    shown = forge("as-of", "orders", "--at", "0s ago", "--key", "1")
+    shown = forge("as-of", "orders", "--at", recorded, "--key", "1")
     assert shown.stdout.split()[:4] == ["id", "status", "total", "secret"]
     assert "public.orders as of" in shown.stderr
     assert [line for line in shown.stdout.splitlines() if line != line.rstrip()] == []
     both = lines(forge("as-of", "orders", "line", "--at", "now", "--json"))
-    assert {(line["table"], len(line["row"])) for line in both} == {("orders", 4), ("line", 2)}
+    assert {(line["table"], len(line["row"])) for line in both if "row" in line} == {("orders", 4), ("line", 2)}
+    assert {line["as_of"]["at"] for line in both if "as_of" in line} == {both[-1]["as_of"]["asked"]}
+
+
+def test_as_of_says_how_old_the_answer_is(forge: Run, recorded: str, connection: Connection) -> None:
+    at = datetime.fromisoformat(recorded)
+    connection.execute("INSERT INTO orders SELECT n, 'new', 1, NULL FROM generate_series(10, 12) n")
+    written = connection.execute("SELECT clock_timestamp()").fetchone()
+    assert written is not None
+    record(connection, ["orders"])
+    asked = written[0].isoformat()
+    *found, told = lines(forge("as-of", "orders", "--at", asked, "--json"))
+    assert len(found) == 2
+    assert told["as_of"]["gap_seconds"] == (written[0] - at).total_seconds()
+    assert told["as_of"]["changes_between"] == 4
+    assert " s before; 4 changes lie between)" in forge("as-of", "orders", "--at", asked).stderr
+    assert " s before; no change lies between)" in forge("as-of", "line", "--at", asked).stderr
+    assert "before" not in forge("as-of", "orders", "--at", "now").stderr
+    assert len(lines(forge("as-of", "orders", "--at", "now", "--json"))[:-1]) == 4
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -14,6 +15,7 @@ from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Keeper, Policy, run_once
 from forge.changelog.partitions import AHEAD, partition_name
 from forge.changelog.reader import Reader
+from forge.cursor import Snapshot
 from forge.errors import ConfigError, CursorExpired, NotInstalled, ServerError
 from forge.postgres import PostgresServer
 from forge.testing import FaultProxy
@@ -360,6 +362,68 @@ def test_another_node_takes_over_when_the_one_that_maintains_dies(database: str,
             assert not first.done()
             assert not second.done()
     wait_until(lambda: holder() is None)
+
+
+@pytest.mark.contract("T9")
+def test_instants_are_recorded_while_a_round_takes_long(
+    database: str, shop: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, go_on = threading.Event(), threading.Event()
+    whole = Keeper.round
+
+    def long_round(keeper: Keeper) -> maintenance.Report:
+        report = whole(keeper)
+        rounds.set()
+        assert go_on.wait(SOON)
+        return report
+
+    monkeypatch.setattr(Keeper, "round", long_round)
+    with maintaining(database, Policy(interval=0.2, instants=0.05)) as task:
+        try:
+            assert rounds.wait(SOON)
+            for _ in range(5):
+                seen = one(shop, "SELECT max(at) FROM forge.instant")
+                shop.execute("INSERT INTO item (name) VALUES ('x')")
+                wait_until(lambda seen=seen: one(shop, "SELECT max(at) FROM forge.instant") != seen)
+            assert not task.done()
+        finally:
+            go_on.set()
+
+
+def test_instants_go_on_after_their_table_was_locked(database: str, shop: Connection) -> None:
+    with maintaining(database, Policy(interval=0.2, instants=0.05)) as task, connect(database) as other:
+        wait_until(lambda: one(shop, "SELECT max(at) FROM forge.instant"))
+        with other.transaction():
+            other.execute("LOCK TABLE forge.instant IN ACCESS EXCLUSIVE MODE")
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'forge.instant'::regclass"
+            shop.execute("INSERT INTO item (name) VALUES ('x')")
+            wait_until(lambda: one(shop, waiting))
+            wait_until(lambda: not one(shop, waiting))
+        seen = one(shop, "SELECT max(at) FROM forge.instant")
+        shop.execute("INSERT INTO item (name) VALUES ('y')")
+        wait_until(lambda: one(shop, "SELECT max(at) FROM forge.instant") != seen)
+        assert not task.done()
+
+
+def test_instants_grow_in_both_whoever_records_them(database: str, shop: Connection) -> None:
+    """Several sessions may record for a moment, when one node takes over from another."""
+    with writing(database):
+        keepers = [Keeper.open(database, Policy(instants=0.001)) for _ in range(3)]
+        threads = [threading.Thread(target=keeper.record_instants) for keeper in keepers]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: int(str(one(shop, "SELECT count(*) FROM forge.instant"))) > 200)
+        for keeper in keepers:
+            keeper._stopped.set()
+        for thread in threads:
+            thread.join(SOON)
+        for keeper in keepers:
+            keeper.close()
+    pairs = [
+        Snapshot.parse(text)
+        for (text,) in shop.execute("SELECT snapshot::text FROM forge.instant ORDER BY at").fetchall()
+    ]
+    assert all(newer.covers(older) for older, newer in pairwise(pairs))
 
 
 def test_maintenance_survives_a_network_that_comes_and_goes(

@@ -252,7 +252,16 @@ export interface Difference {
 /** `forge.as_of(table, key, at)`. */
 export interface PastRow {
   table: string;
+  asked: string;
+  /** The instant that is answered, and how long before the one asked for it is. */
   at: string;
+  gap_seconds: number;
+  /** Changes of the table written by the instant asked for that are not in the answer. */
+  changes_between: number | null;
+  /** Changes in the answer that may have been committed after the instant asked for. */
+  changes_unsure: number | null;
+  /** There are more of either. */
+  changes_capped: boolean;
   row: Row | null;
 }
 

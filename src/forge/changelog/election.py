@@ -26,6 +26,8 @@ Schema = Literal["forge", "forge_versions"]
 
 MAINTENANCE: Final = "maintenance"
 """The lease of the session that maintains the log."""
+INSTANTS: Final = "instants"
+"""The lease of the session that records instants."""
 
 
 class Holder(msgspec.Struct, frozen=True):

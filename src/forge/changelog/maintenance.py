@@ -16,7 +16,8 @@ What always holds:
 - A day past retention that a consumer has not read is held for `hold_days`, unless the log is over its cap; every
   round says so in its report, and says too what will be dropped unread within a day.
 - A pair (instant, snapshot) in `forge.instant` says: all that the snapshot sees was committed before the instant.
-  Pairs are recorded while something changes, `instants` seconds apart; they grow in both.
+  Pairs are recorded while something changes, `instants` seconds apart; they grow in both. The elected node records
+  them in a thread and a session of their own, so no round, no lock and no busy event loop delays them.
 - Where the log is sealed (`forge.history.chain`), every round seals what was committed by then, page by page.
 """
 
@@ -24,6 +25,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -126,7 +128,7 @@ def _first_kept(now: datetime, policy: Policy) -> date:
 def run_once(url: str, policy: Policy = Policy()) -> Report:  # noqa: B008
     """One round; `busy` when another node is the one that maintains, and then nothing is done."""
     with typed_errors(), Keeper.open(url, policy) as keeper:
-        return keeper.round() if keeper.elected() else Report(busy=True)
+        return keeper.round(instant=True) if keeper.elected() else Report(busy=True)
 
 
 async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
@@ -144,7 +146,7 @@ async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
             try:
                 keeper = await _in(thread, lambda: Keeper.open(url, policy))
                 connected = True
-                await _hold(keeper, policy, thread)
+                await _hold(url, keeper, policy, thread)
                 failures = 0
             except (psycopg.Error, ServerError) as error:
                 if not connected:
@@ -155,23 +157,48 @@ async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
 
-async def _hold(keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
+async def _hold(url: str, keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
     """Maintain until the session is lost; return at once when another node holds the lease. Then the session ends."""
     try:
         if not await _in(thread, keeper.elected, keeper):
             return
-        due = time.monotonic()
-        while True:
-            if time.monotonic() >= due:
-                report = await _in(thread, keeper.round, keeper)
-                for problem in report.problems:
-                    logger.warning("maintenance of the log: %s", problem)
-                due = time.monotonic() + policy.interval
-            else:
-                await _in(thread, keeper.record_instant, keeper)
-            await asyncio.sleep(min(policy.instants, max(0.0, due - time.monotonic())))
+        rounds = asyncio.ensure_future(_rounds(keeper, policy, thread))
+        instants = asyncio.ensure_future(_instants(url, policy))
+        try:
+            await asyncio.wait([rounds, instants], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            rounds.cancel()
+            instants.cancel()
+            await asyncio.wait([rounds, instants])
+        for ended in (rounds, instants):
+            if not ended.cancelled():
+                ended.result()
     finally:
         keeper.close()
+
+
+async def _rounds(keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
+    """Run a round every `interval`; in between, show the server that this holder is alive."""
+    due = time.monotonic()
+    while True:
+        if time.monotonic() >= due:
+            report = await _in(thread, keeper.round, keeper)
+            for problem in report.problems:
+                logger.warning("maintenance of the log: %s", problem)
+            due = time.monotonic() + policy.interval
+        else:
+            await _in(thread, keeper.ping, keeper)
+        await asyncio.sleep(min(policy.instants, max(0.0, due - time.monotonic())))
+
+
+async def _instants(url: str, policy: Policy) -> None:
+    """Record instants until cancelled or the session is lost, in a thread that does nothing else."""
+    with ThreadPoolExecutor(1, "forge-instants") as thread:
+        keeper = await _in(thread, lambda: Keeper.open(url, policy))
+        try:
+            await _in(thread, keeper.record_instants, keeper)
+        finally:
+            keeper.close()
 
 
 async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Keeper | None" = None) -> T:
@@ -195,7 +222,7 @@ class Keeper:
     def __init__(self, connection: Connection, policy: Policy) -> None:
         self._connection = connection
         self._policy = policy
-        self._stopped = False
+        self._stopped = threading.Event()
         self._value_seen: int | None = None
         self._unfinished: list[int] = []
 
@@ -230,7 +257,7 @@ class Keeper:
 
     def stop(self) -> None:
         """From another thread: end the statement that runs, and begin no other."""
-        self._stopped = True
+        self._stopped.set()
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=2)
 
@@ -238,8 +265,8 @@ class Keeper:
         """Whether this session is the one that maintains; if so it stays so until it ends."""
         return election.take(self._connection, election.MAINTENANCE)
 
-    def round(self) -> Report:
-        """All the work that there is now. A step that fails is a problem in the report and hinders no other."""
+    def round(self, *, instant: bool = False) -> Report:
+        """Do all the work that there is now, and record an instant if asked. A step that fails is a problem in the report."""
         report = Report()
         now: datetime = self._value("SELECT clock_timestamp()").astimezone(UTC)
         kept = _first_kept(now, self._policy)
@@ -268,11 +295,24 @@ class Keeper:
         with self._step(report, "payloads"):
             report.trimmed_payloads = self._batches(_TRIM_PAYLOADS, before=now - PAYLOADS_KEPT)
         with self._step(report, "instants"):
-            self.record_instant()
+            if instant:
+                self.record_instant()
             report.trimmed_instants = self._batches(_TRIM_INSTANTS, before=_midnight(kept))
         with self._step(report, "seals"):
             report.sealed = self._seal()
         return report
+
+    def ping(self) -> None:
+        """Say something, so that the session is not taken for one that hangs; raise when it is lost."""
+        self._value("SELECT 1")
+
+    def record_instants(self) -> None:
+        """Record an instant every `instants` seconds, until stopped."""
+        due = time.monotonic()
+        while not self._stopped.wait(max(0.0, due - time.monotonic())):
+            due = time.monotonic() + self._policy.instants
+            with contextlib.suppress(psycopg.errors.LockNotAvailable):  # recorded the next time
+                self.record_instant()
 
     def record_instant(self) -> bool:
         """Record an instant and what was committed by then, if that changed since the last one."""
@@ -280,10 +320,15 @@ class Keeper:
         moved = value != self._value_seen
         if not moved and not self._unfinished:
             return False
+        # One session at a time, and the snapshot comes after the lease: otherwise pairs might not grow in both.
+        if not election.take(self._connection, election.INSTANTS):
+            return False
+        # The commit waits for no disk and no standby: an instant that is lost in a crash only makes a gap.
         row = self._connection.execute(
             "INSERT INTO forge.instant (at, snapshot)"
             " SELECT greatest(clock_timestamp(), (SELECT max(at) + interval '1 microsecond' FROM forge.instant)),"
-            " pg_current_snapshot() WHERE %(moved)s OR EXISTS (SELECT FROM unnest(%(unfinished)s::text[]) x"
+            " pg_current_snapshot() FROM set_config('synchronous_commit', 'off', true)"
+            " WHERE %(moved)s OR EXISTS (SELECT FROM unnest(%(unfinished)s::text[]) x"
             " WHERE pg_visible_in_snapshot(x::xid8, pg_current_snapshot()))"
             " RETURNING snapshot::text, pg_current_xact_id()::text",
             {"moved": moved, "unfinished": [str(xid) for xid in self._unfinished]},
@@ -473,12 +518,12 @@ class Keeper:
     @contextlib.contextmanager
     def _step(self, report: Report, name: str) -> Iterator[None]:
         """A step of a round that hinders no other when it fails, unless the session is lost or stopped."""
-        if self._stopped:
+        if self._stopped.is_set():
             raise psycopg.OperationalError("maintenance was stopped")
         try:
             yield
         except psycopg.Error as error:
-            if self._connection.closed or self._stopped:
+            if self._connection.closed or self._stopped.is_set():
                 raise
             report.problems.append(f"{name}: {_line(error)}")
 

@@ -3,7 +3,6 @@
 import csv
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC
 from itertools import islice
 from typing import Annotated, Any, Final
 
@@ -15,7 +14,7 @@ from forge.cli.session import Session, session
 from forge.cli.tables import known
 from forge.feed import cut, shown, value_text
 from forge.history.asof import at_instant
-from forge.history.instants import instant
+from forge.history.instants import Gap, instant_or_now
 from forge.history.tracked import key_of
 from forge.wire import encode_row
 
@@ -37,7 +36,7 @@ def as_of(
     context: typer.Context,
     tables: Annotated[list[str], typer.Argument(metavar="TABLE...", help="The tables: orders, sales.orders.")],
     at: Annotated[
-        str, typer.Option("--at", metavar="INSTANT", help="2026-11-10T09:00Z, '2026-11-10 09:00+00', 1h ago, 1d.")
+        str, typer.Option("--at", metavar="INSTANT", help="2026-11-10T09:00Z, '2026-11-10 09:00+00', 1h ago, now.")
     ],
     where: Annotated[
         str | None, typer.Option("--where", metavar="SQL", help="Only rows that satisfy a condition of PostgreSQL's.")
@@ -50,8 +49,10 @@ def as_of(
 ) -> None:
     """Rows as they were at an instant, in the columns that the table had then.
 
-    As of an instant means the last recorded one at or before it; they are recorded about every second. Several tables
-    are of one and the same instant.
+    As of an instant means the last recorded one at or before it; they are recorded about every second. Standard error
+    says which one that is and how many changes lie between; with --json, the last line of each table does.
+    As of now, or after the newest recorded instant, is answered from the table itself. Several tables are of one and
+    the same instant.
     """
     run = session(context)
     if len(tables) > 1 and (key is not None or where is not None or as_csv):
@@ -60,7 +61,7 @@ def as_of(
         raise typer.BadParameter("--key names one row; leave out --where")
     if as_csv and run.json:
         raise typer.BadParameter("give --csv or --json, not both")
-    moment = instant(at)
+    moment = instant_or_now(at)
     with run.connection() as connection:
         known(connection, tables)
         with at_instant(connection, tables, moment) as then:
@@ -73,11 +74,17 @@ def as_of(
                     rows = iter([] if row is None else [row])
                 if as_csv:
                     write_csv(columns, rows)
-                    continue
-                show_rows(run, columns, rows, limit=limit, table=name if len(tables) > 1 else None)
-                if not run.json:
-                    found = past.at.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds")
-                    run.err.print(f"{shown(past.name)} as of {found}", style="dim", soft_wrap=True)
+                else:
+                    show_rows(run, columns, rows, limit=limit, table=name if len(tables) > 1 else None)
+                show_gap(run, past.name, past.gap)
+
+
+def show_gap(run: Session, table: str, gap: Gap) -> None:
+    """The instant of an answer and how far it is from the one asked for: on standard error, or as a line of JSON."""
+    if run.json:
+        run.emit({"as_of": {"table": table, **gap.wire()}})
+    else:
+        run.err.print(f"{shown(table)} {gap}", style="dim", soft_wrap=True, highlight=False)
 
 
 def show_rows(

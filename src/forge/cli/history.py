@@ -1,6 +1,5 @@
 """`forge history`: every change of one row, newest first; or the row as it was."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import msgspec
@@ -8,13 +7,13 @@ import typer
 from rich.text import Text
 
 from forge.change import Op, text
-from forge.cli.asof import show_rows
+from forge.cli.asof import show_gap, show_rows
 from forge.cli.session import Session, session
 from forge.cli.tables import known
 from forge.feed import ABSENT, HIDDEN, details, shown, value_text, who
 from forge.history.asof import row_as_of
 from forge.history.diff import Difference
-from forge.history.instants import instant
+from forge.history.instants import instant_or_now, moment
 from forge.history.timeline import LIMIT, MOST, Entry, timeline
 from forge.history.tracked import key_of
 
@@ -48,17 +47,19 @@ def history(
 ) -> None:
     """Every change of a row, newest first: who, when, why, and what it changed.
 
-    With --json, one object a line; the last has `next`, which --before goes on from, or null.
+    With --json, one object a line; the last has `next`, which --before goes on from, or null. With --at, it has
+    `as_of`: the instants asked and answered, and how many changes of the table lie between.
     """
     run = session(context)
     given = key_of(key)
     with run.connection() as connection:
         known(connection, [table])
         if at is not None:
-            past = row_as_of(connection, table, given, instant(at))
+            past = row_as_of(connection, table, given, instant_or_now(at))
             show_rows(run, [column.name for column in past.columns], iter(past.rows), limit=1)
+            show_gap(run, past.table, past.gap)
             if not past.rows and not run.json:
-                run.note(f"there was no such row at {past.at.astimezone(UTC).isoformat()}")
+                run.note(f"there was no such row at {moment(past.at)}")
             return
         left, place = limit, before
         of_the_row = False
@@ -125,12 +126,3 @@ def _difference(difference: Difference) -> Text:
         ABSENT if value is msgspec.UNSET else value_text(value) for value in (difference.before, difference.after)
     )
     return line.append(before, "red").append(" → ", "dim").append(after, "green")
-
-
-def moment(at: datetime) -> str:
-    """A time that --at takes.
-
-    >>> moment(datetime(2026, 11, 10, 9, 0, 1, 250_000, tzinfo=UTC))
-    '2026-11-10 09:00:01.250Z'
-    """
-    return at.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds") + "Z"

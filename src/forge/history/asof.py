@@ -3,13 +3,18 @@
     shop = table_as_of(connection, "orders", datetime(2026, 1, 31, 12, tzinfo=UTC), where="customer_id = 7")
     shop.at, shop.rows
     row_as_of(connection, "orders", 118, yesterday).row
+    row_as_of(connection, "orders", 118, None).row                            # now
     with at_instant(connection, ["orders", "items"], yesterday) as then:      # one instant, any number of rows
         for row in then["orders"].rows():
 
 As of an instant means: as committed in the last snapshot that maintenance recorded at or before it. `AsOf.at` is when
 that was. Snapshots are recorded about every second while something changes (`Policy.instants`), so of changes that
 were committed within about a second before the instant some may be missing; everything from before `AsOf.at` is there,
-and nothing from after the instant.
+and nothing from after the instant. `AsOf.gap` says how far `at` is from the instant, and how many changes lie between.
+
+As of now (None), or of an instant after the newest recorded one, is answered from the table itself, less what was
+written after the instant. A transaction that was committed between such an instant and the question, but wrote before
+the instant, is in the answer. An instant in the future means now.
 
 The answer is computed in one read-only snapshot of the database, as `forge.history.rewind` says; it costs as much as
 the table is large and the changes since are many. Rows have the columns that the table had then. Values are in the
@@ -35,20 +40,28 @@ from psycopg.rows import tuple_row
 from forge.changelog.connection import Connection, typed_errors
 from forge.errors import HistoryUnavailable
 from forge.history import tracked
-from forge.history.instants import aware, pair_before
+from forge.history.instants import Answered, Gap, answered, aware
 from forge.history.rewind import Past
 from forge.values import Column
 
 
 class AsOf(msgspec.Struct, frozen=True):
-    """What was: `rows` as committed at `at`, the last recorded instant at or before the one `asked` for."""
+    """What was: `rows` as committed at `at`, the last instant at or before the one `asked` for that can be answered."""
 
     table: str
-    asked: datetime
-    at: datetime
+    gap: Gap
+    """The instants asked and answered, and how many changes of the table lie between."""
     rows: list[dict[str, Any]]
     columns: tuple[Column, ...] = ()
     """The columns that the table had then."""
+
+    @property
+    def asked(self) -> datetime:
+        return self.gap.asked
+
+    @property
+    def at(self) -> datetime:
+        return self.gap.at
 
     @property
     def row(self) -> dict[str, Any] | None:
@@ -58,31 +71,37 @@ class AsOf(msgspec.Struct, frozen=True):
         return self.rows[0] if self.rows else None
 
 
-def table_as_of(connection: Connection, table: str, at: datetime, *, where: str | None = None) -> AsOf:
+def table_as_of(connection: Connection, table: str, at: datetime | None, *, where: str | None = None) -> AsOf:
     """All rows of a table as they were, in no particular order; those that satisfy a condition, if one is given."""
     with at_instant(connection, [table], at) as then:
         past = then[table]
-        return AsOf(past.name, at, past.at, list(past.rows(where)), past.columns)
+        return AsOf(past.name, past.gap, list(past.rows(where)), past.columns)
 
 
-def row_as_of(connection: Connection, table: str, key: object, at: datetime) -> AsOf:
+def row_as_of(connection: Connection, table: str, key: object, at: datetime | None) -> AsOf:
     """One row as it was, by its key: the value of a key of one column, or a mapping of its columns to values."""
     with at_instant(connection, [table], at) as then:
         past = then[table]
         row = past.row(key)
-        return AsOf(past.name, at, past.at, [] if row is None else [row], past.columns)
+        return AsOf(past.name, past.gap, [] if row is None else [row], past.columns)
 
 
-def as_of(connection: Connection, tables: Sequence[str], at: datetime) -> dict[str, AsOf]:
+def as_of(connection: Connection, tables: Sequence[str], at: datetime | None) -> dict[str, AsOf]:
     """Several tables as they were at one and the same instant."""
     with at_instant(connection, tables, at) as then:
-        return {table: AsOf(past.name, at, past.at, list(past.rows()), past.columns) for table, past in then.items()}
+        return {table: AsOf(past.name, past.gap, list(past.rows()), past.columns) for table, past in then.items()}
 
 
 @contextmanager
-def at_instant(connection: Connection, tables: Sequence[str], at: datetime) -> Iterator[Mapping[str, Past]]:
-    """The pasts of tables while the block lasts, all in one snapshot of the database and at one recorded instant."""
-    aware(at)
+def at_instant(
+    connection: Connection, tables: Sequence[str], at: datetime | Answered | None
+) -> Iterator[Mapping[str, Past]]:
+    """The pasts of tables while the block lasts, all in one snapshot of the database and at one instant; None is now.
+
+    What answered for an instant before, `Past.answered`, answers again with the same.
+    """
+    if isinstance(at, datetime):
+        aware(at)
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise HistoryUnavailable(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
@@ -106,8 +125,9 @@ def at_instant(connection: Connection, tables: Sequence[str], at: datetime) -> I
             for pin in tracked.PINS:
                 connection.execute(pin)
             loaded = {table: tracked.load(rows, table, oid) for table, oid in relations.items()}
-            pair = pair_before(rows, at, tuple(table.enabled_at for table in loaded.values()))
-            yield {table: Past(connection, known, pair, at, identity[0]) for table, known in loaded.items()}
+            if not isinstance(at, Answered):
+                at = answered(rows, at, identity[0], tuple(table.enabled_at for table in loaded.values()))
+            yield {table: Past(connection, known, at, identity[0]) for table, known in loaded.items()}
 
 
 _NAME = (

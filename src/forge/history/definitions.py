@@ -28,12 +28,18 @@ UNSEEN: Final = ("hidden", "masked")
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A column of a version; `attnum` is its number in the table."""
+    """A column of a version; `attnum` is its number in the table.
+
+    `type_oid` is its type, whatever that is called, and `parts` what its values are printed with: the labels of enums
+    and the attributes of composites, by their numbers. Versions from before those were recorded do not have them.
+    """
 
     name: str
     type: str
     kind: str
     attnum: int
+    type_oid: int | None = None
+    parts: Mapping[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Version(msgspec.Struct, frozen=True, dict=True):
@@ -231,9 +237,14 @@ def _rewritten(event: Event, later: Sequence[Event], versions: Mapping[int, Vers
 
 def _lost(older: Version, newer: Version) -> frozenset[int]:
     """The columns that are gone, or whose values may be printed otherwise now."""
-    if older.fields == newer.fields and (older.schema, older.table) == (newer.schema, newer.table):
-        # labels of an enum, attributes of a composite: types of PostgreSQL's own have no schema in their name
-        return frozenset(field.attnum for field in older.fields if "." in field.type)
+    shapes = [[(field.name, field.type, field.kind, field.attnum) for field in each.fields] for each in (older, newer)]
+    if shapes[0] == shapes[1] and (older.schema, older.table) == (newer.schema, newer.table):
+        # Parts of a type. Where they were not recorded: types of PostgreSQL's own have no schema in their name.
+        return frozenset(
+            field.attnum
+            for field in older.fields
+            if "." in field.type and not _same_parts(field, newer.by_number[field.attnum])
+        )
     return frozenset(
         field.attnum
         for field in older.fields
@@ -244,8 +255,25 @@ def _lost(older: Version, newer: Version) -> frozenset[int]:
 def _same_values(one: Field, other: Field) -> bool:
     if one.kind != other.kind:
         return False
+    if msgspec.UNSET not in (one.parts, other.parts) and not _same_parts(one, other):
+        return False
     names = [_LENGTH.sub("", field.type) for field in (one, other)]
-    return one.type == other.type or names[0] == names[1] or set(names) <= set(_TEXTS)
+    renamed = one.type_oid is not None and one.type_oid == other.type_oid
+    return renamed or one.type == other.type or names[0] == names[1] or set(names) <= set(_TEXTS)
+
+
+def _same_parts(older: Field, newer: Field) -> bool:
+    """Whether all values that the older column can have are printed by the newer one as they were: labels may be new.
+
+    >>> def field(**parts): return Field("mood", "public.mood", "literal", 2, 1, parts)
+    >>> others = field(a="sad", b="glad"), field(a="blue"), Field("mood", "public.mood", "literal", 2)
+    >>> [_same_parts(field(a="sad"), other) for other in others]
+    [True, False, False]
+    """
+    if isinstance(older.parts, msgspec.UnsetType) or isinstance(newer.parts, msgspec.UnsetType):
+        return False
+    now = newer.parts or {}
+    return all(now.get(name) == value for name, value in (older.parts or {}).items())
 
 
 def _older(versions: Mapping[int, Version], number: int) -> Version | None:

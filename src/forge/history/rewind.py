@@ -13,6 +13,7 @@ went since the table was empty.
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final
 
@@ -21,20 +22,23 @@ from psycopg.rows import tuple_row
 
 from forge.change import UNAVAILABLE
 from forge.changelog.connection import Connection
+from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
 from forge.history import tracked
 from forge.history.definitions import UNSEEN, Effect, Event, Field, Plan, Version, effects, plan
-from forge.history.instants import Pair, oldest_fix
+from forge.history.instants import COUNTED, Answered, Gap, oldest_fix
 from forge.history.tracked import Tracked, escaped, quoted
 from forge.values import REDACTED, Column, parts
 
 PAGE: Final = 500
 
 _OF_TABLE: Final = "l.id >= %(first_id)s AND l.version = ANY (%(versions)s)"
-_SINCE: Final = (
+_AFTER: Final = (
     f"{_OF_TABLE}"
     " AND (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))"
-    " AND (%(barrier_place)s::bigint IS NULL"
+)
+_SINCE: Final = (
+    f"{_AFTER} AND (%(barrier_place)s::bigint IS NULL"
     " OR (coalesce(l.rank, l.id), l.id) < (%(barrier_place)s::bigint, %(barrier_id)s::bigint))"
 )
 _UNTIL: Final = (
@@ -78,20 +82,21 @@ _MARK: Final = f'"{REDACTED}"'.encode()
 class Past:
     """A tracked table in a recorded snapshot. Only for use in the transaction that it was made in."""
 
-    def __init__(self, connection: Connection, table: Tracked, pair: Pair, asked: datetime, first_id: int) -> None:
+    def __init__(self, connection: Connection, table: Tracked, answered: Answered, first_id: int) -> None:
         self.name = table.name
-        self.at = pair.at
+        self.at = answered.at
+        self.answered = answered
         self._connection = connection
         self._rows = connection.cursor(row_factory=tuple_row)
         self._table = table
-        self._asked = asked
+        self._asked = answered.asked
         self._first_id = first_id
         self._trimmed_id = self._value("SELECT coalesce(max(last_id), 0) FROM forge.trimmed")
         if not table.settled:
             raise self._unknown("its definition has just changed", None)
-        self._events = tracked.events(self._rows, table, first_id, str(pair.snapshot))
+        self._events = tracked.events(self._rows, table, first_id, str(answered.snapshot))
         self._effects = effects(self._events, table.versions, sees_ddl=table.sees_ddl)
-        self._mind_restart(pair.at)
+        self._mind_restart(answered.at)
         found = plan(self._events, self._effects, table.versions, self._trimmed_id)
         if found is None:
             raise self._unknown(f"it is tracked since {table.enabled_at.isoformat()}", self._oldest())
@@ -100,9 +105,9 @@ class Past:
         self._values = {
             "first_id": first_id,
             "versions": list(table.versions),
-            "xmax": str(pair.snapshot.xmax),
-            "running": [str(xid) for xid in pair.snapshot.running],
-            "snapshot": str(pair.snapshot),
+            "xmax": str(answered.snapshot.xmax),
+            "running": [str(xid) for xid in answered.snapshot.running],
+            "snapshot": str(answered.snapshot),
             "trimmed_id": self._trimmed_id,
             "barrier_place": found.barrier and found.barrier.place,
             "barrier_id": found.barrier and found.barrier.id,
@@ -112,6 +117,35 @@ class Past:
         }
         self._images = _Images(found, table)
         self._check()
+
+    @cached_property
+    def gap(self) -> Gap:
+        """How far this is from the instant that was asked for, and how many changes of the table lie between."""
+        answered = self.answered
+        between = unsure = 0
+        if answered.asked != answered.at:
+            between = self._changes(answered.snapshot, answered.next)
+        if answered.sure is not None:
+            unsure = self._changes(answered.sure, answered.snapshot)
+        most = max(between, unsure)
+        return Gap(answered.asked, answered.at, min(between, COUNTED), min(unsure, COUNTED), most > COUNTED)
+
+    def _changes(self, older: Snapshot, newer: Snapshot | None) -> int:
+        """How many changes, written by the instant asked for, one snapshot sees and an older one does not; bounded."""
+        (found,) = self._one(
+            f"SELECT count(*) FROM (SELECT FROM forge.forge_event_log l WHERE {_AFTER} AND l.at <= %(asked)s"
+            " AND (%(newer)s::text IS NULL OR pg_visible_in_snapshot(l.transaction_id, %(newer)s::text::pg_snapshot))"
+            " LIMIT %(most)s) c",
+            {
+                **self._values,
+                "xmax": str(older.xmax),
+                "running": [str(xid) for xid in older.running],
+                "asked": self._asked,
+                "newer": newer and str(newer),
+                "most": COUNTED + 1,
+            },
+        )
+        return int(found)
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -107,7 +107,7 @@ def versions_of(rows: Rows[Any], number: int) -> dict[int, Version]:
 
 
 def _version(row: Sequence[Any]) -> Version:
-    fields = tuple(Field(item["name"], item["type"], item["kind"], item["attnum"]) for item in row[4])
+    fields = tuple(msgspec.convert(item, Field) for item in row[4])
     return Version(row[0], row[1], row[2], row[3], fields, tuple(row[5]), row[6], row[7])
 
 

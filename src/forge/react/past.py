@@ -3,13 +3,15 @@
 Each table that a statement names is rebuilt from the log as a temporary table of the same name, and the statement runs
 on those. So it costs as much as the tables are large. It is refused where the answer would not be the past's alone: a
 view, a function that reads by itself, row-level security, an excluded column, or a past that the log does not reach.
+
+The first table decides which snapshot answers for the instant (`forge.history.instants`); all others are of the same.
 """
 
 import asyncio
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
@@ -20,7 +22,8 @@ from sqlglot.tokenizer_core import Token, TokenType
 from forge.change import UNAVAILABLE, JsonNull
 from forge.changelog.connection import AsyncConnection, connect, connect_async, translate
 from forge.errors import HistoryUnavailable
-from forge.history.asof import table_as_of
+from forge.history.asof import at_instant
+from forge.history.instants import Answered, Gap
 from forge.react import catalog
 from forge.react.database import Context, Db, Parameters, QueryFailed
 from forge.react.registry import Call
@@ -33,8 +36,15 @@ _COLUMNS = (
 )
 
 
-async def ask(url: str, call: Call, at: datetime, timeout: float = 60.0) -> Any:
-    """What the query would have returned at that instant."""
+class Then(NamedTuple):
+    """What a query returned, and how far that is from the instant; None where it read no table."""
+
+    value: Any
+    gap: Gap | None
+
+
+async def ask(url: str, call: Call, at: datetime | None, timeout: float = 60.0) -> Then:
+    """What the query would have returned at that instant; None is now."""
     if call.auth.role is not None:
         raise HistoryUnavailable("a query that reads as a role has no past", fix="ask without a role")
     if call.query.reads:
@@ -49,7 +59,8 @@ async def ask(url: str, call: Call, at: datetime, timeout: float = 60.0) -> Any:
         )
         db = _PastDb(connection, call.arguments, url, at)
         async with asyncio.timeout(timeout):
-            return await call.query.function(Context(db, call.auth), **call.arguments)
+            value = await call.query.function(Context(db, call.auth), **call.arguments)
+            return Then(value, db.gap)
     except TimeoutError:
         raise QueryFailed(f"{call.query.name} took longer than {timeout:g} s", fix="ask of smaller tables") from None
     except psycopg.Error as error:
@@ -76,12 +87,15 @@ async def instants(url: str, since: datetime, until: datetime) -> list[datetime]
 class _PastDb(Db):
     """A database as it was; only for reading."""
 
-    def __init__(self, connection: AsyncConnection, arguments: Mapping[str, Any], url: str, at: datetime) -> None:
+    def __init__(
+        self, connection: AsyncConnection, arguments: Mapping[str, Any], url: str, at: datetime | None
+    ) -> None:
         super().__init__(connection, arguments)
         self._connection = connection
         self._url = url
-        self._at = at
+        self._at: datetime | Answered | None = at
         self._made: set[tuple[str, str]] = set()
+        self.gap: Gap | None = None
 
     async def _execute(self, text: str, values: Parameters) -> None:
         analysis = await self._analyze(text, values)
@@ -114,7 +128,8 @@ class _PastDb(Db):
             raise HistoryUnavailable(
                 f"{table} has row-level security, and the past has not", fix="read it with forge.table_as_of"
             )
-        columns, past = await asyncio.to_thread(_rows, self._url, found.as_string(), self._at)
+        columns, past, self._at, gap = await asyncio.to_thread(_rows, self._url, found.as_string(), self._at)
+        self.gap = gap if self.gap is None else self.gap.and_of(gap)
         if any(table == other for _, other in self._made):
             raise HistoryUnavailable(f"two schemas have a table {table}", fix="ask of one of them at a time")
         now = await self._connection.execute(_COLUMNS, (found.as_string(),))
@@ -152,16 +167,17 @@ class _PastDb(Db):
                 )
 
 
-def _rows(url: str, table: str, at: datetime) -> tuple[tuple[Column, ...], str]:
-    """The columns that the table had, and its rows as JSON, in the forms that PostgreSQL reads."""
-    with connect(url, application_name="forge as-of") as connection:
-        found = table_as_of(connection, table, at)
-    for row in found.rows:
+def _rows(url: str, table: str, at: datetime | Answered | None) -> tuple[tuple[Column, ...], str, Answered, Gap]:
+    """The columns that the table had, its rows as JSON in the forms that PostgreSQL reads, and what answered."""
+    with connect(url, application_name="forge as-of") as connection, at_instant(connection, [table], at) as then:
+        past = then[table]
+        rows, gap = list(past.rows()), past.gap
+    for row in rows:
         for name, value in row.items():
             if value is UNAVAILABLE:
                 raise HistoryUnavailable(f"the log does not have {name} of {table}", fix="do not exclude the column")
             row[name] = _readable(value)
-    return found.columns, msgspec.json.encode(found.rows).decode()
+    return past.columns, msgspec.json.encode(rows).decode(), past.answered, gap
 
 
 def _readable(value: Any) -> Any:

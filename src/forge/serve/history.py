@@ -22,7 +22,7 @@ from forge.changelog.connection import Connection
 from forge.errors import ForgeError, HistoryUnavailable, TrackingError
 from forge.history.asof import row_as_of
 from forge.history.audit import Choice, audit, counts
-from forge.history.instants import instant
+from forge.history.instants import instant, instant_or_now
 from forge.history.timeline import LIMIT, MOST, Entry, timeline
 from forge.history.tracked import key_of
 from forge.react.registry import BadArguments
@@ -41,10 +41,11 @@ async def history(node: Node, request: Request) -> Response:
     def ask(connection: Connection, tenant: tuple[str, str] | None) -> Answer:
         given = request.query_params
         table, key = request.path_params["table"], key_of(request.path_params["key"])
-        if (at := _instant(given.get("at"))) is not None:
-            past = row_as_of(connection, table, key, at)
+        if (at := given.get("at")) is not None:
+            past = row_as_of(connection, table, key, instant_or_now(at))
             row = past.row if tenant is None or _owns(past.row, tenant) else None
-            return {"table": past.table, "at": timestamp(past.at), "row": encode_row(row)}
+            gap = past.gap if tenant is None else past.gap.untold()
+            return {"table": past.table, **gap.wire(), "row": encode_row(row)}
         page = timeline(
             connection, table, key, limit=_limit(given.get("limit"), MOST), before=given.get("before") or None
         )

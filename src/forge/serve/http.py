@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from forge.cursor import After
 from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError
+from forge.history.instants import NOW
 from forge.react.registry import OWN, BadArguments, UnknownName
 from forge.react.result import ResultTooLarge
 from forge.serve import openapi
@@ -93,9 +94,12 @@ class Routes:
         async def answer(identity: Identity, body: bytes) -> Response:
             arguments = _decoded(body) if body else {}
             name = request.path_params["name"]
-            if (at := _instant(request.query_params.get("as_of"))) is not None:
-                result = await self.node.query_as_of(name, arguments, identity, at)
-                return as_json(b"{" + fields(hash=result.hash, as_of=at)[:-1] + b',"result":' + result.json() + b"}")
+            if (asked := request.query_params.get("as_of")) is not None:
+                at = _instant(asked)
+                result, gap = await self.node.query_as_of(name, arguments, identity, at)
+                told = {} if gap is None else gap.wire()
+                head = fields(hash=result.hash, as_of=at or told.get("asked"), **told)[:-1]
+                return as_json(b"{" + head + b',"result":' + result.json() + b"}")
             shown = await self.node.query(name, arguments, identity, After.parse(request.headers.get("forge-after")))
             head = fields(hash=shown.hash, snapshot=shown.snapshot)[:-1]
             cached = {} if shown.hit is None else {"forge-cache": "hit" if shown.hit else "miss"}
@@ -343,15 +347,16 @@ def _mode(value: str | None) -> Mode:
     raise BadArguments("mode is full or delta", fix="leave it out for full")
 
 
-def _instant(value: str | None) -> datetime | None:
-    if value is None:
+def _instant(value: str) -> datetime | None:
+    """An instant; None for now."""
+    if value == NOW:
         return None
     try:
         at = datetime.fromisoformat(value)
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise BadArguments("as_of is not an instant", fix="write it as 2026-01-31T12:00:00Z")
+        raise BadArguments("as_of is not an instant", fix="write it as 2026-01-31T12:00:00Z, or as now")
     return at
 
 

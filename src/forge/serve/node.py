@@ -18,6 +18,7 @@ import msgspec
 from forge.change import Change
 from forge.cursor import NOW, After
 from forge.errors import ConfigError, ForgeError
+from forge.history.instants import Gap
 from forge.react import past
 from forge.react.cached import Cached
 from forge.react.catalog import OWN_TABLES
@@ -330,13 +331,16 @@ class Node:
         result, outcome = await self.reactor.once(call, after)
         return Shown(result.json(), result.hash, str(outcome.coverage), None)
 
-    async def query_as_of(self, name: str, arguments: Any, identity: Identity, at: datetime) -> Result:
-        """The result that a query had at an instant."""
+    async def query_as_of(
+        self, name: str, arguments: Any, identity: Identity, at: datetime | None
+    ) -> tuple[Result, Gap | None]:
+        """The result that a query had at an instant, None for now, and how far from it the answer is."""
         call = self.call(name, arguments, identity)
         if call.query.own:
             raise BadArguments(f"{name} tells of now", fix="leave out as_of")
-        value = await past.ask(self.reactor.url, call, at)
-        return encode(value, key=call.query.key, most=self.reactor.settings.max_result_bytes)
+        then = await past.ask(self.reactor.url, call, at)
+        gap = then.gap if then.gap is None or identity.auth.tenant is None else then.gap.untold()
+        return encode(then.value, key=call.query.key, most=self.reactor.settings.max_result_bytes), gap
 
     async def mutate(
         self, name: str, arguments: Any, identity: Identity, trace: str | None, key: str | None = None

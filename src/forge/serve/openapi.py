@@ -52,6 +52,12 @@ class QueryBody(msgspec.Struct):
     hash: str
     snapshot: str | msgspec.UnsetType = msgspec.UNSET
     as_of: datetime | msgspec.UnsetType = msgspec.UNSET
+    asked: datetime | msgspec.UnsetType = msgspec.UNSET
+    at: datetime | msgspec.UnsetType = msgspec.UNSET
+    gap_seconds: float | msgspec.UnsetType = msgspec.UNSET
+    changes_between: int | msgspec.UnsetType | None = msgspec.UNSET
+    changes_unsure: int | msgspec.UnsetType | None = msgspec.UNSET
+    changes_capped: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class MutationBody(msgspec.Struct):
@@ -427,8 +433,8 @@ _AS_OF: Final = {
     "name": "as_of",
     "in": "query",
     "required": False,
-    "description": "Answer as of this instant of the past.",
-    "schema": {"type": "string", "format": "date-time"},
+    "description": "Answer as of this instant of the past, or as of now.",
+    "schema": {"anyOf": [{"type": "string", "format": "date-time"}, {"const": "now"}]},
 }
 _AFTER: Final = {
     "name": "Forge-After",

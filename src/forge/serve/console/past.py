@@ -14,7 +14,7 @@ from forge.change import UNAVAILABLE, Op
 from forge.changelog.connection import Connection
 from forge.history.asof import row_as_of
 from forge.history.audit import Choice, audit
-from forge.history.instants import instant
+from forge.history.instants import instant, instant_or_now
 from forge.history.revert import UNSEEN, Step, plan_revert
 from forge.history.revert import Choice as Undone
 from forge.history.timeline import Entry, mark, timeline
@@ -91,12 +91,12 @@ def register(desk: Desk) -> None:
         return await desk.ask(look, KIND)
 
     async def as_of(ctx: Context, table: str, key: Any, at: str) -> dict[str, Any]:
-        """One row as it was."""
+        """One row as it was, and how far that is from the instant asked for."""
 
         def look(connection: Connection) -> dict[str, Any]:
-            past = row_as_of(connection, table, _key(key), instant(at))
+            past = row_as_of(connection, table, _key(key), instant_or_now(at))
             row = None if past.row is None else {name: shown(value) for name, value in past.row.items()}
-            return {"table": past.table, "at": utc(past.at), "row": row}
+            return {"table": past.table, **past.gap.wire(), "row": row}
 
         return await desk.ask(look, KIND)
 

@@ -9,6 +9,28 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT step.oid FROM step WHERE step.base = 0
 $body$;
 
+-- What the values of a type are printed with, wherever in it: the labels of enums, each by its number, and the attributes of
+-- composites. NULL where there are none.
+CREATE OR REPLACE FUNCTION forge.type_parts(type oid) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    WITH RECURSIVE within (oid) AS (
+        SELECT forge.base_type($1)
+        UNION
+        SELECT forge.base_type(n.oid) FROM within w JOIN pg_type t ON t.oid = w.oid CROSS JOIN LATERAL (
+            SELECT t.typelem AS oid WHERE t.typcategory = 'A' AND t.typelem <> 0
+            UNION ALL SELECT p.atttypid FROM pg_attribute p
+                      WHERE t.typtype = 'c' AND p.attrelid = t.typrelid AND p.attnum > 0 AND NOT p.attisdropped
+            UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) n
+    ), part (name, value) AS (
+        SELECT 'label ' || e.oid, to_jsonb(e.enumlabel::text) FROM within w JOIN pg_enum e ON e.enumtypid = w.oid
+        UNION ALL
+        SELECT 'attributes ' || t.oid, jsonb_agg(jsonb_build_array(p.attname, p.atttypid::text, p.atttypmod) ORDER BY p.attnum)
+        FROM within w JOIN pg_type t ON t.oid = w.oid AND t.typtype = 'c'
+        JOIN pg_attribute p ON p.attrelid = t.typrelid AND p.attnum > 0 AND NOT p.attisdropped GROUP BY t.oid
+    )
+    SELECT jsonb_object_agg(part.name, part.value) FROM part
+$body$;
+
 -- How each column of a table is written into the log.
 --   kind    how a reader decodes it (see forge.values)
 --   native  row_to_json alone prints it exactly
@@ -145,8 +167,8 @@ $body$;
 
 -- What a change of definition changes, between dots: name, columns and key; how many relations; which; what orders
 -- a statement's changes.
--- An enum's labels and a composite's attributes count, because renaming one changes rows. Where no event trigger tells of
--- a rewrite, so does the transaction that last changed a column.
+-- An enum's labels and a composite's attributes count, also within other types, because renaming one changes rows. Where
+-- no event trigger tells of a rewrite, so does the transaction that last changed a column.
 CREATE OR REPLACE FUNCTION forge.fingerprint(relation oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT concat(md5(concat_ws('|', c.relnamespace::regnamespace, c.relname, c.relkind,
@@ -155,6 +177,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
                                      (SELECT string_agg(e.enumlabel, ',' ORDER BY e.enumsortorder) FROM pg_enum e WHERE e.enumtypid = b.oid),
                                      (SELECT string_agg(concat_ws(' ', p.attname, p.atttypid, p.atttypmod), ',' ORDER BY p.attnum)
                                       FROM pg_attribute p WHERE p.attrelid = b.typrelid AND p.attnum > 0 AND NOT p.attisdropped),
+                                     CASE WHEN b.typtype IN ('c', 'r', 'm')
+                                          THEN md5(nullif(forge.type_parts(b.oid) - ('attributes ' || b.oid), '{}')::text) END,
                                      CASE WHEN NOT forge.sees_ddl() THEN a.xmin END), ';' ORDER BY a.attnum)
          FROM pg_attribute a
          JOIN pg_type t ON t.oid = a.atttypid

@@ -201,7 +201,8 @@ BEGIN
     UPDATE forge.tracked_table SET schema_name = class.nspname, table_name = class.relname WHERE id = tracked RETURNING * INTO setup;
     INSERT INTO forge.table_version (tracked_table, relation, schema_name, table_name, columns, key_columns, fingerprint, empty)
     SELECT tracked, found, class.nspname, class.relname,
-           (SELECT jsonb_agg(jsonb_build_object('name', c.name, 'type', c.type, 'kind', c.kind, 'attnum', a.attnum) ORDER BY c.position)
+           (SELECT jsonb_agg(jsonb_build_object('name', c.name, 'type', c.type, 'kind', c.kind, 'attnum', a.attnum,
+                                                'type_oid', a.atttypid::bigint, 'parts', forge.type_parts(a.atttypid)) ORDER BY c.position)
             FROM forge.table_columns(found, setup.excluded, setup.masked) c
             JOIN pg_attribute a ON a.attrelid = found AND a.attname = c.name),
            forge.key_columns(found), print,
