@@ -83,7 +83,7 @@ async def test_a_served_application_with_a_consumer_through_a_crash(
     handled: list[str] = []
 
     @app.query(scope="public")
-    async def orders(ctx: Any) -> list[Any]:
+    async def orders(ctx: Any) -> Any:
         return await ctx.db.fetch("SELECT id, status FROM orders ORDER BY id")
 
     @app.consumer("copy", tables=["orders"])

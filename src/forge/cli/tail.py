@@ -18,6 +18,7 @@ from forge import debezium, wire
 from forge.capture import Filter, Source, changes, open_source, until_now
 from forge.capture.log import LogSource, columns_query
 from forge.capture.source import Beginning, in_snapshot
+from forge.capture.urls import split_option
 from forge.change import Change, Op
 from forge.changelog.connection import connect
 from forge.changelog.follow import follow
@@ -77,6 +78,8 @@ def tail(
         _tail_log(run, url, filter, start, format, snapshot=snapshot, once=once, limit=limit)
         return
     assert url is not None
+    if not once and url.startswith(("postgresql://", "postgres://")):
+        run.until_up(split_option(url, "feed")[0])
     printing = Printing(_printer(run, format, home_schema(url)), limit)
     _run(_print_source(open_source(url, filter), printing, start, snapshot=snapshot, once=once))
 
@@ -96,6 +99,8 @@ def _tail_log(
     start = start or ("start" if once else "now")
     after = None if start in ("start", "now") or in_snapshot(start) else Cursor.parse(start)
     with run.database() as database:
+        if not once:
+            run.until_up(database.url)
         with connect(database.url) as connection:
             require_installed(connection)
             known = [f"{schema}.{table}" for schema, table in connection.execute(_TABLES).fetchall()]
