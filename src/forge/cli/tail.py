@@ -1,8 +1,9 @@
 """`forge tail`: the changes as they are committed, for people or for programs, from any source.
 
 A line of --format json ends with the cursor behind that change: given to --from with the same tables, it continues with
-exactly the next one. From the log every line has one, but for rows of a snapshot; from other sources the last line of
-each batch has, and who goes on from there after a line without sees some lines again, under the same ids.
+exactly the next one. From the log every line has one, rows of a snapshot too. Other sources have a cursor behind whole
+batches only: the last line of each has it, and whoever goes on from the last cursor printed sees the lines after it
+again, under the same ids.
 """
 
 import asyncio
@@ -16,8 +17,8 @@ import typer
 
 from forge import debezium, wire
 from forge.capture import Filter, Source, changes, open_source, until_now
-from forge.capture.log import LogSource, columns_query
-from forge.capture.source import Beginning, in_snapshot
+from forge.capture.log import LogSource, columns_query, inside
+from forge.capture.source import Beginning, Exact, in_snapshot
 from forge.capture.urls import split_option
 from forge.change import Change, Op
 from forge.changelog.connection import connect
@@ -27,7 +28,7 @@ from forge.changelog.reader import Batch, Reader
 from forge.cli.feeds import Columns, Operations, Tables, Url, Where, chosen, filter_of, home_schema
 from forge.cli.session import Session, forget_output, session
 from forge.config import nearest
-from forge.cursor import Cursor, Position
+from forge.cursor import Cursor
 from forge.errors import ConfigError, TrackingError
 from forge.feed import Feed
 from forge.values import Column
@@ -139,9 +140,13 @@ async def _print_source(source: Source, printing: "Printing", start: str | None,
                 last = len(batch.changes) - 1
                 for place, change in enumerate(batch.changes):
                     columns = batch.columns[place] if batch.columns else ()
-                    if printing.full(change, batch.cursor if place == last else None, columns):
+                    cursor = batch.cursor if place == last else None
+                    if cursor is None and isinstance(source, Exact):
+                        cursor = source.behind(change, after, batch.cursor)
+                    if printing.full(change, cursor, columns):
                         return
                 sys.stdout.flush()
+                after = batch.cursor
 
 
 async def _beginning(source: Source) -> str:
@@ -231,12 +236,6 @@ class Tail:
                         return
                 sys.stdout.flush()
                 after = batch.cursor
-
-
-def inside(before: Cursor, behind: Cursor, change: Change) -> Cursor:
-    """The cursor right behind a change that lies between two cursors."""
-    place, _, number = change.source.position.partition(".")
-    return Cursor(behind.log, before.snapshot, behind.until or behind.snapshot, Position(int(place), int(number)))
 
 
 def _check_tables(asked: Sequence[str], known: Sequence[str]) -> None:
