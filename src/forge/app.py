@@ -27,7 +27,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from forge.change import Op
-from forge.changelog.connection import connect
+from forge.changelog.connection import await_server, connect
 from forge.changelog.install import install, require_installed
 from forge.changelog.maintenance import Policy, maintain
 from forge.config import Config, load
@@ -222,10 +222,16 @@ class Forge:
         config = load(given, os.environ, Path(file) if file else None)
         return config if self._url is None else msgspec.structs.replace(config, database_url=self._url)
 
-    def check(self) -> None:
-        """Raise what would keep the application from starting."""
+    def check(self, waiting: Callable[[str], None] | None = None) -> None:
+        """Raise what would keep the application from starting.
+
+        With `waiting`, a server that starts up or shuts down is waited for, after this was called with a line that
+        says so.
+        """
         with database(self._config(), create=True) as found:
             if not found.embedded:
+                if waiting is not None:
+                    await_server(found.url, waiting)
                 with connect(found.url) as connection:
                     require_installed(connection)
 

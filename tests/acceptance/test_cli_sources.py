@@ -90,6 +90,32 @@ def test_rows_first_then_what_comes(start: Start, shop: sqlite3.Connection, url:
     assert tail.wait(30) == 0
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "wal"])
+def test_the_last_cursor_that_a_snapshot_printed_loses_no_row(
+    forge: Forge, shop: sqlite3.Connection, url: str, connection: Connection, database: str, kind: str
+) -> None:
+    if kind == "wal":
+        url = f"{database}?feed=wal"
+        connection.execute("INSERT INTO orders SELECT n, 'new' FROM generate_series(1, 40) n")
+    else:
+        shop.execute("BEGIN")
+        shop.executemany("INSERT INTO orders VALUES (?, 'new', 1)", [(n,) for n in range(1, 41)])
+        shop.execute("COMMIT")
+    whole = forge("tail", url, "--table", "orders", "--snapshot", "--json", "--limit", "40")
+    assert (whole.code, whole.err) == (0, "")
+    lines = [json.loads(line) for line in whole.out.splitlines()]
+    assert {line["id"] for line in lines} == {str(n) for n in range(1, 41)}
+    assert "cursor" in lines[-1]
+    cut = forge("tail", url, "--table", "orders", "--snapshot", "--json", "--limit", "25")
+    seen = [json.loads(line) for line in cut.out.splitlines()]
+    saved = [line["cursor"] for line in seen if "cursor" in line]
+    handled = seen[: 1 + max(place for place, line in enumerate(seen) if "cursor" in line)] if saved else []
+    again = ["--from", saved[-1]] if saved else ["--snapshot"]
+    rest = forge("tail", url, "--table", "orders", *again, "--json", "--limit", str(40 - len(handled)))
+    ids = [line["id"] for line in handled] + [json.loads(line)["id"] for line in rest.out.splitlines()]
+    assert sorted(ids, key=int) == [str(n) for n in range(1, 41)]
+
+
 @pytest.mark.contract("W9")
 @pytest.mark.parametrize(
     ("words", "kept"),

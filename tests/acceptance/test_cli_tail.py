@@ -69,6 +69,35 @@ def test_every_line_of_json_is_a_change_and_its_cursor_continues_with_the_next(
     assert len(later) == len(everything) + 1
 
 
+@pytest.mark.parametrize(
+    "words", [[], ["--where", "id <> 7"], ["--columns", "status"]], ids=["all", "where", "columns"]
+)
+def test_every_line_of_a_snapshot_has_a_cursor_that_continues_with_the_next(
+    forge: Forge, connection: Connection, database: str, words: list[str]
+) -> None:
+    connection.execute("CREATE TABLE pairs (a int, b text, status text, id int, PRIMARY KEY (b, a))")
+    connection.execute("CREATE TABLE keyless (id int, status text)")
+    for table in ("orders", "pairs", "keyless"):
+        connection.execute("SELECT forge_enable_reactivity(%s)", (table,))
+    connection.execute("INSERT INTO orders SELECT n, 'new' FROM generate_series(1, 9) n")
+    connection.execute("INSERT INTO pairs SELECT n, 'a:b', 'new', n FROM generate_series(1, 9) n")
+    connection.execute("INSERT INTO keyless SELECT n, 'new' FROM generate_series(1, 9) n")
+    whole = forge("tail", "--snapshot", "--once", "--json", *words, url=database)
+    assert (whole.code, whole.err) == (0, "")
+    lines = [json.loads(line) for line in whole.out.splitlines()]
+    assert len(lines) == (24 if words[:1] == ["--where"] else 27)
+    connection.execute("UPDATE orders SET status = 'paid' WHERE id < 4")
+    for place, line in enumerate(lines):
+        rest = forge("tail", "--from", line["cursor"], "--once", "--json", *words, url=database)
+        assert (rest.code, rest.err) == (0, "")
+        found = [json.loads(text) for text in rest.out.splitlines()]
+        assert found[:-3] == lines[place + 1 :]
+        assert [change["operation"] for change in found[-3:]] == ["UPDATE"] * 3
+        assert all(change["cursor"] for change in found)
+    streamed = forge("tail", "--from", found[-3]["cursor"], "--once", "--json", *words, url=database)
+    assert [json.loads(text) for text in streamed.out.splitlines()] == found[-2:]
+
+
 def test_pretty_lines_say_what_who_and_how_late(forge: Forge, tracked: Connection, database: str) -> None:
     write(tracked)
     result = forge("tail", "--once", url=database)

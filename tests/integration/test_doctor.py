@@ -132,7 +132,8 @@ def test_an_altered_trigger(unwatched: Connection, database: str) -> None:
         "CREATE OR REPLACE TRIGGER forge_notify_orders AFTER INSERT ON orders REFERENCING NEW TABLE AS forge_new_rows"
         f" FOR EACH STATEMENT WHEN (1 = 0) EXECUTE FUNCTION forge.log_{row[0]}_insert()".encode()
     )
-    assert found(database, "triggers", "altered")
+    [finding] = found(database, "triggers", "altered")
+    assert "the trigger forge_notify_orders on orders was altered, it has a condition:" in finding.what
     unwatched.execute("DROP TRIGGER forge_notify_orders ON orders")
     unwatched.execute("SELECT forge_enable_reactivity('orders')")
     assert not found(database, "triggers")
@@ -207,6 +208,27 @@ def test_an_untracked_part(unwatched: Connection, database: str, root: str, part
     assert found(database, "partitions", "leaf")
     unwatched.execute("SELECT forge_enable_reactivity('r')")
     assert not found(database, "partitions")
+
+
+def test_lines_about_triggers_say_which_relations_they_are_about(unwatched: Connection, database: str) -> None:
+    unwatched.execute("CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    unwatched.execute("CREATE TABLE leaf PARTITION OF r DEFAULT")
+    unwatched.execute("SELECT forge_enable_reactivity('r')")
+    lines = [finding.what for finding in examine(database)]
+    assert len(lines) == len(set(lines))
+    own, parts = (line for line in lines if "triggers in place" in line)
+    assert own.endswith("triggers in place on 2 tracked tables")
+    assert parts.endswith("triggers in place on 1 partition or child table")
+    names = [row[0] for row in unwatched.execute("SELECT tgname FROM pg_trigger WHERE tgrelid = 'leaf'::regclass")]
+    last, *others = sorted(name for name in names if name.startswith("forge"))
+    assert others
+    unwatched.execute(f'DROP TRIGGER "{last}" ON leaf'.encode())
+    [finding] = found(database, "partitions")
+    assert finding.what == f"leaf, a part of public.r, lacks the trigger {last}: changes are lost"
+    for name in others:
+        unwatched.execute(f'DROP TRIGGER "{name}" ON leaf'.encode())
+    [finding] = found(database, "partitions")
+    assert finding.what.startswith("leaf, a part of public.r, is not tracked")
 
 
 def test_the_replica_role(tracked: Connection, database: str) -> None:

@@ -40,7 +40,7 @@ from forge.changelog.queries import queries, query
 from forge.changelog.reader import PAGE, Reader
 from forge.closing import Closing
 from forge.config import hide
-from forge.cursor import Cursor, Snapshot
+from forge.cursor import Cursor, Position, Snapshot
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ServerError
 from forge.values import Column, Images
 
@@ -174,6 +174,16 @@ class LogSource:
                         cursor = batch.cursor
                         yield self._left.batch(Batch(batch.changes, str(cursor), batch.columns))
 
+    def behind(self, change: Change, after: str | None, cursor: str) -> str:
+        """The cursor right behind a change of a batch, be it a row of a snapshot."""
+        if change.op is Op.READ:
+            place = _Place.parse(cursor)
+            own = change.id.removeprefix(f"{place.cursor.log.uuid}:{place.cursor.snapshot}:")
+            table, _, row_id = own.partition(":")
+            return str(place._replace(table=int(table), last=row_id))
+        assert after is not None
+        return str(inside(_outside(after), _outside(cursor), change))
+
     async def _check(self) -> None:
         """Raise ConfigError for a condition that is none, or a column that no tracked table has or had."""
         self._filter.check()
@@ -200,6 +210,12 @@ class LogSource:
                 details={"log_bytes": size, "oldest_change": oldest and oldest.astimezone(UTC), "tables": tables},
                 warnings=() if tables else ("no table is tracked: forge enable TABLE",),
             )
+
+
+def inside(before: Cursor, behind: Cursor, change: Change) -> Cursor:
+    """The cursor right behind a change of the log that lies between two cursors."""
+    place, _, number = change.source.position.partition(".")
+    return Cursor(behind.log, before.snapshot, behind.until or behind.snapshot, Position(int(place), int(number)))
 
 
 def columns_query() -> Any:

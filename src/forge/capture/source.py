@@ -103,6 +103,14 @@ class Beginning(Protocol):
         """The cursor before it."""
 
 
+@runtime_checkable
+class Exact(Protocol):
+    """A source that knows a cursor behind each change of a batch, not only behind the last one."""
+
+    def behind(self, change: Change, after: str | None, cursor: str) -> str:
+        """The cursor right behind a change of a batch; `after` is the cursor before that batch, `cursor` its own."""
+
+
 QUIET: Final = 2.0
 """Seconds after which a source that cannot say that it has come to its end is taken to have."""
 

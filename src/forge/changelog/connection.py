@@ -8,13 +8,14 @@ fix; every other error comes out as it is.
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, pq
 from psycopg.rows import TupleRow
 
 from forge.errors import (
@@ -50,6 +51,8 @@ _SETTINGS: Final = (
     " ('idle_session_timeout', '0'), ('transaction_timeout', '0')) w (name, value)"
     " JOIN pg_settings s ON lower(s.name) = lower(w.name)"
 )
+_STARTING: Final = 0.25
+"""Seconds between two looks at a server that takes no connections yet."""
 _RAISED: dict[str, type[ForgeError]] = {
     "FG0": ServerError,
     "FG1": TrackingError,
@@ -140,6 +143,38 @@ async def connect_async(url: str, **more: Any) -> AsyncConnection:
             await connection.close()
             raise
         return connection
+
+
+def rejecting(url: str) -> bool:
+    """Whether the server is there but takes no connections for now: it starts up, recovers or shuts down."""
+    return _ping(url) == pq.Ping.REJECT
+
+
+def _ping(url: str) -> int:
+    return pq.PGconn.ping(conninfo.make_conninfo(**parameters(url)).encode())
+
+
+def await_server(url: str, tell: Callable[[str], None]) -> None:
+    """Return when the server takes connections. While it starts up or shuts down that is waited for, and told once.
+
+    Raise when it cannot be reached otherwise, as with a wrong URL. A server that shut down after it said so is waited
+    for too: it is being restarted.
+    """
+    waiting = answered = False
+    while True:
+        try:
+            connect(url).close()
+            return
+        except (ServerError, psycopg.OperationalError):
+            state = _ping(url)
+            if (answered and state == pq.Ping.OK) or (not waiting and state not in (pq.Ping.OK, pq.Ping.REJECT)):
+                raise
+            answered = state == pq.Ping.OK  # it came up just now, or takes connections but not this one
+            if not waiting and state == pq.Ping.REJECT:
+                waiting = True
+                tell("the server is starting up or shutting down; waiting until it takes connections")
+            if not answered:
+                time.sleep(_STARTING)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 `follow` keeps three connections: one reads, one listens, one holds the pacemaker's locks. Whatever happens to
 them, it connects again and goes on from its cursor, so what it yields has no gap and no duplicate. It raises only
 when going on would be a lie: CursorExpired, CursorForeign, NotInstalled when Forge is gone from the database,
-DecodeError when a logged row is not one; and ServerError when the very first connection fails.
+DecodeError when a logged row is not one; and ServerError when the very first connection fails, unless the server
+says that it is starting up or shutting down.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import psycopg
 
 from forge.backoff import Backoff
 from forge.changelog import locks
-from forge.changelog.connection import AsyncConnection, answering, connect_async, hang_up, translate
+from forge.changelog.connection import AsyncConnection, answering, connect_async, hang_up, rejecting, translate
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.wakeup import CHANNEL, Load, Protocol, Step, listener, pacemaker
@@ -103,8 +104,8 @@ async def follow(
         ) as error:
             if closing.ends(error):
                 return
-            if started is None:  # the very first connection: a person wants to know rather than wait
-                raise _unreached(error) from error
+            if started is None and not await asyncio.to_thread(rejecting, url):
+                raise _unreached(error) from error  # the very first connection: a person wants to know, not to wait
             delay = backoff.next()
             _log.warning("lost the log, trying again in %.2f s: %s", delay, _line(error))
             await asyncio.sleep(delay)

@@ -29,6 +29,7 @@ from forge.changelog.decode import Decoder
 from forge.changelog.queries import query
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
 from forge.errors import CursorExpired, CursorForeign, NotInstalled
+from forge.tasks import observed
 from forge.values import Column
 
 PAGE: Final = 1_000
@@ -165,7 +166,7 @@ class Reader:
             rows = await self._fetch(page)
             while len(rows) == page:
                 # the server reads the next page while this one is decoded and handled
-                ahead = asyncio.create_task(self._fetch(page))
+                ahead = observed(asyncio.create_task(self._fetch(page)))
                 await asyncio.sleep(0)
                 last = Position(rows[-1][1], rows[-1][0])
                 yield await self._batch(rows, Cursor(self.identity, after.snapshot, until, last), lsn, flushed)

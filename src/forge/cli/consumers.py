@@ -133,7 +133,7 @@ def run(
     app = check(target, run)
     if not app.consumers.named:
         raise ConfigError(f"{target} has no consumers", fix='mark one: @app.consumer("name", tables=[…])')
-    app.check()
+    app.check(run.waiting)
     names = ", ".join(app.consumers.named)
     run.done(f"working on {names}")
     asyncio.run(until_told(app.consume()))

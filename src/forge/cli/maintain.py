@@ -22,6 +22,7 @@ def keep(context: typer.Context) -> None:
         retention_days=run.config.retention_days, size_limit=run.config.log_size_limit, hold_days=run.config.hold_days
     )
     with run.database() as database:
+        run.until_up(database.url)
         with connect(database.url) as connection:
             require_installed(connection)
         run.done(f"keeping the log: {count(policy.retention_days, 'day')}, a round every {policy.interval:.0f} s")

@@ -80,7 +80,7 @@ def run(
     app = check(target, run)
     if not app.outbox.named:
         raise ConfigError(f"{target} has no routes", fix='add one: @app.on_outbox("topic") or app.outbox_to(…)')
-    app.check()
+    app.check(run.waiting)
     run.done(f"sending {', '.join(app.outbox.named)}")
     asyncio.run(until_told(app.drain()))
 

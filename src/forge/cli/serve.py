@@ -37,7 +37,7 @@ def serve(
     run = session(context)
     sys.path.insert(0, os.getcwd())
     app = check(target, run, host)
-    app.check()
+    app.check(run.waiting)
     listening = listen(host, port, target)
     import uvicorn
     from uvicorn.supervisors import Multiprocess

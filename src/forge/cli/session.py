@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from forge import config as configuration
-from forge.changelog.connection import Connection, connect
+from forge.changelog.connection import Connection, await_server, connect
 from forge.changelog.install import require_installed
 from forge.config import Config
 from forge.database import Database, database
@@ -93,6 +93,14 @@ class Session:
             if installed:
                 require_installed(connection)
             yield connection
+
+    def waiting(self, text: str) -> None:
+        """Say on standard error what a command that runs for ever waits for."""
+        self.err.print(Text.assemble(("waiting: ", "yellow"), shown(text)), soft_wrap=True)
+
+    def until_up(self, url: str) -> None:
+        """Return when the server takes connections; one that starts up or shuts down is waited for."""
+        await_server(url, self.waiting)
 
     def done(self, *texts: str) -> None:
         """Say on one line that something was done, or is well."""

@@ -1,8 +1,9 @@
 """`forge tail`: the changes as they are committed, for people or for programs, from any source.
 
 A line of --format json ends with the cursor behind that change: given to --from with the same tables, it continues with
-exactly the next one. From the log every line has one, but for rows of a snapshot; from other sources the last line of
-each batch has, and who goes on from there after a line without sees some lines again, under the same ids.
+exactly the next one. From the log every line has one, rows of a snapshot too. Other sources have a cursor behind whole
+batches only: the last line of each has it, and whoever goes on from the last cursor printed sees the lines after it
+again, under the same ids.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ import typer
 
 from forge import debezium, wire
 from forge.capture import Filter, Source, changes, open_source, until_now
-from forge.capture.log import LogSource, columns_query
-from forge.capture.source import Beginning, in_snapshot
+from forge.capture.log import LogSource, columns_query, inside
+from forge.capture.source import Beginning, Exact, in_snapshot
+from forge.capture.urls import split_option
 from forge.change import Change, Op
 from forge.changelog.connection import connect
 from forge.changelog.follow import follow
@@ -26,7 +28,7 @@ from forge.changelog.reader import Batch, Reader
 from forge.cli.feeds import Columns, Operations, Tables, Url, Where, chosen, filter_of, home_schema
 from forge.cli.session import Session, forget_output, session
 from forge.config import nearest
-from forge.cursor import Cursor, Position
+from forge.cursor import Cursor
 from forge.errors import ConfigError, TrackingError
 from forge.feed import Feed
 from forge.values import Column
@@ -77,6 +79,8 @@ def tail(
         _tail_log(run, url, filter, start, format, snapshot=snapshot, once=once, limit=limit)
         return
     assert url is not None
+    if not once and url.startswith(("postgresql://", "postgres://")):
+        run.until_up(split_option(url, "feed")[0])
     printing = Printing(_printer(run, format, home_schema(url)), limit)
     _run(_print_source(open_source(url, filter), printing, start, snapshot=snapshot, once=once))
 
@@ -96,6 +100,8 @@ def _tail_log(
     start = start or ("start" if once else "now")
     after = None if start in ("start", "now") or in_snapshot(start) else Cursor.parse(start)
     with run.database() as database:
+        if not once:
+            run.until_up(database.url)
         with connect(database.url) as connection:
             require_installed(connection)
             known = [f"{schema}.{table}" for schema, table in connection.execute(_TABLES).fetchall()]
@@ -134,9 +140,13 @@ async def _print_source(source: Source, printing: "Printing", start: str | None,
                 last = len(batch.changes) - 1
                 for place, change in enumerate(batch.changes):
                     columns = batch.columns[place] if batch.columns else ()
-                    if printing.full(change, batch.cursor if place == last else None, columns):
+                    cursor = batch.cursor if place == last else None
+                    if cursor is None and isinstance(source, Exact):
+                        cursor = source.behind(change, after, batch.cursor)
+                    if printing.full(change, cursor, columns):
                         return
                 sys.stdout.flush()
+                after = batch.cursor
 
 
 async def _beginning(source: Source) -> str:
@@ -226,12 +236,6 @@ class Tail:
                         return
                 sys.stdout.flush()
                 after = batch.cursor
-
-
-def inside(before: Cursor, behind: Cursor, change: Change) -> Cursor:
-    """The cursor right behind a change that lies between two cursors."""
-    place, _, number = change.source.position.partition(".")
-    return Cursor(behind.log, before.snapshot, behind.until or behind.snapshot, Position(int(place), int(number)))
 
 
 def _check_tables(asked: Sequence[str], known: Sequence[str]) -> None:

@@ -140,7 +140,7 @@ def run(context: typer.Context) -> None:
     run = session(context)
     with run.database() as database:
         app = Forge(database.url)
-        app.check()
+        app.check(run.waiting)
         run.done("sending to the webhooks of this database")
         asyncio.run(until_told(app.consume()))
 

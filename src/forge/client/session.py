@@ -24,6 +24,7 @@ from forge.client.live import Live, Metrics
 from forge.client.messages import About, AuthTold, Bye, Delta, Opened, Whole, read
 from forge.client.sse import Event
 from forge.errors import ForgeError
+from forge.tasks import spawn
 
 MOST_MISMATCHES: Final = 3
 MOST_ASKING: Final = 8
@@ -256,6 +257,4 @@ class Session:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(work, self._tasks, _log)

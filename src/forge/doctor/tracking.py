@@ -1,6 +1,7 @@
 """The tracked tables: every trigger that should be there is, as Forge made it, on every partition."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -116,17 +117,25 @@ def partitions(case: Case) -> Iterator[Finding]:
 
 def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
     missing: dict[tuple[str, str], list[str]] = {}
+    wanted: Counter[tuple[str, str]] = Counter()
     wrong = 0
     rows = case.connection.execute((_WANTED % which).encode()).fetchall()
     for table, target, name, function, definition, replica, enabled, kind, ours, condition, columns in rows:
+        wanted[table, target] += 1
         if enabled is None:
             missing.setdefault((table, target), []).append(name)
             continue
         finding = None
-        if not ours or kind != trigger_type(definition) or condition or columns:
+        altered = {
+            "it calls another function": not ours,
+            "it fires at other events": kind != trigger_type(definition),
+            "it has a condition": condition,
+            "it fires for some columns only": columns,
+        }
+        if how := [words for words, so in altered.items() if so]:
             finding = problem(
                 check,
-                f"the trigger {name} on {target} was altered: what it logs cannot be relied on",
+                f"the trigger {name} on {target} was altered, {' and '.join(how)}: what it logs cannot be relied on",
                 f'DROP TRIGGER "{name}" ON {target}, then forge enable {table}',
             )
         elif enabled == "D":
@@ -146,11 +155,16 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
             wrong += 1
             yield finding
     for (table, target), names in missing.items():
-        kind = f"{target}, a part of {table}, is not tracked: writes straight into it are lost"
-        what = kind if target != table and check == "partitions" else f"{target} lacks the trigger {', '.join(names)}"
+        part = f", a part of {table}," if check == "partitions" else ""
+        if part and len(names) == wanted[table, target]:
+            what = f"{target}{part} is not tracked: writes straight into it are lost"
+        else:
+            triggers = f"trigger{'' if len(names) == 1 else 's'} {', '.join(names)}"
+            what = f"{target}{part} lacks the {triggers}: changes are lost"
         yield problem(check, what, f"forge enable {table}")
     if rows and not wrong and not missing:
-        yield ok(check, f"{len(rows)} triggers in place")
+        noun = "tracked table" if check == "triggers" else "partition or child table"
+        yield ok(check, f"{count(len(rows), 'trigger')} in place on {count(len(wanted), noun)}")
 
 
 def functions(case: Case) -> Iterator[Finding]:

@@ -39,6 +39,7 @@ from forge.react.push import MOST_CAUSES, Cause, Push, Subscriber
 from forge.react.registry import Auth, Call
 from forge.react.result import Result, encode
 from forge.react.runner import Outcome, Reached, Runner
+from forge.tasks import spawn
 
 MOST_RECENT: Final = 10_000
 """Changes kept for runs in flight; beyond it every such run is done again."""
@@ -542,14 +543,7 @@ class Reactor:
             self._debounce.drop(group.key)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a task of the reactor failed", exc_info=error)
+        spawn(work, self._tasks, _log)
 
 
 class _Run(NamedTuple):

@@ -13,6 +13,7 @@ what it was answered the first time.
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -31,10 +32,12 @@ from forge.react.database import Context, Db, Parameters, QueryFailed, WatchedDb
 from forge.react.index import BoundRead
 from forge.react.readset import Analysis
 from forge.react.registry import ANYONE, Auth, Call, Mutation
+from forge.tasks import spawn
 from forge.track.context import transaction
 from forge.track.current import Current, context
 
 Pool = AsyncConnectionPool[AsyncConnection]
+_log = logging.getLogger(__name__)
 TRIES: Final = 4
 HOLDERS: Final = 4
 """How many snapshots are held for several runs at once."""
@@ -240,9 +243,7 @@ class Runner:
         try:
             yield connection
         finally:
-            ending = asyncio.get_running_loop().create_task(_ended(pool, connection))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+            spawn(_ended(pool, connection), self._endings, _log)
 
     @contextlib.asynccontextmanager
     async def shared_snapshot(self) -> AsyncIterator[str]:

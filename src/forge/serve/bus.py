@@ -28,6 +28,7 @@ import psycopg
 from forge.changelog.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.errors import ForgeError, ServerError
 from forge.serve.cipher import Cipher
+from forge.tasks import observed, spawn
 from forge.track.notify import Listener, listen
 
 CHANNEL: Final = "forge_nodes"
@@ -192,15 +193,10 @@ class Bus(Exchange):
 
         Whoever is cancelled while it waits has sent it all the same.
         """
-        sending = asyncio.get_running_loop().create_task(self._publish(kind, payload))
+        sending = observed(asyncio.get_running_loop().create_task(self._publish(kind, payload)))
         self._sends.add(sending)
-        sending.add_done_callback(self._sent)
+        sending.add_done_callback(self._sends.discard)
         await asyncio.shield(sending)
-
-    def _sent(self, sending: asyncio.Task[None]) -> None:
-        self._sends.discard(sending)
-        if not sending.cancelled():
-            sending.exception()  # whoever still waits for it has it raised
 
     async def _publish(self, kind: str, payload: Any) -> None:
         async with self._sending:
@@ -360,19 +356,17 @@ def wire_revocations(node: Revoking, bus: Exchange) -> None:
         except ForgeError as error:
             _log.warning("what is revoked cannot be told to other nodes: %s", error)
 
-    def spawn(kind: str, payload: Any = None) -> None:
-        task = asyncio.get_running_loop().create_task(publish(kind, payload))
-        asked.add(task)
-        task.add_done_callback(asked.discard)
+    def tell(kind: str, payload: Any = None) -> None:
+        spawn(publish(kind, payload), asked, _log)
 
     def answer(payload: Any) -> None:
         if payload != bus.id and known:
-            spawn("revoked", list(known.values()))
+            tell("revoked", list(known.values()))
 
     bus.on("revoke", revoke)
     bus.on("revoked", told)
     bus.on("revoked?", answer)
-    bus.on_gap.append(lambda sender: spawn("revoked?", bus.id))
+    bus.on_gap.append(lambda sender: tell("revoked?", bus.id))
     bus.while_up(lambda: publish("revoked?", bus.id))
 
 

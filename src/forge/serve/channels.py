@@ -27,6 +27,7 @@ from forge.serve.bus import Exchange
 from forge.serve.limits import TooMany
 from forge.serve.messages import Frame, fields
 from forge.serve.session import Session
+from forge.tasks import spawn
 
 LONGEST_NAME: Final = 128
 MOST_BYTES: Final = 64 * 1024
@@ -276,9 +277,7 @@ class Channels:
             _log.warning("the other nodes cannot be told: %s", error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(work, self._tasks, _log)
 
 
 def _named(channel: str) -> None:

@@ -50,6 +50,7 @@ from forge.serve.pages import Event, Page, View
 from forge.serve.permissions import Forbidden
 from forge.serve.session import Session
 from forge.serve.stream import HEADERS, left
+from forge.tasks import observed
 
 MOST_WAITING: Final = 256
 MOST_BYTES: Final = 1024 * 1024
@@ -264,7 +265,7 @@ class Output:
     async def try_write(self, data: bytes) -> bool:
         """Write; false when the client has no room after a while: `written` waits for it."""
         await self.written()
-        writing = asyncio.get_running_loop().create_task(self.write(data))
+        writing = observed(asyncio.get_running_loop().create_task(self.write(data)))
         await asyncio.wait({writing}, timeout=PATIENCE)
         if not writing.done():
             self._writing = writing

@@ -10,6 +10,7 @@ an origin that is not allowed is refused in the handshake, as over HTTP.
 
 import asyncio
 import contextlib
+import logging
 from typing import Any, Final
 
 import msgspec
@@ -25,10 +26,12 @@ from forge.serve.messages import Frame, error_fields, fields, socket
 from forge.serve.node import Node
 from forge.serve.permissions import Forbidden, local
 from forge.serve.session import Mode, Session
+from forge.tasks import spawn
 
 FIRST_MESSAGE: Final = 10.0
 MOST_ERRORS: Final = 20
 MOST_CALLS: Final = 8
+_log = logging.getLogger(__name__)
 _CLOSE: Final = {"expired": 4401, "revoked": 4401, "restart": 1012}
 
 
@@ -142,9 +145,7 @@ class Socket:
         elif message.type in ("query", "mutate"):
             if len(self._calls) >= MOST_CALLS:
                 raise TooMany(f"{MOST_CALLS} calls are running", fix="wait for one to end", retry_after_secs=1)
-            call = asyncio.get_running_loop().create_task(self._call(session, message))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+            spawn(self._call(session, message), self._calls, _log)
         elif message.type == "auth":
             await node.renew(session, message.token)
         elif message.type == "join":

@@ -31,6 +31,7 @@ from psycopg import sql
 from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
 from forge.errors import NotifyError, ServerError
 from forge.storable import unstorable
+from forge.tasks import observed
 from forge.track.checks import json_text
 
 RESERVED: Final = "forge_changes"
@@ -214,7 +215,7 @@ class Listener(AsyncIterator[Notification]):
 
 async def _within(seconds: float, connection: AsyncConnection, work: Awaitable[T]) -> T:
     """Its result; when there is none in time the connection is closed, without a word to a server that says none."""
-    task = asyncio.ensure_future(work)
+    task = observed(asyncio.ensure_future(work))
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():

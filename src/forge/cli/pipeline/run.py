@@ -67,6 +67,8 @@ def run(
     where = lake_of(here, lake)
     names = tuple(name.strip() for each in tables or () for name in each.split(",") if name.strip())
     with here.database() as database:
+        if not once:
+            here.until_up(database.url)
         with connect(database.url) as connection:
             require_installed(connection)
         with spark_for(here, master, conf) as spark:

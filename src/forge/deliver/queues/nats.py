@@ -24,6 +24,7 @@ from forge.deliver.entry import filled, headers, template, unfit_header, without
 from forge.deliver.message import Message
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
+from forge.tasks import observed
 
 _SUBJECT: Final = re.compile(r"[^\s.*>\0]+(\.[^\s.*>\0]+)*")
 _STREAM: Final = re.compile(r"[^\s.*>/\\\0]+")
@@ -230,7 +231,7 @@ class Nats:
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*.*", cb=self._answered)
         if self._stream is not None:
-            made = asyncio.ensure_future(self._made(client.jetstream(timeout=self._timeout), self._stream))
+            made = observed(asyncio.ensure_future(self._made(client.jetstream(timeout=self._timeout), self._stream)))
             lost = asyncio.ensure_future(self._lost.wait())  # a request does not notice that
             try:
                 await asyncio.wait({made, lost}, return_when=asyncio.FIRST_COMPLETED)

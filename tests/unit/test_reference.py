@@ -1,0 +1,13 @@
+"""Figures in the reference documents are those of the code."""
+
+import re
+from pathlib import Path
+
+from forge.serve.ws import MOST_CALLS
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def test_the_calls_of_a_websocket_that_run_at_once() -> None:
+    [stated] = re.findall(r"At most (\d+) calls run at once", (REFERENCE / "events.md").read_text())
+    assert int(stated) == MOST_CALLS
