@@ -11,7 +11,7 @@ from forge.changelog.connection import Connection
 from forge.serve.auth import AuthSettings
 from forge.serve.node import Options
 from tests.history.moments import begin, record
-from tests.integration.serving import serving
+from tests.integration.serving import Served, serving
 
 SECRET = "s" * 32
 AUTH = AuthSettings(algorithms=("HS256",), secret=SECRET)
@@ -125,6 +125,59 @@ async def test_a_tenant_sees_its_own_rows_only(database: str, shop: Connection) 
         assert (await served.client.get(path, headers=headers)).json()["row"] is None
         headers = token(scope="forge:history", tenant="acme")
         assert (await served.client.get(path, headers=headers)).json()["row"]["status"] == "paid"
+
+
+async def pages(served: Served, tenant: str, row: str, limit: int) -> list[Any]:
+    """All pages of a row's history."""
+    headers = token(scope="forge:history", tenant=tenant)
+    found, query = [], ""
+    while True:
+        answer = await served.client.get(f"/forge/history/{row}?limit={limit}{query}", headers=headers)
+        assert answer.status_code == 200
+        found.append(answer.json())
+        if found[-1]["next"] is None:
+            return found
+        query = f"&before={found[-1]['next']}"
+
+
+async def test_pages_tell_nothing_of_what_a_tenant_may_not_see(
+    database: str, shop: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are as full, and end where they would, as if nothing else were in the log."""
+    monkeypatch.setattr("forge.history.timeline.MOST_BYTES", 4000)
+    shop.execute("ALTER TABLE orders ADD body text")
+    for number in range(12):  # a row that goes to and fro, of which zeta sees every fourth change
+        tenant = "zeta" if number % 4 < 2 else "acme"
+        size = 100 if tenant == "zeta" else 3000
+        values = (tenant, str(number) * size, str(number))
+        if number == 0:
+            shop.execute("INSERT INTO orders (id, tenant, body, status) VALUES (9, %s, %s, %s)", values)
+        else:
+            shop.execute("UPDATE orders SET tenant = %s, body = %s, status = %s WHERE id = 9", values)
+    shop.execute("UPDATE orders SET id = 10, tenant = 'acme' WHERE id = 9")
+    shop.execute("INSERT INTO orders (id, tenant, status) VALUES (11, 'acme', 'x')")
+    shop.execute("UPDATE orders SET id = 12, tenant = 'zeta' WHERE id = 11")
+    options = Options(auth=AUTH, tenant_column="tenant")
+    async with serving(Forge(database, options=options)) as served:
+        for limit in (1, 2, 3, 50):
+            found = await pages(served, "zeta", "orders/9", limit)
+            entries = [entry for page in found for entry in page["entries"]]
+            statuses = [next(one for one in entry["diff"] if one["column"] == "status") for entry in entries]
+            assert [(one.get("before"), one.get("after")) for one in statuses] == [
+                ("8", "9"),
+                ("4", "5"),
+                ("0", "1"),
+                (None, "0"),
+            ]
+            assert [len(page["entries"]) for page in found] == {1: [1] * 4, 2: [2, 2], 3: [3, 1], 50: [4]}[limit]
+        # where nothing is to be seen, nothing tells a row that is there from one that is not
+        for tenant, there in (("zeta", "orders/10"), ("nobody", "orders/9")):
+            [hidden] = await pages(served, tenant, there, 1)
+            [absent] = await pages(served, tenant, "orders/4711", 1)
+            assert hidden == {**absent, "key": hidden["key"]}
+            assert hidden["key"] == {"id": there.removeprefix("orders/")}
+        [arrived] = await pages(served, "zeta", "orders/12", 1)
+        assert [entry["op"] for entry in arrived["entries"]] == ["INSERT"]
 
 
 async def test_bad_questions(database: str, shop: Connection) -> None:

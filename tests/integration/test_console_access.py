@@ -226,6 +226,8 @@ async def test_without_tokens_the_console_is_open_to_this_machine_alone(database
         ("10.0.0.7", "127.0.0.1:8710", False),
         ("127.0.0.1", "10.0.0.7:8710", False),
         ("127.0.0.1", "localhost.evil.example", False),
+        ("127.0.0.1", "[::1]evil.example", False),
+        ("127.0.0.1", "localhost:80:80", False),
         ("127.0.0.1", "", False),
         (None, "127.0.0.1", False),
     ],
@@ -234,6 +236,14 @@ def test_who_is_on_this_machine(peer: str | None, host: str, expected: bool) -> 
     client = None if peer is None else (peer, 1)
     scope = {"type": "http", "headers": [(b"host", host.encode())], "client": client}
     assert local(HTTPConnection(scope)) is expected
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"), [("http://localhost:1", True), ("x://localhost:1", False), ("null", False)]
+)
+def test_a_page_of_another_origin_is_not_this_machine(origin: str, expected: bool) -> None:
+    headers = [(b"host", b"localhost:1"), (b"origin", origin.encode())]
+    assert local(HTTPConnection({"type": "http", "headers": headers, "client": ("127.0.0.1", 1)})) is expected
 
 
 async def test_a_proxy_that_says_nothing_of_itself_is_not_this_machine(database: str, shop: Connection) -> None:

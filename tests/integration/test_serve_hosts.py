@@ -1,11 +1,15 @@
 """For which hosts a server answers where there are no tokens: a page whose own name leads here gets nothing."""
 
+import ipaddress
 import json
+import re
 import warnings
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from starlette.requests import HTTPConnection
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -14,7 +18,7 @@ from forge.app import SERVE_FLAGS
 from forge.changelog.connection import Connection
 from forge.errors import ConfigError
 from forge.serve.node import Options
-from forge.serve.permissions import Forbidden, check_host
+from forge.serve.permissions import Forbidden, check_host, same_origin
 from tests.integration.serving import Served, serving
 from tests.integration.test_serve_http import SECURED, application, bearing, shop
 
@@ -69,7 +73,16 @@ async def test_a_page_whose_name_leads_here_gets_nothing_and_one_of_another_site
         for path in WRITES:
             assert refused(await served.post(path, {"id": 1}, headers=EVIL)), path
         assert refused(await served.client.options("/forge/mutation/pay", headers=EVIL))
-        for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):  # a page of another site, for this host
+        here = served.url.removeprefix("http://")
+        others = (
+            "https://evil.example",
+            "null",
+            "http://127.0.0.1:1",
+            f"x://{here}",
+            f"//{here}",
+            f"evil+http://{here}",
+        )
+        for origin in others:  # a page of another site, for this host
             answer = await served.post("/forge/mutation/pay", {"id": 1}, headers={"origin": origin})
             assert (answer.status_code, "origins" in answer.text) == (403, True), origin
         assert shop.execute("SELECT status FROM orders WHERE id = 1").fetchone() == ("placed",)
@@ -122,6 +135,11 @@ async def test_hosts_of_this_machine_and_allowed_ones_are_answered(
             "localhost.evil.example",
             "127.0.0.1.evil.example",
             "localhost@evil",
+            "[::1]evil.example",
+            "[::1].evil.example:80",
+            "[127.0.0.1]",
+            "127.0.0.1:80:80",
+            "localhost:99999",
             "*",
         ):
             assert await status(served, host=host) == 403, host
@@ -135,6 +153,64 @@ async def test_with_tokens_any_host_may_lead_here(database: str, shop: Connectio
         assert await status(served, **public, **bearing("ada")) == 200
         assert await status(served, **public) == 401
         assert (await served.client.get("/healthz", headers=public)).status_code == 200
+
+
+PIECES = st.sampled_from(
+    [
+        "localhost",
+        "127.0.0.1",
+        "::1",
+        "[::1]",
+        "[",
+        "]",
+        ":",
+        ":80",
+        ".",
+        "@",
+        "/",
+        "%",
+        "evil.example",
+        "0",
+        " ",
+        "\x85",
+    ]
+)
+
+
+@example("[::1]evil.example")
+@example("[::1]:80evil")
+@example("localhost:٣")
+@given(st.lists(PIECES, max_size=5).map("".join) | st.text())
+def test_nothing_of_a_host_is_left_out_of_what_is_checked(host: str) -> None:
+    """What is answered for is, to the letter, an own name or address, in brackets where it has colons, and a port."""
+
+    def answered() -> bool:
+        scope = {"type": "http", "headers": [(b"host", host.encode("latin-1", "replace"))], "server": ("10.0.0.7", 80)}
+        try:
+            check_host(HTTPConnection(scope), ("shop.example",))
+        except Forbidden:
+            return False
+        return True
+
+    name, _, port = host.rpartition(":") if re.search(r":[0-9]*$", host) else (host, "", "")
+    bare = name[1:-1] if name.startswith("[") and name.endswith("]") and ":" in name else name
+    plain = bare.lower().removesuffix(".")
+    try:
+        address = ipaddress.ip_address(plain)
+    except ValueError:
+        ours = plain in ("localhost", "shop.example")
+    else:
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        ours = (mapped or address).is_loopback or str(mapped or address) == "10.0.0.7"
+        ours = ours and (bare != name) == (address.version == 6)
+    assert answered() == (ours and len(port) <= 5 and int(port or 0) <= 65535)
+
+
+@example("x://shop.example")
+@example("https://shop.example/")
+@given(st.text() | st.text().map("{}://shop.example".format) | st.text().map("https://shop.example{}".format))
+def test_an_origin_is_of_the_host_only_as_browsers_write_it(origin: str) -> None:
+    assert same_origin(origin, "shop.example") is (origin in ("http://shop.example", "https://shop.example"))
 
 
 @pytest.mark.parametrize(

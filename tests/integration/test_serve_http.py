@@ -522,11 +522,16 @@ async def test_who_made_a_change_is_not_told_to_other_tenants(database: str, sho
         shop.execute(
             "BEGIN; SELECT forge_context('secret-bob', 'secret-function', 'secret-trace');"
             "UPDATE orders SET status = 'x' WHERE id = 2;"
-            "SELECT forge_context('eve', 'paying'); UPDATE orders SET status = 'y' WHERE id = 1; COMMIT"
+            "SELECT forge_context('secret-eve', 'paying'); UPDATE orders SET status = 'y' WHERE id = 1; COMMIT"
         )
         event = await stream.next()
-        assert {cause["user"] for cause in event.body["cause"]} == {None, "eve"}
+        assert {cause["user"] for cause in event.body["cause"]} == {None}
         assert "secret" not in event.data
+        shop.execute(
+            "BEGIN; SELECT forge_context('eve', 'paying'); UPDATE orders SET status = 'z' WHERE id = 1; COMMIT"
+        )
+        event = await stream.next()
+        assert [(cause["user"], cause["function"]) for cause in event.body["cause"]] == [("eve", "paying")]
 
 
 async def test_a_function_that_raises_anything_leaves_nobody_with_an_old_result(

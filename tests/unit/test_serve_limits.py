@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.errors import ConfigError
+from forge.react.registry import Auth
+from forge.serve.auth import Identity
 from forge.serve.limits import Bucket, Gate, Hold, Limits, TooMany
+from forge.serve.node import _person
 
 USERS = st.sampled_from([None, "ada", "bob", "192.0.2.1"])
 ADDRESSES = st.sampled_from(["192.0.2.1", "192.0.2.2"])
@@ -37,6 +40,12 @@ def test_a_user_has_8_sessions_from_anywhere() -> None:
         gate.session("ada", "192.0.2.99")
     assert refused.value.retry_after_secs > 0
     gate.session("bob", "192.0.2.99")
+
+
+def test_a_user_of_a_tenant_is_not_one_whose_name_looks_like_it() -> None:
+    people = [Auth("ada", "acme"), Auth("acme/ada"), Auth("ada"), Auth("ada", "None"), Auth("None/ada")]
+    assert len({_person(Identity(auth)) for auth in people}) == len(people)
+    assert _person(Identity(Auth(tenant="acme"))) is None
 
 
 def test_an_address_has_32_sessions_of_anybody() -> None:

@@ -6,6 +6,9 @@
 Newest transactions come first, each one's changes together, in pages that each begin where the one before ended. A list
 names what was changed and by whom, never the values. Times are bounded by day first, so a question of today does not
 look at the rest of the log.
+
+A tenant is shown changes of its own rows, and who made them by the rule of `forge.changelog.tenancy`. Where that hides
+who did it, no choice of a user or trace finds the change, and it is counted as nobody's.
 """
 
 import re
@@ -20,6 +23,7 @@ from psycopg.rows import tuple_row
 from forge.change import Op
 from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.decode import OPS
+from forge.changelog.tenancy import Tenant, owned, parameters, signed
 from forge.errors import CursorInvalid, HistoryUnavailable
 from forge.history import tracked
 from forge.history.instants import aware
@@ -35,10 +39,10 @@ _YEARS: Final = (2000, 9000)
 
 BY: Final = {
     "table": "v.schema_name || '.' || v.table_name",
-    "user": "coalesce(l.user_id, l.db_user)",
+    "user": "CASE WHEN {signed} THEN coalesce(l.user_id, l.db_user) END",
     "op": "l.op::text",
-    "function": "l.function_name",
-    "trace": "l.trace_id",
+    "function": "CASE WHEN {signed} THEN l.function_name END",
+    "trace": "CASE WHEN {signed} THEN l.trace_id END",
     "hour": "date_trunc('hour', l.at, 'UTC')",
     "day": "date_trunc('day', l.at, 'UTC')",
 }
@@ -52,14 +56,12 @@ _CHOSEN: Final = """
       AND (%(ops)s::text[] IS NULL OR l.op::text = ANY (%(ops)s))
       AND (%(since)s::timestamptz IS NULL OR l.at >= %(since)s) AND (%(until)s::timestamptz IS NULL OR l.at < %(until)s)
       AND (l.day BETWEEN %(first_day)s::date AND %(last_day)s::date OR l.day = 'infinity')
-      AND (%(column)s::text IS NULL
-           OR coalesce(l.before ->> %(column)s, l.after ->> %(column)s) = %(owner)s
-              AND coalesce(l.after ->> %(column)s, l.before ->> %(column)s) = %(owner)s)"""
+      AND {owned} AND (%(user)s::text IS NULL AND %(trace)s::text IS NULL OR {signed})"""
 _LIST: Final = f"""
     SELECT l.at, v.schema_name || '.' || v.table_name, l.op::text, l.row_id,
-           CASE WHEN l.op = 'U' THEN forge.changed_columns(l.before, l.after, l.hidden) ELSE '{{}}' END,
-           l.user_id, l.function_name, l.trace_id, l.db_user, l.application_name, l.transaction_id::text,
-           coalesce(l.rank, l.id), l.id
+           CASE WHEN l.op = 'U' THEN forge.changed_columns(l.before, l.after, l.hidden) ELSE ARRAY[]::text[] END,
+           {{signed}}, l.user_id, l.function_name, l.trace_id, l.db_user, l.application_name,
+           l.transaction_id::text, coalesce(l.rank, l.id), l.id
     {_CHOSEN}
       AND (%(transaction)s::text IS NULL OR l.transaction_id <= %(transaction)s::text::xid8
            AND (l.transaction_id, coalesce(l.rank, l.id), l.id) < (%(transaction)s::text::xid8, %(place)s, %(id)s))
@@ -113,7 +115,7 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Which changes. `tenant` is a column and the value that it must have had before and after."""
+    """Which changes. A `tenant` is shown those of rows that were its own before and after."""
 
     user: str | None = None
     table: str | None = None
@@ -121,7 +123,7 @@ class Choice(msgspec.Struct, frozen=True):
     trace: str | None = None
     since: datetime | None = None
     until: datetime | None = None
-    tenant: tuple[str, str] | None = None
+    tenant: Tenant | None = None
 
 
 EVERYTHING: Final = Choice()
@@ -139,11 +141,8 @@ def audit(
     transaction, place, id = _place(before)
     values = {"transaction": transaction, "place": place, "id": id, "limit": limit + 1}
     rows = _asked(connection, choice, _LIST, values)
-    entries = tuple(
-        Audited(row[0].astimezone(UTC), row[1], OPS[row[2]], row[3], tuple(row[4]), *row[5:11]) for row in rows[:limit]
-    )
-    more = ".".join(map(str, rows[limit - 1][10:])) if len(rows) > limit else None
-    return Audit(entries, more)
+    more = ".".join(map(str, rows[limit - 1][11:])) if len(rows) > limit else None
+    return Audit(tuple(map(_audited, rows[:limit])), more)
 
 
 def counts(
@@ -198,11 +197,20 @@ def _asked(connection: Connection, choice: Choice, statement: str, more: dict[st
             "until": until,
             "first_day": "-infinity" if since is None or since.year < _YEARS[0] else str((since - _MARGIN).date()),
             "last_day": "infinity" if until is None or until.year > _YEARS[1] else str((until + _MARGIN).date()),
-            "column": choice.tenant and choice.tenant[0],
-            "owner": choice.tenant and choice.tenant[1],
+            **parameters(choice.tenant),
             **more,
         }
-        return rows.execute(statement.encode(), values).fetchall()
+        rule = {"owned": "true", "signed": "true"}
+        if choice.tenant is not None:
+            rule = {"owned": owned("l"), "signed": signed("l.transaction_id")}
+        return rows.execute(statement.format(**rule).encode(), values).fetchall()
+
+
+def _audited(row: tuple[Any, ...]) -> Audited:
+    at, table, op, key, changed, shown = row[:6]
+    user, function, trace, session, application = row[6:11] if shown else (None,) * 5
+    where = at.astimezone(UTC), table, OPS[op], key, tuple(changed)
+    return Audited(*where, user, function, trace, session, application, row[11])
 
 
 def _named(name: str, value: Any) -> str | datetime | None:

@@ -12,6 +12,10 @@ page is found by where the last one ended, so a history of any length is read in
 it would be larger than MOST_BYTES, but never before its first entry, so rows of any size are read in pages of one cost.
 
 Columns that are excluded or masked now, or were when they were dropped, are not shown, whatever the log has of them.
+
+A tenant is shown what was its own row before and after, as if the log had nothing else: pages are full of that, and end
+with the last of it. An update of the key by which a row comes to the tenant is its insert, one by which it goes a
+delete. Who did it is told by the rule of `forge.changelog.tenancy`.
 """
 
 import re
@@ -27,9 +31,10 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.string import ByteaBinaryLoader
 
-from forge.change import UNAVAILABLE, Change, Op, Row
+from forge.change import NO_CONTEXT, UNAVAILABLE, Change, Op, Row
 from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.decode import Decoder
+from forge.changelog.tenancy import SIGNED, Tenant, owned, parameters
 from forge.errors import CursorInvalid, HistoryUnavailable
 from forge.history import tracked
 from forge.history.diff import Difference, differences, redefinition
@@ -52,6 +57,7 @@ _OF_ROW: Final = """
     FROM forge.forge_event_log l
     WHERE (l.row_id = %(row_id)s::text OR l.row_id IS NULL AND l.op IN ('T', 'S', 'X', 'R'))
       AND l.version = ANY (%(versions)s::int[])"""
+_SHOWN: Final = f"(%(tenant_column)s::text IS NULL OR {owned('l')})"
 _SIZE: Final = " + ".join(
     f"coalesce(octet_length(l.{name}::text), 0)::bigint"
     for name in ("before", "after", "context", "user_id", "function_name", "trace_id")
@@ -62,7 +68,7 @@ _PAGE: Final = f"""
     SELECT fits.* FROM (
         SELECT l.*, row_number() OVER so_far AS n, sum({_SIZE}) OVER so_far AS size
         FROM (SELECT l.*, coalesce(l.rank, l.id) AS place {_OF_ROW}
-                AND (coalesce(l.rank, l.id), l.id) < (%(place)s::bigint, %(id)s::bigint)
+                AND (coalesce(l.rank, l.id), l.id) < (%(place)s::bigint, %(id)s::bigint) AND {_SHOWN}
               ORDER BY place DESC, l.id DESC LIMIT %(limit)s::bigint) l
         WINDOW so_far AS (ORDER BY l.place DESC, l.id DESC ROWS UNBOUNDED PRECEDING)) l
     LEFT JOIN LATERAL (SELECT {_COLUMNS}, l.size::bigint
@@ -83,7 +89,8 @@ _PARTNER: Final = f"""
     WHERE l.transaction_id = %(transaction)s::text::xid8 AND l.id = (
         SELECT other.id FROM half own JOIN half other ON other.n = own.n AND other.op <> own.op
         WHERE own.id = %(id)s::bigint
-          AND (SELECT count(*) FILTER (WHERE h.op = 'D') = count(*) FILTER (WHERE h.op = 'I') FROM half h))"""
+          AND (SELECT count(*) FILTER (WHERE h.op = 'D') = count(*) FILTER (WHERE h.op = 'I') FROM half h))
+      AND {_SHOWN}"""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -172,15 +179,17 @@ def timeline(
     limit: int = LIMIT,
     before: str | None = None,
     follow: bool = True,
+    tenant: Tenant | None = None,
 ) -> Timeline:
-    """A page of a row's history; without `follow` that of its key alone, whatever rows had it."""
+    """A page of a row's history, as a tenant may see it; without `follow` that of its key alone."""
     if not 1 <= limit <= MOST:
         raise HistoryUnavailable(f"a page cannot have {limit} entries", fix=f"ask for 1 to {MOST}")
     with _asked(connection, table, key) as asked:
         found, word = asked.table, asked.row_id
-        walk = _Walk(connection, found)
+        walk = _Walk(connection, found, tenant)
         start = Place(_LAST, _LAST, word) if before is None else Place.parse(before)
         entries, following = walk.page(start, limit, follow=follow)
+        entries = walk.signed(entries)
         typed = (entry.change.key for entry in entries if entry.change.key and entry.change.row_id == word)
         return Timeline(found.name, next(typed, asked.key), tuple(entries), following and following.token())
 
@@ -223,8 +232,9 @@ def _asked(connection: Connection, table: str, key: object) -> Iterator[_Asked]:
 class _Walk:
     """From change to older change."""
 
-    def __init__(self, connection: Connection, table: Tracked) -> None:
+    def __init__(self, connection: Connection, table: Tracked, tenant: Tenant | None) -> None:
         self._table = table
+        self._tenant = tenant
         self._connection = connection
         self._rows = connection.cursor(binary=True, row_factory=tuple_row)
         self._rows.adapters.register_loader("json", ByteaBinaryLoader)
@@ -244,6 +254,15 @@ class _Walk:
             entry, below = more
             found.append(entry)
         return found, None
+
+    def signed(self, entries: list[Entry]) -> list[Entry]:
+        """The entries, without who did it where the tenant may not know."""
+        if self._tenant is None:
+            return entries
+        transactions = list({entry.change.source.transaction for entry in entries})
+        found = self._rows.execute(SIGNED, {"transactions": transactions, **parameters(self._tenant)})
+        known = {row[0] for row in found}
+        return [entry if entry.change.source.transaction in known else _unsigned(entry) for entry in entries]
 
     def _entries(self, start: Place, most: int, *, follow: bool) -> Iterator[tuple[Entry, Place] | None]:
         """Each entry with the place below it; None for the first that would make all of them too large."""
@@ -272,12 +291,17 @@ class _Walk:
 
     def _logged(self, below: Place, most: int, room: int, *, first: bool) -> Iterator[tuple[Any, ...]]:
         """The log's rows of a key below a place, newest first, kept by the server and fetched as they are needed."""
-        values = {**below._asdict(), "versions": list(self._table.versions), "limit": most, "room": room}
+        versions = [number for number, veiled in self._table.veiled.items() if not self._veils(veiled)]
+        values = {**below._asdict(), "versions": versions, "limit": most, "room": room, **parameters(self._tenant)}
         with self._connection.cursor("forge_history", binary=True, row_factory=tuple_row) as rows:
             rows.adapters.register_loader("json", ByteaBinaryLoader)
             rows.itersize = _FETCHED
             rows.execute(_PAGE, {**values, "first": first})
             yield from rows
+
+    def _veils(self, veiled: Collection[str]) -> bool:
+        """Whether rows do not say whose they are, where that matters."""
+        return self._tenant is not None and self._tenant.column in veiled
 
     def _partner(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The other half of an update of the key; None when it was no such update, or nobody can tell which."""
@@ -289,6 +313,7 @@ class _Walk:
             "rank": row[15],
             "op": "D" if deleted else "I",
             "deleted": row[3] if deleted else row[3] - timedelta(microseconds=1),
+            **parameters(self._tenant),
         }
         if self._rows.execute(_ANY_PARTNER, values).fetchone() != (True,):
             return None
@@ -318,6 +343,10 @@ class _Walk:
             return change
         before, after = (_without(image, veiled) for image in (change.before, change.after))
         return msgspec.structs.replace(change, before=before, after=after)
+
+
+def _unsigned(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, change=msgspec.structs.replace(entry.change, context=NO_CONTEXT))
 
 
 def _without(image: Row | None, veiled: Collection[str]) -> Row | None:

@@ -46,6 +46,9 @@ MOST_RECENT: Final = 10_000
 
 _log = logging.getLogger(__name__)
 
+ActorShown = Callable[[Auth, Change], bool]
+"""Tells whether those whose scope this is may know who made a change, and by which function and trace."""
+
 
 class Reactor:
     """Groups, the index of what they read, and the tasks that keep them fresh."""
@@ -71,16 +74,18 @@ class Reactor:
         self.on_push: list[Callable[[Group, Push], None]] = []
         """Called with every fresh result, when its subscribers have it."""
         self.on_latency: Callable[[str, float], None] = lambda stage, seconds: None
-        self.may_see_actor: Callable[[Auth, Change], bool] = lambda auth, change: True
-        """Whether those whose scope this is may know who made a change, and by which function and trace."""
+        self.actors: Callable[[Batch, bool], ActorShown] = lambda batch, whole: lambda auth, change: True
+        """Whose scope may know who made the changes of a batch; the batch may be less than `whole` transactions."""
         self.url = url
         self._clock = clock
         self._index: Index[GroupKey] = Index()
         self._debounce: Debounce[GroupKey] = Debounce(settings.quiet, settings.longest)
         self._room = asyncio.Semaphore(settings.runs)
-        self._recent: deque[tuple[int, list[Change]]] = deque()
+        self._recent: deque[tuple[int, list[Change], ActorShown]] = deque()
         self._recent_size = 0
         self._batch = 0
+        self._inside = False
+        """Whether the batch that was read last is followed by more of its transactions."""
         self._inflight: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._due = asyncio.Event()
@@ -183,6 +188,7 @@ class Reactor:
 
     async def _follow(self, following: asyncio.Future[None]) -> None:
         while True:
+            self._inside = False
             batches = follow(
                 self.url,
                 wakeup=self.settings.wakeup,
@@ -229,6 +235,8 @@ class Reactor:
         now = self._clock()
         for observer in self.on_batch:
             observer(batch)
+        inside, self._inside = self._inside, batch.cursor.last is not None
+        shown = self.actors(batch, not inside and not self._inside)
         metrics = self.metrics
         groups = self.groups
         defined = False
@@ -245,20 +253,20 @@ class Reactor:
                 if group is None or (not group.running and group.coverage.sees(transaction)):
                     continue
                 metrics.touched += 1
-                group.touch(change, transaction, actor=self.may_see_actor(group.call.auth, change))
+                group.touch(change, transaction, actor=shown(group.call.auth, change))
                 self._debounce.touch(key, now)
         if batch.changes:
             if self._watched:
-                self._touch_own(batch.changes, now)
+                self._touch_own(batch.changes, shown, now)
             self.on_latency("commit_to_batch", time.time() - batch.changes[-1].at.timestamp())
         if defined:
             self.runner.forget()
             self.resync()
-        self._remember(batch.changes)
+        self._remember(batch.changes, shown)
         if len(self._debounce):
             self._due.set()
 
-    def _touch_own(self, changes: list[Change], now: float) -> None:
+    def _touch_own(self, changes: list[Change], shown: ActorShown, now: float) -> None:
         """Whatever changes, the log and what else is Forge's own changes with it."""
         latest = {change.source.transaction: change for change in changes}
         for change in latest.values():
@@ -267,16 +275,15 @@ class Reactor:
                 own = msgspec.structs.replace(change, op=Op.INVALIDATE, schema=OWN_SCHEMA, table=table, key=None)
                 for key in self._index.touched(own):
                     group = self.groups[key]
-                    actor = self.may_see_actor(group.call.auth, change)
-                    group.touch(change, transaction, actor=actor)
+                    group.touch(change, transaction, actor=shown(group.call.auth, change))
                     self._debounce.touch(key, now)
 
-    def _remember(self, changes: list[Change]) -> None:
+    def _remember(self, changes: list[Change], shown: ActorShown) -> None:
         if not self._inflight:
             self._recent.clear()
             self._recent_size = 0
             return
-        self._recent.append((self._batch, changes))
+        self._recent.append((self._batch, changes, shown))
         self._recent_size += len(changes)
         oldest = min(self._inflight.values())
         while self._recent and self._recent[0][0] <= oldest:
@@ -438,19 +445,19 @@ class Reactor:
 
     def _catch_up(self, group: Group, reads: Iterable[BoundRead], began: int) -> None:
         """Hold what arrived during a run against what it turned out to read."""
-        later = [change for number, changes in self._recent if number > began for change in changes]
+        later = [(change, shown) for number, changes, shown in self._recent if number > began for change in changes]
         if not later:
             return
         own: Index[Hashable] = Index()
         own.put(None, reads)
         watched = any(read.schema == OWN_SCHEMA for read in reads)
         now = self._clock()
-        for change in later:
+        for change, shown in later:
             transaction = int(change.source.transaction or 0)
             if transaction in group.unseen or group.coverage.sees(transaction):
                 continue
             if watched or own.touched(change):
-                group.touch(change, transaction, actor=self.may_see_actor(group.call.auth, change))
+                group.touch(change, transaction, actor=shown(group.call.auth, change))
                 self._debounce.touch(group.key, now)
                 self._due.set()
 

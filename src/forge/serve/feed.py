@@ -16,8 +16,9 @@ it is given no more until it has read those and goes on from the log (`pause`).
 
 With tokens a client sees the rows of its tenant only, or all where its token opens the console: a row that leaves the
 tenant is a delete with the old image, one that comes an insert with the new. What concerns a whole table is shown
-without rows. Who did it, and why, is shown only where all rows of the table that the transaction changed are known to
-be the tenant's; they are not when a batch was too large for one page, or is resumed in its middle.
+without rows. Who did it, and why, is shown only where all rows that the transaction changed are known to be the
+tenant's, by the rule of `forge.changelog.tenancy`. Of what is read from the log that is always known; of what happens
+now, it is not when a batch was too large for one page.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ from forge.backoff import Backoff
 from forge.change import Op
 from forge.changelog.connection import translate
 from forge.changelog.reader import Batch, Reader
+from forge.changelog.tenancy import SIGNED, Tenant, parameters
 from forge.cursor import Cursor
 from forge.errors import CursorError, ForgeError, ServerError
 from forge.react.registry import BadArguments
@@ -479,10 +481,19 @@ class Client:
             inside = self._cursor.last is not None
             async with contextlib.aclosing(flushed(reader, self._cursor, self._view.tables)) as batches:
                 async for batch in batches:
-                    if not await self._send(Page(batch, self._cursor)):
+                    if not await self._send(Page(batch, self._cursor, await self._signed(reader, batch))):
                         self._fall_behind()
                         return
         await self._go_live()
+
+    async def _signed(self, reader: Reader, batch: Batch) -> frozenset[str] | None:
+        """The transactions of a batch whose actor the client may learn, whatever tables it asks for; None for all."""
+        if self._view.tenant is None:
+            return None
+        transactions = list({change.source.transaction for change in batch.changes})
+        values = {"transactions": transactions, **parameters(self._view.tenant)}
+        found = await reader.connection.execute(SIGNED.encode(), values)
+        return frozenset(row[0] for row in await found.fetchall())
 
     async def _send(self, page: Page) -> bool:
         """Send a page that was read; false when it must be read again from where the client stands."""
@@ -568,7 +579,7 @@ def view(node: Node, asked: Asked, identity: Identity) -> View:
         )
     if identity.auth.tenant is None:
         raise Forbidden("the token names no tenant", fix="have the issuer set the tenant claim")
-    return View(asked.tables, asked.ops, column, identity.auth.tenant)
+    return View(asked.tables, asked.ops, Tenant(column, identity.auth.tenant))
 
 
 def _asked(request: Request) -> Asked:

@@ -4,26 +4,26 @@
     GET /forge/audit?user=ada&table=orders&op=delete&since=1d&until=…&by=user,table&limit=50&before=…
 
 Both are closed unless a token has the permission that `Options.history` names, in its claim `scope`, `scp` or
-`permissions`. A token with a tenant sees only rows that were that tenant's before and after each change; without a
-column that says whose a row is, it sees nothing. Values of columns that are excluded or masked, or were when they were
-dropped, are never in an answer. A page of large rows ends early, so no answer is larger than `forge.history.timeline`
-says, but for a single change that is.
+`permissions`. A token with a tenant sees only rows that were that tenant's before and after each change, and who
+changed them only by the rule of `forge.changelog.tenancy`; without a column that says whose a row is, it sees nothing.
+Values of columns that are excluded or masked, or were when they were dropped, are never in an answer. A page of large
+rows ends early, so no answer is larger than `forge.history.timeline` says, but for a single change that is.
 """
 
 from collections.abc import Callable
 from datetime import datetime
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from forge.change import Op, Row, text
+from forge.change import Op
 from forge.changelog.connection import Connection
+from forge.changelog.tenancy import Tenant, owns, readable
 from forge.errors import ForgeError, HistoryUnavailable, TrackingError
 from forge.history.asof import row_as_of
 from forge.history.audit import Choice, audit, counts
 from forge.history.instants import instant, instant_or_now
-from forge.history.timeline import LIMIT, MOST, Entry, timeline
+from forge.history.timeline import LIMIT, MOST, timeline
 from forge.history.tracked import key_of
 from forge.react.registry import BadArguments
 from forge.serve.asking import Answer, asked
@@ -38,18 +38,17 @@ from forge.wire import encode_row, timestamp
 async def history(node: Node, request: Request) -> Response:
     """GET /forge/history/{table}/{key}"""
 
-    def ask(connection: Connection, tenant: tuple[str, str] | None) -> Answer:
+    def ask(connection: Connection, tenant: Tenant | None) -> Answer:
         given = request.query_params
         table, key = request.path_params["table"], key_of(request.path_params["key"])
         if (at := given.get("at")) is not None:
             past = row_as_of(connection, table, key, instant_or_now(at))
-            row = past.row if tenant is None or _owns(past.row, tenant) else None
+            own = tenant is None or (readable(past.columns, tenant.column) and owns(tenant, past.row))
             gap = past.gap if tenant is None else past.gap.untold()
-            return {"table": past.table, **gap.wire(), "row": encode_row(row)}
-        page = timeline(
-            connection, table, key, limit=_limit(given.get("limit"), MOST), before=given.get("before") or None
-        )
-        entries = [entry.wire() for entry in page.entries if tenant is None or _shown(entry, tenant)]
+            return {"table": past.table, **gap.wire(), "row": encode_row(past.row if own else None)}
+        limit, before = _limit(given.get("limit"), MOST), given.get("before") or None
+        page = timeline(connection, table, key, limit=limit, before=before, tenant=tenant)
+        entries = [entry.wire() for entry in page.entries]
         return {"table": page.table, "key": encode_row(page.key), "entries": entries, "next": page.next}
 
     return await _answered(node, request, ask)
@@ -58,7 +57,7 @@ async def history(node: Node, request: Request) -> Response:
 async def audited(node: Node, request: Request) -> Response:
     """GET /forge/audit"""
 
-    def ask(connection: Connection, tenant: tuple[str, str] | None) -> Answer:
+    def ask(connection: Connection, tenant: Tenant | None) -> Answer:
         given = request.query_params
         choice = Choice(
             given.get("user"),
@@ -79,9 +78,7 @@ async def audited(node: Node, request: Request) -> Response:
     return await _answered(node, request, ask)
 
 
-async def _answered(
-    node: Node, request: Request, ask: Callable[[Connection, tuple[str, str] | None], Answer]
-) -> Response:
+async def _answered(node: Node, request: Request, ask: Callable[[Connection, Tenant | None], Answer]) -> Response:
     try:
         tenant = allowed(node, await node.identify(bearer(request.headers)))
         less = "ask for less: a table, a shorter time"
@@ -101,7 +98,7 @@ def _failure(error: ForgeError) -> Response:
     return as_json(told, 404 if isinstance(error, TrackingError) else status(error), headers)
 
 
-def allowed(node: Node, identity: Identity) -> tuple[str, str] | None:
+def allowed(node: Node, identity: Identity) -> Tenant | None:
     """Whose rows somebody may see: a column and its value, or None for all; Forbidden when that is nobody's."""
     wanted, column = node.options.history, node.options.tenant_column
     if wanted is None or node.options.auth is None:
@@ -112,21 +109,7 @@ def allowed(node: Node, identity: Identity) -> tuple[str, str] | None:
         return None
     if column is None:
         raise Forbidden("no column says whose a row is", fix="set tenant_column to the column that holds the tenant")
-    return column, identity.auth.tenant
-
-
-def _shown(entry: Entry, tenant: tuple[str, str]) -> bool:
-    """Whether every image of an entry is the tenant's; what has none is of the whole table."""
-    images = [image for image in (entry.change.before, entry.change.after) if image is not None]
-    moved = entry.op in ("UPDATE", "KEY") and any(
-        one.column == tenant[0] and msgspec.UNSET not in (one.before, one.after) for one in entry.diff
-    )
-    return bool(images) and not moved and all(_owns(image, tenant) for image in images)
-
-
-def _owns(row: Row | None, tenant: tuple[str, str]) -> bool:
-    value = None if row is None else row.get(tenant[0])
-    return isinstance(value, (str, int)) and text(value) == tenant[1]
+    return Tenant(column, identity.auth.tenant)
 
 
 def _instant(value: str | None) -> datetime | None:

@@ -25,7 +25,7 @@ from forge.serve.auth import AuthFailed, Identity, KeysUnavailable, bearer
 from forge.serve.limits import TooMany
 from forge.serve.messages import error_fields, fields, shared_sse, sse
 from forge.serve.node import Node, UnknownSession
-from forge.serve.permissions import Forbidden, local
+from forge.serve.permissions import Forbidden, local, same_origin
 from forge.serve.session import Mode, Session
 from forge.serve.stream import Stream
 from forge.serve.threads import given_up
@@ -323,7 +323,7 @@ def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
     fix: add it to origins in Options
     """
     origin = headers.get("origin")
-    if origin is None or origin in allowed or "*" in allowed or origin.partition("://")[2] == headers.get("host"):
+    if origin is None or origin in allowed or "*" in allowed or same_origin(origin, headers.get("host", "")):
         return
     raise Forbidden(f"the origin {origin[:100]} is not allowed", fix="add it to origins in Options")
 

@@ -17,7 +17,7 @@ fix: close some first
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
 from typing import Final
 
@@ -25,7 +25,7 @@ import msgspec
 
 from forge.errors import ConfigError, ForgeError
 
-Holder = tuple[str, str]
+Holder = tuple[str, Hashable]
 
 RETRY_AFTER_SECS: Final = 5
 """When it is worth asking again for what others hold."""
@@ -124,12 +124,12 @@ class Gate:
         """How many counters there are."""
         return len(self._sessions) + len(self._subscriptions)
 
-    def session(self, user: str | None, address: str) -> Hold:
+    def session(self, user: Hashable | None, address: str) -> Hold:
         """Count a session; raise TooMany when the user or the address has all that it may have."""
         holders = {_holder(user, address): self.limits.sessions_per_user} if user is not None else {}
         return _hold(self._sessions, {**holders, _holder(None, address): self.limits.sessions_per_ip}, "sessions")
 
-    def subscription(self, user: str | None, address: str) -> Hold:
+    def subscription(self, user: Hashable | None, address: str) -> Hold:
         """Count a subscription; raise TooMany when the user has all that it may have."""
         holder = {_holder(user, address): self.limits.subscriptions_per_user}
         return _hold(self._subscriptions, holder, "subscriptions")
@@ -139,7 +139,7 @@ class Gate:
         return Bucket(self.limits.messages_per_second, self.limits.message_burst, self._clock)
 
 
-def _holder(user: str | None, address: str) -> Holder:
+def _holder(user: Hashable | None, address: str) -> Holder:
     return ("an address", address) if user is None else ("a user", user)
 
 

@@ -16,13 +16,15 @@ from typing import Any, Final
 import msgspec
 
 from forge.change import Change
+from forge.changelog.reader import Batch
+from forge.changelog.tenancy import sole_tenants
 from forge.cursor import NOW, After
 from forge.errors import ConfigError, ForgeError
 from forge.history.instants import Gap
 from forge.react import past
 from forge.react.cached import Cached
 from forge.react.catalog import OWN_TABLES
-from forge.react.reactor import Reactor
+from forge.react.reactor import ActorShown, Reactor
 from forge.react.registry import OWN, Auth, BadArguments, Call, Mutation, Query, Registry
 from forge.react.result import Result, encode
 from forge.react.runner import Answer
@@ -111,7 +113,7 @@ class Node:
         reactor.on_latency = self.instruments.observe
         reactor.on_push.append(trace_push)
         if options.auth is not None:
-            reactor.may_see_actor = self._may_see_actor
+            reactor.actors = self._actors
         self.cached = cached
         self.bus = Bus(reactor.url)
         self.channels = Channels(self.bus)
@@ -301,15 +303,20 @@ class Node:
             if self.revocations.revoked(session.identity):
                 self._expel(session, "revoked")
 
-    def _may_see_actor(self, auth: Auth, change: Change) -> bool:
-        """One's own changes, and those of rows that are wholly one's tenant's."""
-        if change.context.user_id is not None and change.context.user_id == auth.user:
-            return True
+    def _actors(self, batch: Batch, whole: bool) -> ActorShown:
+        """Whose changes are told: to a tenant those of its rows alone, to a user without a tenant its own.
+
+        A user's name means somebody only within a tenant, and the log does not say whose.
+        """
         column = self.options.tenant_column
-        if column is None or auth.tenant is None:
-            return False
-        images = [image for image in (change.before, change.after) if image is not None]
-        return bool(images) and all(str(image.get(column)) == auth.tenant for image in images)
+        tenants = sole_tenants(batch.changes, batch.columns, column) if whole and column is not None else {}
+
+        def shown(auth: Auth, change: Change) -> bool:
+            if auth.tenant is None:
+                return auth.user is not None and change.context.user_id == auth.user
+            return tenants.get(change.source.transaction or "") == auth.tenant
+
+        return shown
 
     def _own_changed(self, payload: Any) -> None:
         """Some node says that tables of Forge's own have changed, such as how consumers fare."""
@@ -393,7 +400,7 @@ def _same_person(one: Identity, other: Identity) -> bool:
     return (one.auth.user, one.auth.tenant) == (other.auth.user, other.auth.tenant)
 
 
-def _person(identity: Identity) -> str | None:
-    """Whom limits count; None for somebody without a name."""
+def _person(identity: Identity) -> tuple[str | None, str] | None:
+    """Whom limits count, within a tenant or without; None for somebody without a name."""
     auth = identity.auth
-    return auth.user if auth.user is None or auth.tenant is None else f"{auth.tenant}/{auth.user}"
+    return None if auth.user is None else (auth.tenant, auth.user)

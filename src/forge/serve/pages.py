@@ -1,55 +1,52 @@
-"""What each client is shown of a page of the log: rows of its tenant only, each form written once for all."""
+"""What each client is shown of a page of the log: rows of its tenant only, each form written once for all.
 
-from collections.abc import Iterable
-from decimal import Decimal
+Who made a change is shown by the rule of `forge.changelog.tenancy`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from forge.change import NO_CONTEXT, Change, Op, Row, text
+from forge.change import NO_CONTEXT, Change, Op
 from forge.changelog.reader import Batch
+from forge.changelog.tenancy import Tenant, owns, readable, sole_tenants
 from forge.cursor import Cursor, Position, Snapshot
 from forge.serve.messages import sse
 from forge.values import Column
 from forge.wire import encode
 
 _ROWS: Final = frozenset({Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ})
-_UNREADABLE: Final = ("masked", "hidden")
 
 Form = Literal["whole", "unsigned", "out", "in", "bare"]
 """A change as it is; without who did it; as it looks to whom a row leaves, to whom it comes; without any row."""
 
 
 class View(msgspec.Struct, frozen=True):
-    """What one client is to see; without a `column` the rows of all tenants."""
+    """What one client is to see; without a `tenant` the rows of all."""
 
     tables: frozenset[str] = frozenset()
     ops: frozenset[Op] = frozenset()
-    column: str | None = None
-    tenant: str | None = None
+    tenant: Tenant | None = None
 
     def form(self, change: Change, columns: Iterable[Column]) -> Form | None:
         """How a change is shown; None when it is not."""
         if self.tables and not (change.table in self.tables or f"{change.schema}.{change.table}" in self.tables):
             return None
-        form: Form | None = "whole" if self.column is None else self._authorized(change, columns)
+        form: Form | None = "whole" if self.tenant is None else _authorized(self.tenant, change, columns)
         op = Op.DELETE if form == "out" else Op.INSERT if form == "in" else change.op
         return form if not self.ops or op in self.ops else None
 
-    def _authorized(self, change: Change, columns: Iterable[Column]) -> Form | None:
-        kind = next((column.kind for column in columns if column.name == self.column), None)
-        if kind is None or kind in _UNREADABLE:
-            return None
-        if change.op not in _ROWS:
-            return "bare"
-        old, new = self._owns(change.before), self._owns(change.after)
-        if change.op is not Op.UPDATE or old == new:
-            return "whole" if old or new else None
-        return "out" if old else "in"
 
-    def _owns(self, row: Row | None) -> bool:
-        value = None if row is None else row.get(self.column or "")
-        return isinstance(value, (str, int, Decimal)) and text(value) == self.tenant
+def _authorized(tenant: Tenant, change: Change, columns: Iterable[Column]) -> Form | None:
+    if not readable(columns, tenant.column):
+        return None
+    if change.op not in _ROWS:
+        return "bare"
+    old, new = owns(tenant, change.before), owns(tenant, change.after)
+    if change.op is not Op.UPDATE or old == new:
+        return "whole" if old or new else None
+    return "out" if old else "in"
 
 
 def shown(change: Change, form: Form) -> Change:
@@ -73,17 +70,18 @@ class Event(NamedTuple):
     id: str
 
 
-Group = tuple[str | None, str, str]
-"""The rows of a table that a transaction changed."""
-
-
 class Page:
-    """A batch of the log, and what clients are sent of it, each written once."""
+    """A batch of the log, and what clients are sent of it, each written once.
 
-    def __init__(self, batch: Batch, before: Cursor) -> None:
+    `signed` are the transactions whose actor may be shown. Without it, those of a whole batch are found here; those of
+    a part of one are not known, and shown without.
+    """
+
+    def __init__(self, batch: Batch, before: Cursor, signed: Collection[str] | None = None) -> None:
         self.batch = batch
-        self._complete = before.last is None and batch.cursor.last is None
-        self._mixed: dict[str, set[Group]] = {}
+        self._whole = before.last is None and batch.cursor.last is None
+        self._signed = signed
+        self._tenants: dict[str, Mapping[str, str]] = {}
         self.until: Snapshot = batch.cursor.until or batch.cursor.snapshot
         self._bodies: dict[tuple[int, Form], bytes] = {}
         self._events: dict[tuple[View, Snapshot], list[Event]] = {}
@@ -112,32 +110,27 @@ class Page:
             if since.sees(int(change.source.transaction or 0)):
                 continue
             form = view.form(change, columns)
-            if form == "whole" and view.column is not None and not self._alone(change, view.column):
+            if form == "whole" and view.tenant is not None and not self._signs(change, view.tenant):
                 form = "unsigned"
             if form is not None:
                 id = str(after) if number == last else prefix + change.source.position
                 yield Event(sse("change", self._body(number, form), id), id)
 
-    def _alone(self, change: Change, column: str) -> bool:
-        """Whether all rows of the table that the transaction changed have one and the same value there."""
-        if not self._complete:
+    def _signs(self, change: Change, tenant: Tenant) -> bool:
+        """Whether the tenant may learn who made a change."""
+        transaction = change.source.transaction or ""
+        if self._signed is not None:
+            return transaction in self._signed
+        if not self._whole:
             return False
-        mixed = self._mixed.get(column)
-        if mixed is None:
-            values: dict[Group, set[str]] = {}
-            for each in self.batch.changes:
-                for row in (each.before, each.after):
-                    if row is not None:
-                        values.setdefault(_group(each), set()).add(repr(row.get(column)))
-            mixed = self._mixed[column] = {group for group, found in values.items() if len(found) > 1}
-        return _group(change) not in mixed
+        tenants = self._tenants.get(tenant.column)
+        if tenants is None:
+            found = sole_tenants(self.batch.changes, self.batch.columns, tenant.column)
+            tenants = self._tenants[tenant.column] = found
+        return tenants.get(transaction) == tenant.name
 
     def _body(self, number: int, form: Form) -> bytes:
         body = self._bodies.get((number, form))
         if body is None:
             body = self._bodies[number, form] = encode(shown(self.batch.changes[number], form))
         return body
-
-
-def _group(change: Change) -> Group:
-    return change.source.transaction, change.schema, change.table

@@ -6,6 +6,7 @@ requests for a host that is this server's.
 """
 
 import ipaddress
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -17,6 +18,7 @@ from forge.serve.auth import Identity
 
 _OWN_SITE: Final = (None, "none", "same-origin")
 """What browsers say of requests by their user or by a page of the server itself; pictures have no origin to go by."""
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))?", re.ASCII)
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
 
@@ -82,7 +84,7 @@ def local(request: HTTPConnection) -> bool:
         request.client is not None
         and loopback(request.client.host)
         and loopback(_name(host))
-        and (origin is None or origin.partition("://")[2] == host)
+        and (origin is None or same_origin(origin, host))
         and headers.get("sec-fetch-site") in _OWN_SITE
         and not any(name in headers for name in _FORWARDED)
         and request.scope.get("http_version") != "1.0"
@@ -151,13 +153,26 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return mapped or address
 
 
-def _name(host: str) -> str:
-    """A host header without its port.
+def same_origin(origin: str, host: str) -> bool:
+    """Whether an Origin header is of a page of the host that a request is for.
 
-    >>> _name("127.0.0.1:8710"), _name("[::1]:8710"), _name("localhost"), _name("::1")
-    ('127.0.0.1', '::1', 'localhost', '')
+    >>> [same_origin(origin, "a.test") for origin in ("https://a.test", "http://b.test", "x://a.test", "null")]
+    [True, False, False, False]
     """
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    name, _, port = host.partition(":")
-    return name if not port or port.isdecimal() else ""
+    scheme, _, place = origin.partition("://")
+    return scheme in ("http", "https") and place == host and _name(host) != ""
+
+
+def _name(host: str) -> str:
+    """A host header without its port; empty where it is malformed.
+
+    >>> _name("127.0.0.1:8710"), _name("[::1]:8710"), _name("localhost"), _name("::1"), _name("[::1]evil.test")
+    ('127.0.0.1', '::1', 'localhost', '', '')
+    """
+    match = _HOST.fullmatch(host)
+    if match is None or int(match[3] or 0) > 65535:
+        return ""
+    address, name = match[1], match[2]
+    if address is None:
+        return name
+    return address if ":" in address and _address(address) is not None else ""
