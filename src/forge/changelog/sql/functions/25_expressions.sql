@@ -18,6 +18,14 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     FROM part
 $body$;
 
+-- A digest that tells a row from the others of its table: of its key, or of all of it where it has none.
+CREATE OR REPLACE FUNCTION forge.row_digest_expression(relation oid, "row" text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+    SELECT format('md5(%s)', CASE WHEN forge.key_columns(relation) <> '{}' THEN forge.row_id_expression(relation, "row") ELSE (
+        SELECT format('ROW(%s)::text', string_agg(format('%s.%I', "row", c.name), ', ' ORDER BY c.position))
+        FROM forge.table_columns(relation, '{}', '{}') c WHERE c.value IS NOT NULL) END)
+$body$;
+
 -- Whether two rows have the same key; true for a table without one.
 CREATE OR REPLACE FUNCTION forge.key_same_expression(relation oid, old_row text, new_row text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$

@@ -1,5 +1,5 @@
 -- Writes the trigger functions of one tracked table: forge.log_<id>_insert, _update, _delete, _truncate, _empty, _each,
--- _row, _mark, _begin.
+-- _row, _mark; of a partitioned one also _begin, _move.
 --
 -- What always holds in them:
 --   * search_path is pinned, and of the printing settings those that the table's types depend on; nothing else of the
@@ -25,7 +25,9 @@ DECLARE
     context   text;
     rank_into text := '';
     rank_done text := '';
-    misled    text := '';
+    parted    boolean;
+    moves     jsonb := '{}';
+    lost      text := '';
     whole     text;
     begins    text;
     ends      text;
@@ -55,7 +57,7 @@ BEGIN
                   WHERE a.attname IN (o, n, r, o || '_image', n || '_image')) LOOP
         o := o || '_'; n := n || '_'; r := r || '_';
     END LOOP;
-    SELECT c.relname INTO relation_name FROM pg_class c WHERE c.oid = relation;
+    SELECT c.relname, c.relkind = 'p' INTO relation_name, parted FROM pg_class c WHERE c.oid = relation;
 
     head := format('v_rank, v_transaction, v_at, v_day, %s, ', version);
     late := format('v_rank, v_transaction, v_at + interval ''1 microsecond'', v_day, %s, ', version);
@@ -80,8 +82,10 @@ DECLARE
     v_context     json;
     v_application text := nullif(current_setting('application_name'), '');
     v_mark        text;
-BEGIN
-$d$;
+$d$ || CASE WHEN parted THEN $d$    v_name        text;
+    v_left        text;
+    v_entered     text;
+$d$ ELSE '' END || E'BEGIN\n';
     context := $d$    v_context := forge.parsed_context(nullif(current_setting('forge.context', true), ''));
 $d$;
     IF ordered THEN
@@ -128,18 +132,60 @@ EXCEPTION WHEN OTHERS THEN
 END;
 $d$, format(whole, $d$json_build_object('failure', SQLERRM, 'sqlstate', SQLSTATE)$d$), relation_name, relation_name, tracked) ELSE '' END;
 
-    -- A MERGE into a partitioned table that inserts and updates hands the UPDATE trigger wrong new rows (PostgreSQL 15 to 18):
-    -- rows that it inserted. They show by their key; then nothing true can be said but that the table changed. That a statement
-    -- inserts is known from its beginning.
-    IF (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = relation) THEN
+    -- An UPDATE that moves a row to another partition deletes it in one and inserts it in the other; both rows are handed to the
+    -- UPDATE trigger. In a MERGE (PostgreSQL 15 to 18) they are handed to its DELETE and INSERT triggers, and those fire only where
+    -- the MERGE has such actions: else they are nowhere. So the first row that left a partition, and the first that entered
+    -- one, while an UPDATE runs is remembered, and has to be among the rows of some trigger of the statement.
+    IF parted THEN
         PERFORM forge.write_function(tracked, 'begin', '', format($d$
+DECLARE
+    v_name text := CASE TG_OP WHEN 'INSERT' THEN 'forge.inserting_%1$s_' || pg_trigger_depth() ELSE 'forge.updating_%1$s' END;
 BEGIN
-    PERFORM set_config('forge.inserting_%s_' || pg_trigger_depth(), statement_timestamp()::text, true);
+    PERFORM set_config(v_name, concat(current_setting(v_name, true), '+'), true);
     RETURN NULL;
 END$d$, tracked));
-        misled := format($d$        ELSIF current_setting('forge.inserting_%s_' || pg_trigger_depth(), true) = statement_timestamp()::text THEN
-            %s;
-$d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partitioned table')$d$));
+        PERFORM forge.write_function(tracked, 'move', pins, format($d$
+DECLARE
+    v_name text := CASE TG_OP WHEN 'INSERT' THEN 'forge.entered_%1$s_' ELSE 'forge.left_%1$s_' END || pg_trigger_depth();
+BEGIN
+    IF coalesce(current_setting(v_name, true), '') = '' THEN
+        IF TG_OP = 'INSERT' THEN
+            PERFORM set_config(v_name, %2$s, true);
+        ELSE
+            PERFORM set_config(v_name, %3$s, true);
+        END IF;
+    END IF;
+    RETURN NULL;
+END$d$, tracked, forge.row_digest_expression(relation, 'NEW'), forge.row_digest_expression(relation, 'OLD')));
+        moves := jsonb_build_object(
+            'insert', format($d$    v_name := 'forge.inserting_%s_' || pg_trigger_depth();
+    PERFORM set_config(v_name, substr(current_setting(v_name, true), 2), true);
+$d$, tracked),
+            'update', format($d$    PERFORM set_config('forge.updating_%1$s', substr(current_setting('forge.updating_%1$s', true), 2), true);
+    v_left := nullif(current_setting('forge.left_%1$s_' || pg_trigger_depth(), true), '');
+    v_entered := nullif(current_setting('forge.entered_%1$s_' || pg_trigger_depth(), true), '');
+    IF num_nonnulls(v_left, v_entered) > 0 THEN
+        PERFORM set_config('forge.left_%1$s_' || pg_trigger_depth(), '', true), set_config('forge.entered_%1$s_' || pg_trigger_depth(), '', true);
+    END IF;
+$d$, tracked),
+            'delete', format($d$    v_left := nullif(current_setting('forge.left_%1$s_' || pg_trigger_depth(), true), '');
+    IF v_left IS NOT NULL THEN
+        IF EXISTS (SELECT FROM forge_old_rows %2$s WHERE %3$s = v_left) THEN
+            PERFORM set_config('forge.left_%1$s_' || pg_trigger_depth(), '', true);
+        END IF;
+    END IF;
+$d$, tracked, o, forge.row_digest_expression(relation, o)));
+        lost := format($d$    IF num_nonnulls(v_left, v_entered) > 0 THEN
+        IF v_left IS NOT NULL AND NOT EXISTS (SELECT FROM forge_old_rows %1$s WHERE %2$s = v_left)
+           OR v_entered IS NOT NULL AND NOT EXISTS (SELECT FROM forge_new_rows %3$s WHERE %4$s = v_entered) THEN
+            %5$s;
+            IF current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll' THEN
+                PERFORM pg_notify('forge_changes', forge.wakeup_payload(%6$L, 'INVALIDATE', '*'));
+            END IF;
+        END IF;
+    END IF;
+$d$, o, forge.row_digest_expression(relation, o), n, forge.row_digest_expression(relation, n),
+            format(whole, $d$json_build_object('reason', 'MERGE that moves rows between partitions')$d$), relation_name);
     END IF;
 
     FOREACH name IN ARRAY ARRAY['insert', 'delete'] LOOP
@@ -152,7 +198,7 @@ $d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partiti
                 '%s SELECT %s''D'', %s, %s, NULL, NULL, %s FROM forge_old_rows %s%s', log, head,
                 forge.row_id_expression(relation, o), forge.image_expression(o, plain), tail, o,
                 forge.image_source(relation, setup, o, o, plain)) END;
-        PERFORM forge.write_function(tracked, name, pins, declared || begins || format($d$
+        PERFORM forge.write_function(tracked, name, pins, concat(declared, moves ->> name, begins) || format($d$
 %s    %s;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows = 0 THEN
@@ -164,7 +210,7 @@ $d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partiti
     END LOOP;
 
     -- Most updates are of one row: that is tried first, in one statement, and finds nothing when there are more.
-    PERFORM forge.write_function(tracked, 'update', pins, declared || begins || format($d$
+    PERFORM forge.write_function(tracked, 'update', pins, concat(declared, moves ->> 'update', begins, lost) || format($d$
 %1$s    %2$s;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows = 0 THEN
@@ -179,7 +225,7 @@ $d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partiti
         END IF;
         IF v_logged = v_rows THEN
             NULL;
-%11$s        ELSIF v_rows = v_old_rows AND v_rows > 1 THEN
+        ELSIF v_rows = v_old_rows AND v_rows > 1 THEN
             %4$s;
             %5$s;
         ELSE
@@ -221,7 +267,7 @@ $d$, tracked, format(whole, $d$json_build_object('reason', 'MERGE into a partiti
         format('%s SELECT %s''I'', %s, NULL, %s, NULL, %s FROM forge_new_rows %s%s', log, late,
                forge.row_id_expression(relation, n), forge.image_expression(n, plain), tail, n,
                forge.image_source(relation, setup, n, n, plain)),
-        ends, rank_done, misled) || 'END');
+        ends, rank_done) || 'END');
 
     -- One row at a time: where forge.log_order says so, and in the replica role, because logical-replication apply fires no
     -- statement triggers.

@@ -78,7 +78,13 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         SELECT t.*, c.relname, c.relkind, forge.log_order($2) AS log_order, forge.has_children($2) AS inherited
         FROM forge.tracked_table t, pg_class c WHERE t.id = tracked AND c.oid = $2),
     kind (prefix, function, timing) AS (VALUES
-        ('forge_begin_', 'begin', 'BEFORE INSERT ON %s FOR EACH STATEMENT'),
+        ('forge_start_', 'begin', 'BEFORE INSERT OR UPDATE ON %s FOR EACH STATEMENT'),
+        -- never called: with a trigger before each row PostgreSQL (15 to 18) hands a MERGE's UPDATE trigger the rows that were
+        -- updated, without one rows that the same MERGE inserted
+        ('forge_route_', 'begin', 'BEFORE INSERT ON %s FOR EACH ROW WHEN (false)'),
+        ('!forge_leave_', 'move', 'AFTER DELETE ON %s FOR EACH ROW WHEN (current_setting(''forge.updating_@'', true) <> '''')'),
+        ('!forge_enter_', 'move', 'AFTER INSERT ON %s FOR EACH ROW WHEN (current_setting(''forge.updating_@'', true) <> '''' '
+             'AND coalesce(current_setting(''forge.inserting_@_'' || (pg_trigger_depth() + 1), true), '''') = '''')'),
         ('forge_notify_', 'insert', 'AFTER INSERT ON %s REFERENCING NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
         ('forge_update_', 'update', 'AFTER UPDATE ON %s REFERENCING OLD TABLE AS forge_old_rows NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
         ('forge_delete_', 'delete', 'AFTER DELETE ON %s REFERENCING OLD TABLE AS forge_old_rows FOR EACH STATEMENT'),
@@ -90,10 +96,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         ('!forge_apply_', 'row', 'AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW'))
     SELECT r.oid, (kind.prefix || setup.relname)::name::text, format('log_%s_%s', tracked, kind.function),
            format('CREATE TRIGGER %I %s EXECUTE FUNCTION forge.log_%s_%s()', (kind.prefix || setup.relname)::name,
-                  format(kind.timing, r.oid::regclass), tracked, kind.function)
+                  format(replace(kind.timing, '@', tracked::text), r.oid::regclass), tracked, kind.function)
     FROM setup, kind, forge.relations_of($2) r (oid)
     WHERE CASE kind.function
-        WHEN 'begin' THEN r.oid = $2 AND setup.relkind = 'p'
+        WHEN 'begin' THEN setup.relkind = 'p'
+        WHEN 'move' THEN setup.relkind = 'p'
         WHEN 'mark' THEN setup.log_order = 'marks'
         WHEN 'each' THEN setup.log_order = 'rows'
         WHEN 'update' THEN setup.log_order <> 'rows'
