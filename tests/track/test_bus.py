@@ -362,8 +362,8 @@ async def test_ctx_db_is_told_by_itself(database: str) -> None:
     finally:
         await runner.close()
     assert [(event.semantic_op, event.source, event.params) for event in heard] == [
-        ("ddl", "ctx.db", {"name": "x"}),
-        ("select", "ctx.db", {"name": "x"}),
+        ("ddl", "ctx.db", {}),
+        ("select", "ctx.db", {}),
         ("insert", "ctx.db", {"name": "x"}),
         ("select", "ctx.db", {"name": "x"}),
     ]

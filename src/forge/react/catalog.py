@@ -11,6 +11,7 @@ What always holds: no change of a row outside the reads changes the query's resu
 A query of which this cannot be known is refused.
 """
 
+import asyncio
 import json
 import re
 from collections import Counter
@@ -33,6 +34,9 @@ OWN_TABLES: Final = frozenset(
 )
 """Tables of Forge's own that may be watched: any change touches who reads them, as the log itself changes with it."""
 
+LONG: Final = 10_000
+"""Characters of a statement that take noticeable time to parse, as a list of thousands of values has."""
+
 
 class QueryRefused(ForgeError):
     """What the query reads cannot be known, or it is no query."""
@@ -46,10 +50,7 @@ async def analyze(
 ) -> Analysis:
     """What one SQL text reads, asked by a role. The connection is a primary's, in autocommit, idle, and has the query's
     search_path."""
-    try:
-        statement = Statement(sql)
-    except Unreadable:
-        statement = None
+    statement = await asyncio.to_thread(_parsed, sql) if len(sql) > LONG else _parsed(sql)
     if not _BEGINS.match(sql) or (statement is not None and not statement.is_query):
         raise QueryRefused("not a query", fix="write one SELECT, VALUES, TABLE, or WITH … SELECT")
     with typed_errors():
@@ -62,6 +63,13 @@ async def analyze(
             catalog = _Catalog(connection)
             await catalog.follow([view], [])
             return await _analysis(catalog, view, statement, names)
+
+
+def _parsed(sql: str) -> Statement | None:
+    try:
+        return Statement(sql)
+    except Unreadable:
+        return None
 
 
 async def declared(connection: AsyncConnection, names: Sequence[str]) -> Analysis:

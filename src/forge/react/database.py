@@ -4,10 +4,11 @@ Every statement of a query is analysed before it runs; the read set of a run is 
 parameters that they had. A statement whose reads cannot be known is refused before it runs.
 """
 
+import re
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from psycopg.rows import dict_row
@@ -22,6 +23,7 @@ from forge.track.bus.hub import Timed, hub
 from forge.track.outbox import Key, outbox
 
 Parameters = Mapping[str, Any] | Sequence[Any]
+_PLACEHOLDER: Final = re.compile(r"%(?:\(([^)]+)\).|.)")
 
 
 class QueryFailed(ForgeError):
@@ -107,7 +109,8 @@ class Db:
         if isinstance(statement, str):
             if isinstance(parameters, Sequence) and not named:
                 return statement, parameters
-            return statement, {**self._arguments, **(dict(parameters) if parameters else {}), **named}
+            values = {**self._arguments, **(dict(parameters) if parameters else {}), **named}
+            return statement, {name: values[name] for name in named_in(statement) if name in values}
         if parameters is not None and not isinstance(parameters, Mapping):
             raise QueryFailed("a SQLAlchemy statement takes its parameters by name", fix="pass a mapping")
         return _compiled(statement, {**self._arguments, **(parameters or {}), **named})
@@ -128,6 +131,15 @@ class WatchedDb(Db):
         analysis = await self._analyze(text, values)
         self.reads += bound_reads(analysis, values)
         self.volatile.update(analysis.volatile)
+
+
+def named_in(statement: str) -> set[str]:
+    """The parameters that a statement names, as psycopg reads it.
+
+    >>> sorted(named_in("SELECT %(b)s, %(a)s::int, '%%(c)s' WHERE x LIKE 'a%%' AND y = %(a)s"))
+    ['a', 'b']
+    """
+    return set(filter(None, _PLACEHOLDER.findall(statement)))
 
 
 def bound_reads(analysis: Analysis, values: Parameters) -> list[BoundRead]:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from forge.errors import ForgeError
+from forge.values import MOST_LEVELS, too_deep
 
 Scope = Literal["public", "tenant", "user"]
 Function = Callable[..., Awaitable[Any]]
@@ -172,13 +173,22 @@ def _found(known: Mapping[str, Any], name: str, kind: str) -> Any:
     return known[name]
 
 
+def nested_too_deep(what: str) -> BadArguments:
+    """The error for JSON of more levels than a value may have."""
+    return BadArguments(
+        f"{what} is nested deeper than {MOST_LEVELS} levels", fix="nest less, or send the inner part as its JSON text"
+    )
+
+
 def _checked(function: Query | Mutation, arguments: Any) -> tuple[dict[str, Any], bytes]:
+    if isinstance(arguments, dict) and too_deep(arguments):
+        raise nested_too_deep(f"{function.name}: an argument")
     try:
         checked = msgspec.convert(arguments if arguments is not None else {}, function.arguments)
     except msgspec.ValidationError as error:
         raise BadArguments(f"{function.name}: {error}", fix="see its arguments in /forge/openapi.json") from None
     except RecursionError:
-        raise BadArguments(f"{function.name}: the arguments are nested too deep", fix="nest less") from None
+        raise nested_too_deep(f"{function.name}: an argument") from None
     named = {name: getattr(checked, name) for name in checked.__struct_fields__}
     try:
         return named, msgspec.json.encode(checked)

@@ -15,7 +15,9 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from datetime import datetime, time
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -38,10 +40,15 @@ from forge.track.current import Current, context
 
 Pool = AsyncConnectionPool[AsyncConnection]
 _log = logging.getLogger(__name__)
+_Asked = tuple[str, str | None, Hashable]
+"""A statement, the role that asks it, and the kinds of its parameters."""
 TRIES: Final = 4
 HOLDERS: Final = 4
 """How many snapshots are held for several runs at once."""
 MOST_ANALYSES: Final = 10_000
+"""Statements that are remembered with what they read."""
+MOST_ANALYSED: Final = 8 * 1024 * 1024
+"""Characters that those statements have together."""
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PRIMARY: Final = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
 _REPLICA: Final = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()::text END"
@@ -113,7 +120,7 @@ class Runner:
         # of their own: whoever holds a snapshot waits for runs that need connections too
         self._holders = _pool(url, HOLDERS)
         self._replicas = [_pool(replica, connections) for replica in replicas]
-        self._analyses: dict[Hashable, Analysis] = {}
+        self._analyses = Analyses()
         self._declared: dict[tuple[str, ...], Analysis] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._epoch = 0
@@ -343,7 +350,7 @@ class Runner:
 
     async def _analyze(self, role: str | None, statement: str, parameters: Parameters, /) -> Analysis:
         """What a statement reads; the types of its parameters and the reader's search_path may decide it."""
-        asked = (statement, role, _kind(parameters))
+        asked = (statement, role, kinds(parameters))
         known = self._analyses.get(asked)
         if known is None:
             epoch = self._epoch
@@ -352,9 +359,7 @@ class Runner:
                 if known is None:
                     known = await catalog.analyze(await self._analyst_connection(), statement, parameters, role)
             if epoch == self._epoch:
-                if len(self._analyses) >= MOST_ANALYSES:
-                    self._analyses.clear()
-                self._analyses[asked] = known
+                self._analyses.put(asked, known)
         return known
 
     async def _declare(self, names: tuple[str, ...]) -> Analysis:
@@ -473,19 +478,73 @@ async def _configure(connection: AsyncConnection) -> None:
     await connection.execute("SELECT set_config('TimeZone', 'UTC', false)")
 
 
-def _kind(value: Any) -> Hashable:
-    """What decides the type that psycopg sends a value as.
+class Analyses:
+    """What is known of statements: of those that were asked last, up to so many and so much text."""
 
-    >>> _kind({"id": 7}) == _kind({"id": 8}), _kind([1]) == _kind(["a"]), _kind(1) == _kind(2**40)
+    def __init__(self, most: int = MOST_ANALYSES, most_characters: int = MOST_ANALYSED) -> None:
+        self._most = most
+        self._most_characters = most_characters
+        self._known: OrderedDict[_Asked, Analysis] = OrderedDict()
+        self.characters = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, asked: _Asked) -> Analysis | None:
+        known = self._known.get(asked)
+        if known is not None:
+            self._known.move_to_end(asked)
+        return known
+
+    def put(self, asked: _Asked, analysis: Analysis) -> None:
+        """Remember it; what was asked longest ago makes room."""
+        if asked not in self._known:
+            self.characters += len(asked[0])
+        self._known[asked] = analysis
+        self._known.move_to_end(asked)
+        while len(self._known) > self._most or self.characters > self._most_characters:
+            (statement, _, _), _ = self._known.popitem(last=False)
+            self.characters -= len(statement)
+
+    def clear(self) -> None:
+        self._known.clear()
+        self.characters = 0
+
+
+def kinds(parameters: Parameters) -> Hashable:
+    """What decides the types that psycopg sends parameters as.
+
+    >>> kinds({"id": 7}) == kinds({"id": 8}), kinds([[1]]) == kinds([["a"]]), kinds([1]) == kinds([2**40])
     (True, False, False)
     """
-    if isinstance(value, Mapping):
-        return tuple(sorted((name, _kind(inner)) for name, inner in value.items()))
-    if isinstance(value, (list, tuple)):
-        return (type(value).__name__, *sorted({str(_kind(inner)) for inner in value}))
+    if isinstance(parameters, Mapping):
+        return frozenset((name, _kind(value)) for name, value in parameters.items())
+    return tuple(map(_kind, parameters))
+
+
+def _kind(value: Any) -> Hashable:
+    """The type of a value. An array's is that of its members, however deep they are; only which there are matters."""
+    if not isinstance(value, (list, tuple)):
+        return _plain_kind(value)
+    members: set[Hashable] = set()
+    inner: list[Any] = [value]
+    while inner:
+        for member in inner.pop():
+            if isinstance(member, (list, tuple)):
+                members.add(type(member))
+                inner.append(member)
+            else:
+                members.add(_plain_kind(member))
+    return type(value), frozenset(members)
+
+
+def _plain_kind(value: Any) -> Hashable:
     if type(value) is int:
         return f"int{sum(abs(value) >= 1 << bits for bits in (15, 31, 63))}"
-    return type(value).__name__
+    if isinstance(value, (datetime, time)):
+        return type(value), value.tzinfo is None
+    kind: type = type(value)
+    return kind
 
 
 def _line(error: Exception) -> str:

@@ -22,12 +22,13 @@ from typing import Any, Final
 import msgspec
 
 from forge.errors import ForgeError
-from forge.react.registry import BadArguments
+from forge.react.registry import BadArguments, nested_too_deep
 from forge.serve.bus import Exchange
 from forge.serve.limits import TooMany
 from forge.serve.messages import Frame, fields
 from forge.serve.session import Session
 from forge.tasks import spawn
+from forge.values import too_deep
 
 LONGEST_NAME: Final = 128
 MOST_BYTES: Final = 64 * 1024
@@ -131,6 +132,8 @@ class Channels:
         member = self._member(session, channel)
         if member is None:
             raise BadArguments("only members publish", fix="join the channel first")
+        if isinstance(data, (dict, list)) and too_deep({"data": data}):
+            raise nested_too_deep("a message")
         if len(msgspec.json.encode(data)) > MOST_BYTES:
             raise BadArguments(f"a message may have {MOST_BYTES} bytes", fix="send less, or store it and send its key")
         await self._bus.publish("channels.message", Message(member, data))

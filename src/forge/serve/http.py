@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from forge.cursor import After
 from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError
 from forge.history.instants import NOW
-from forge.react.registry import OWN, BadArguments, UnknownName
+from forge.react.registry import OWN, BadArguments, UnknownName, nested_too_deep
 from forge.react.result import ResultTooLarge
 from forge.serve import openapi
 from forge.serve.auth import AuthFailed, Identity, KeysUnavailable, bearer
@@ -367,7 +367,9 @@ def _json_argument(value: str | None) -> Any:
 def _decoded(raw: bytes) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except RecursionError:
+        raise nested_too_deep("an argument") from None
+    except (msgspec.DecodeError, UnicodeError):
         raise BadArguments("the arguments are not JSON", fix='send an object, e.g. {"customer_id": 7}') from None
 
 
