@@ -266,7 +266,7 @@ class Keeper:
         return election.take(self._connection, election.MAINTENANCE)
 
     def round(self, *, instant: bool = False) -> Report:
-        """Do all the work that there is now, and record an instant if asked. A step that fails is told in the report."""
+        """Do all the work that there is, and record an instant if asked. A step that fails is told in the report."""
         report = Report()
         now: datetime = self._value("SELECT clock_timestamp()").astimezone(UTC)
         kept = _first_kept(now, self._policy)
