@@ -9,10 +9,12 @@ import pytest
 import websockets
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
+from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import run_once
 from forge.errors import ForgeError
+from forge.react.registry import Auth
 from forge.serve.node import Options
+from forge.serve.once import Once
 from tests.integration.serving import SOON, Served, serving
 from tests.integration.test_serve_http import SECURED, bearing
 
@@ -146,6 +148,18 @@ async def test_when_the_first_of_two_fails_the_other_runs(database: str, account
     assert [(each.status_code, each.json()["result"]) for each in answers] == [(200, 1)] * 2
     assert sorted("forge-repeated" in each.headers for each in answers) == [False, True]
     assert (runs, balance(accounts)) == (["first", "second"], 1)
+
+
+async def test_a_call_that_is_done_is_answered_whoever_holds_its_lock(database: str, accounts: Connection) -> None:
+    """Any role may: the number is in pg_locks while the call runs."""
+    async with serving(application(database)) as served:
+        first = await served.post("/forge/mutation/add", {"id": 1}, headers=KEY)
+        lock = Once(KEY["idempotency-key"], "add", {"id": 1}, Auth()).lock
+        with connect(database) as stranger:
+            stranger.execute("SELECT pg_advisory_lock(%s)", (lock,))
+            again = await asyncio.wait_for(served.post("/forge/mutation/add", {"id": 1}, headers=KEY), SOON)
+        assert again.json() == first.json()
+        assert "forge-repeated" in again.headers
 
 
 async def test_the_key_is_no_write_of_the_mutation(database: str, accounts: Connection) -> None:

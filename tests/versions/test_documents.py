@@ -25,6 +25,7 @@ from forge.versions.identity import change_identity
 from forge.versions.install import install, installed
 from forge.versions.nouns import Document, Resource
 from forge.versions.resources import declare, resources
+from forge.versions.retention import maintain
 from forge.versions.stamps import newest
 from tests.versions.aside import behind
 from tests.versions.journals import COURSES, PLANS, SCHOOLS, STUDENTS, journals, last_stamp
@@ -367,6 +368,26 @@ def test_two_who_put_the_same_identity_put_one_document(versions: Connection, ve
     assert found.body == {"by": "other"}
     assert found.identity_version < found.content_version
     assert len(journals(versions)["identity"]) == 1
+
+
+def test_the_tables_of_an_older_release_are_upgraded(empty_database: str) -> None:
+    with connect(empty_database) as connection:
+        install(connection)
+        declare(connection, STUDENTS)
+        put(connection, STUDENTS, {"id": 7}, {})
+        connection.execute(
+            "DROP TABLE forge_versions.lease CASCADE;"
+            " DROP FUNCTION forge_versions.take_lease, forge_versions.drop_lease, forge_versions.lease_holds,"
+            " forge_versions.newest(boolean);"
+            " UPDATE forge_versions.setting SET schema_version = 1"
+        )
+        with pytest.raises(VersionsMissing, match="version 1, this program needs 2") as caught:
+            maintain(connection)
+        assert caught.value.fix == "forge versions init"
+        assert not install(connection)
+        assert installed(connection)
+        assert newest(connection) == 1
+        assert not maintain(connection).busy
 
 
 def test_install_is_done_once(empty_database: str) -> None:

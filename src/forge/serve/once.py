@@ -46,11 +46,21 @@ class Once:
         self._caller = msgspec.json.encode([auth.tenant, auth.user]).decode()
         self._digest = hashlib.sha256(msgspec.json.encode([name, arguments], order="sorted")).digest()
 
+    @property
+    def lock(self) -> int:
+        """The number of the advisory lock by which calls with this key wait for each other."""
+        named = hashlib.sha256(f"{self._caller} {self._key}".encode()).digest()
+        return int.from_bytes(named[:8], signed=True)
+
+    async def _row(self, connection: AsyncConnection) -> tuple[Any, ...] | None:
+        return await (await connection.execute(_KNOWN, (self._caller, self._key))).fetchone()
+
     async def known(self, connection: AsyncConnection) -> Answer | None:
         """What the call was answered, after whoever is at it has ended; from then on, others wait for this one."""
-        named = hashlib.sha256(f"{self._caller} {self._key}".encode()).digest()
-        await connection.execute(_LOCK, (int.from_bytes(named[:8], signed=True),))
-        row = await (await connection.execute(_KNOWN, (self._caller, self._key))).fetchone()
+        row = await self._row(connection)  # any role may hold the lock, but of a call that is done nobody has to wait
+        if row is None:
+            await connection.execute(_LOCK, (self.lock,))
+            row = await self._row(connection)
         if row is None:
             return None
         if bytes(row[0]) != self._digest:

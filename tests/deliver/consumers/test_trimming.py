@@ -63,9 +63,10 @@ async def test_a_day_past_retention_is_held_for_who_has_not_read_it(stopped: str
     assert "dropped though slow has not read it" in lost
     assert f"slow has not read {ago(33)}" in held
     findings = [f for f in examine(stopped) if f.check in ("consumers", "retention")]
-    assert [(f.check, f.level) for f in findings] == [("consumers", Level.WARNING)] * 2
+    assert [(f.check, f.level) for f in findings] == [("consumers", Level.WARNING)] * 3
     assert "days behind" in findings[0].what
     assert f"{ago(33)} of the log is past retention and held for slow" in findings[1].what
+    assert findings[2].what == "nobody works on consumer slow"
 
 
 async def test_who_has_read_holds_nothing(stopped: str, connection: Connection) -> None:
