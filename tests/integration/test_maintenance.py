@@ -385,12 +385,30 @@ def test_instants_are_recorded_while_a_round_takes_long(
         try:
             assert rounds.wait(SOON)
             for _ in range(5):
-                seen = one(shop, "SELECT max(at) FROM forge.instant")
-                shop.execute("INSERT INTO item (name) VALUES ('x')")
-                wait_until(lambda seen=seen: one(shop, "SELECT max(at) FROM forge.instant") != seen)
+                next_instant(shop)
             assert not task.done()
         finally:
             go_on.set()
+
+
+@pytest.mark.contract("T9")
+def test_instants_are_recorded_while_a_backlog_is_sealed(database: str, shop: Connection) -> None:
+    backlog = 100_000
+    shop.execute("INSERT INTO item (name) SELECT 'x' FROM generate_series(1, %s)", (backlog,))
+    shop.execute("SELECT forge.start_sealing(true)")
+    sealed = "SELECT sum(rows) FROM forge.log_seal"
+    with maintaining(database, Policy(interval=0.2, instants=0.05)):
+        wait_until(lambda: one(shop, sealed))
+        for _ in range(3):
+            next_instant(shop)
+        assert int(str(one(shop, sealed))) < backlog
+
+
+def next_instant(connection: Connection) -> None:
+    """Change something, and wait until an instant is recorded."""
+    seen = one(connection, "SELECT max(at) FROM forge.instant")
+    connection.execute("INSERT INTO item (name) VALUES ('x')")
+    wait_until(lambda: one(connection, "SELECT max(at) FROM forge.instant") != seen)
 
 
 def test_instants_go_on_after_their_table_was_locked(database: str, shop: Connection) -> None:
@@ -402,9 +420,7 @@ def test_instants_go_on_after_their_table_was_locked(database: str, shop: Connec
             shop.execute("INSERT INTO item (name) VALUES ('x')")
             wait_until(lambda: one(shop, waiting))
             wait_until(lambda: not one(shop, waiting))
-        seen = one(shop, "SELECT max(at) FROM forge.instant")
-        shop.execute("INSERT INTO item (name) VALUES ('y')")
-        wait_until(lambda: one(shop, "SELECT max(at) FROM forge.instant") != seen)
+        next_instant(shop)
         assert not task.done()
 
 
