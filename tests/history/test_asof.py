@@ -442,7 +442,7 @@ def test_only_columns_whose_values_are_printed_otherwise_since_are_forgotten(
 
 def rows_as_text(connection: Connection, table: str) -> Rows:
     cursor = connection.execute(f"SELECT e.key, e.value FROM {table} t, jsonb_each_text(to_jsonb(t)) e".encode())
-    text = dict(cursor.fetchall())
+    text: dict[str, str] = dict(cursor.fetchall())
     literal = connection.execute(f"SELECT moods::text, place::text FROM {table}".encode()).fetchone()
     assert literal is not None
     return [{**text, "moods": literal[0], "place": literal[1]}]

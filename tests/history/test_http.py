@@ -62,6 +62,9 @@ async def test_history_and_audit(database: str, shop: Connection) -> None:
         ]
         then = (await get(f"/forge/history/orders/1?at={moment(shop)}", headers=GRANTED)).json()
         assert (then["row"]["status"], then["row"]["pin"]) == ("paid", {"$unavailable": True})
+        assert (then["asked"], then["gap_seconds"], then["changes_between"]) == (then["at"], 0, 0)
+        now = (await get("/forge/history/orders/1?at=now", headers=GRANTED)).json()
+        assert (now["row"], now["asked"], now["gap_seconds"], now["changes_unsure"]) == (None, now["at"], 0, 0)
         slashes = (await get("/forge/history/page/c%2Fd%20e", headers=GRANTED)).json()
         assert slashes["entries"][0]["key"] == {"path": "c/d e"}
         lines = (await get("/forge/history/page/c%0Ad", headers=GRANTED)).json()
@@ -124,7 +127,9 @@ async def test_a_tenant_sees_its_own_rows_only(database: str, shop: Connection) 
         path = f"/forge/history/orders/1?at={moment(shop)}"
         assert (await served.client.get(path, headers=headers)).json()["row"] is None
         headers = token(scope="forge:history", tenant="acme")
-        assert (await served.client.get(path, headers=headers)).json()["row"]["status"] == "paid"
+        then = (await served.client.get(path, headers=headers)).json()
+        assert then["row"]["status"] == "paid"
+        assert (then["changes_between"], then["changes_unsure"]) == (None, None)  # other tenants' are among them
 
 
 async def pages(served: Served, tenant: str, row: str, limit: int) -> list[Any]:

@@ -382,12 +382,38 @@ def test_instants_are_recorded_while_a_round_takes_long(
         try:
             assert rounds.wait(SOON)
             for _ in range(5):
-                seen = one(shop, "SELECT max(at) FROM forge.instant")
-                shop.execute("INSERT INTO item (name) VALUES ('x')")
-                wait_until(lambda seen=seen: one(shop, "SELECT max(at) FROM forge.instant") != seen)
+                next_instant(shop)
             assert not task.done()
         finally:
             go_on.set()
+
+
+@pytest.mark.contract("T9")
+def test_instants_are_recorded_while_a_backlog_is_sealed(database: str, shop: Connection) -> None:
+    backlog = 100_000
+    shop.execute("INSERT INTO item (name) SELECT 'x' FROM generate_series(1, %s)", (backlog,))
+    shop.execute("SELECT forge.start_sealing(true)")
+    sealed = "SELECT sum(rows) FROM forge.log_seal"
+    with maintaining(database, Policy(interval=0.2, instants=0.05)):
+        wait_until(lambda: one(shop, sealed))
+        while int(str(one(shop, sealed))) < backlog:
+            next_instant(shop)
+    # within one round, which seals for five seconds at most
+    meanwhile = one(
+        shop,
+        "WITH run AS (SELECT sealed_at, sum(rows) OVER (ORDER BY id) AS done FROM forge.log_seal WHERE rows > 0)"
+        " SELECT count(*) FROM forge.instant WHERE at > (SELECT min(sealed_at) FROM run) AND at < least("
+        " (SELECT min(sealed_at) FROM run WHERE done >= %s), (SELECT min(sealed_at) + interval '4 seconds' FROM run))",
+        backlog,
+    )
+    assert int(str(meanwhile)) >= 3
+
+
+def next_instant(connection: Connection) -> None:
+    """Change something, and wait until an instant is recorded."""
+    seen = one(connection, "SELECT max(at) FROM forge.instant")
+    connection.execute("INSERT INTO item (name) VALUES ('x')")
+    wait_until(lambda: one(connection, "SELECT max(at) FROM forge.instant") != seen)
 
 
 def test_instants_go_on_after_their_table_was_locked(database: str, shop: Connection) -> None:
@@ -399,9 +425,7 @@ def test_instants_go_on_after_their_table_was_locked(database: str, shop: Connec
             shop.execute("INSERT INTO item (name) VALUES ('x')")
             wait_until(lambda: one(shop, waiting))
             wait_until(lambda: not one(shop, waiting))
-        seen = one(shop, "SELECT max(at) FROM forge.instant")
-        shop.execute("INSERT INTO item (name) VALUES ('y')")
-        wait_until(lambda: one(shop, "SELECT max(at) FROM forge.instant") != seen)
+        next_instant(shop)
         assert not task.done()
 
 

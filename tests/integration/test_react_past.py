@@ -1,7 +1,7 @@
 """One query: subscribe to it, and ask it as of a past instant."""
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from forge.app import Forge
 from forge.changelog.connection import Connection
 from forge.changelog.maintenance import Keeper, Policy
 from forge.errors import HistoryUnavailable
+from tests.integration.serving import serving
 
 REPORT = (
     "SELECT c.name, count(o.id) AS orders, sum(o.total) AS total FROM public.customer c"
@@ -76,6 +77,57 @@ async def test_a_query_is_answered_as_it_was(database: str, connection: Connecti
         assert await app.as_of(at).query("report") == then
     assert await app.as_of(instants[0][0]).query("one", id=3) == [2, "bob"]
     assert await app.as_of(instant(database)).query("one", id=3) == [2, None]
+
+
+@pytest.mark.contract("X6")
+async def test_a_query_as_of_now_needs_no_recorded_instant(connection: Connection, app: Forge) -> None:
+    connection.execute("INSERT INTO customer VALUES (1, 'ada')")
+    connection.execute("INSERT INTO orders VALUES (3, 1, 'new', 7)")
+    now = app.as_of(None)
+    assert await now.query("one", id=3) == [1, "ada"]
+    assert now.gap is not None
+    assert (now.gap.seconds, now.gap.changes, now.gap.unsure) == (0, 0, 0)
+
+
+@pytest.mark.contract("X6")
+async def test_all_tables_of_a_query_are_of_one_snapshot_whatever_is_written_meanwhile(
+    database: str, connection: Connection, app: Forge
+) -> None:
+    @app.query
+    async def twice(ctx: Any) -> Any:
+        orders = await ctx.db.fetch("SELECT id FROM orders ORDER BY id")
+        connection.execute("WITH o AS (INSERT INTO orders VALUES (2, 2)) INSERT INTO customer VALUES (2, 'bob')")
+        instant(database)  # recorded before the instant asked for, which is in the future
+        return [orders, await ctx.db.fetch("SELECT id FROM customer ORDER BY id")]
+
+    connection.execute("INSERT INTO orders VALUES (1, 1)")
+    connection.execute("INSERT INTO customer VALUES (1, 'ada')")
+    for at in (None, datetime.now(UTC) + timedelta(hours=1)):
+        assert await app.as_of(at).query("twice") == [[{"id": 1}], [{"id": 1}]]
+        connection.execute("DELETE FROM orders WHERE id = 2")
+        connection.execute("DELETE FROM customer WHERE id = 2")
+
+
+@pytest.mark.contract("X6")
+async def test_a_query_of_the_past_says_how_old_its_answer_is(
+    database: str, connection: Connection, app: Forge
+) -> None:
+    connection.execute("INSERT INTO customer VALUES (1, 'ada')")
+    instant(database)
+    connection.execute("UPDATE customer SET name = 'eve'")
+    connection.execute("INSERT INTO orders VALUES (1, 1, 'new', 1)")
+    at = datetime.now(UTC)
+    instant(database)
+    then = app.as_of(at)
+    assert await then.query("report") == [{"name": "ada", "orders": 0, "total": None}]
+    assert then.gap is not None
+    assert (then.gap.asked, then.gap.changes) == (at, 2)
+    assert then.gap.seconds > 0
+    async with serving(app) as served:
+        answer = (await served.post(f"/forge/query/report?as_of={at.isoformat().replace('+', '%2B')}", {})).json()
+        assert (answer["changes_between"], answer["gap_seconds"]) == (2, then.gap.seconds)
+        now = (await served.post("/forge/query/report?as_of=now", {})).json()
+        assert (now["result"][0]["orders"], now["gap_seconds"], now["as_of"]) == (1, 0, now["asked"])
 
 
 @pytest.mark.contract("X6")
