@@ -144,7 +144,7 @@ def told(change: Change) -> dict[str, Any]:
     }
 
 
-@pytest.mark.contract("T1")
+@pytest.mark.contract("T11")
 @pytest.mark.parametrize("limit", [1, 3, 1000])
 def test_the_reader_of_the_page_reads_what_forge_reads(
     shop: Connection, database: str, server: PostgresServer, reader_of_the_page: dict[str, Any], limit: int
@@ -195,7 +195,7 @@ def test_the_reader_of_the_page_leaves_redacted_values_out(
     reader.close()
 
 
-@pytest.mark.contract("T1", "T2")
+@pytest.mark.contract("T11")
 def test_the_reader_of_the_page_loses_and_doubles_nothing_under_writers(
     shop: Connection, database: str, reader_of_the_page: dict[str, Any]
 ) -> None:
@@ -233,7 +233,7 @@ def test_the_reader_of_the_page_loses_and_doubles_nothing_under_writers(
     reader.close()
 
 
-@pytest.mark.contract("T5")
+@pytest.mark.contract("R8")
 def test_the_reader_of_the_page_notices_what_it_cannot_go_on_from(
     shop: Connection, database: str, reader_of_the_page: dict[str, Any]
 ) -> None:
