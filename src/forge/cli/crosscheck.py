@@ -200,10 +200,10 @@ def _line(each: Difference) -> str:
 def _place(position: str) -> str:
     """A position in the WAL as PostgreSQL writes it; one in the log as it is.
 
-    >>> _place("0000000001912668.0000000001912618"), _place("118.120")
-    ('0/1912618', '118.120')
+    >>> _place("000000000191a668.000000000191a618"), _place("118.120")
+    ('0/191A618', '118.120')
     """
-    match = re.match(r"[0-9A-F]{16}\.([0-9A-F]{16})", position)
+    match = re.match(r"[0-9a-f]{16}\.([0-9a-f]{16})", position)
     return position if match is None else lsn_text(int(match[1], 16))
 
 
