@@ -67,9 +67,58 @@ def test_a_write_past_the_triggers_ends_with_1(start: Start, shop: str, form: st
         )  # fmt: skip
         assert other["values"] == [{"column": "status", "image": "after", "log": "old", "wal": "new"}]
     else:
-        assert re.search(r"! missing in the log: update of public.orders 1 in transaction \d+\n", out)
+        assert re.search(
+            r"! missing in the log: update of public.orders 1 in transaction \d+; the WAL has it at [0-9A-F]+/[0-9A-F]+\n",
+            out,
+        )
+        assert "a possible cause" not in out
+        assert "why the log lacks changes of public.orders is not known: their triggers and trigger functions" in out
+        assert "a session that set session_replication_role itself" in out
         assert "after status: 'old' in the log, 'new' in the WAL\n" in out
         assert "2 differences in 2 transactions   3 changes: 1 missing in the log, 0 missing in the WAL, 1 with" in out
+
+
+@pytest.mark.parametrize(
+    ("trap", "write", "cause"),
+    [
+        (
+            "ALTER TABLE orders DISABLE TRIGGER forge_update_orders",
+            "UPDATE orders SET status = 'paid'",
+            "the trigger forge_update_orders on orders is disabled",
+        ),
+        (
+            "ALTER TABLE orders DISABLE TRIGGER forge_update_orders; ALTER TABLE customers DISABLE TRIGGER USER",
+            "UPDATE orders SET status = 'paid'",
+            "the trigger forge_update_orders on orders is disabled",
+        ),
+        (
+            "DO $$ BEGIN"
+            " EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database());"
+            " END $$; SET session_replication_role = replica",
+            "UPDATE orders SET status = 'paid'",
+            "session_replication_role is replica for every role",
+        ),
+    ],
+    ids=["disabled", "of another table", "replica role"],
+)
+def test_a_cause_is_named_only_if_it_was_found(
+    forge: Forge, start: Start, shop: str, trap: str, write: str, cause: str
+) -> None:
+    assert forge("enable", "customers", url=shop).code == 0
+    with connect(shop) as connection:
+        connection.execute("INSERT INTO orders VALUES (1, 'new')")
+        connection.execute("ALTER EVENT TRIGGER forge_ddl DISABLE")
+        connection.execute(trap.encode())
+        process = start("crosscheck", "--until-quiet", url=shop)
+        wait(connection, STREAMS, 1, process)
+        connection.execute(write.encode())
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")
+    [named] = (line for line in out.splitlines() if "a possible cause, found just now" in line)
+    assert cause in named
+    assert "; fix: " in named
+    assert "is not known" not in out
+    assert "customers" not in named or "replica" in cause
 
 
 def test_a_kill_leaves_no_slot(start: Start, forge: Forge, shop: str) -> None:

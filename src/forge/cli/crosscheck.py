@@ -1,8 +1,10 @@
 """`forge crosscheck`: whether the trigger log and the WAL tell the same, over a window while traffic goes on."""
 
 import asyncio
+import re
 import traceback
-from typing import Annotated, Final
+from collections.abc import Iterator
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import psycopg
@@ -11,10 +13,13 @@ import typer
 from forge import wire
 from forge.capture import Filter
 from forge.capture.crosscheck import Difference, Kind, Report, Window, open_window
+from forge.capture.wal.position import lsn_text
+from forge.changelog.connection import connect
 from forge.cli.feeds import Tables
 from forge.cli.session import Session, session
 from forge.config import seconds
-from forge.doctor.finding import count
+from forge.doctor.finding import Case, Finding, Level, count
+from forge.doctor.tracking import unlogged_writes
 from forge.errors import ForgeError
 from forge.feed import shown
 
@@ -23,12 +28,43 @@ QUIET: Final = 2.0
 FAILED: Final = 2
 _GLANCE: Final = 0.25
 _LONGEST: Final = 60
+_UNSEEN: Final = (
+    "what left no trace cannot be told: a session that set session_replication_role itself, triggers that were disabled"
+    " for a while, entries removed from the log; to look further, see the transaction in the server's log, and keep the"
+    " output of forge crosscheck --json and forge doctor --json for a report"
+)
+_HAS_IT: Final = {Kind.MISSING_IN_LOG: "the WAL", Kind.MISSING_IN_WAL: "the log"}
 _WORDS: Final = {
     Kind.MISSING_IN_LOG: "missing in the log",
     Kind.MISSING_IN_WAL: "missing in the WAL",
     Kind.DIFFERS: "differs",
     Kind.ORDER: "in another order",
 }
+
+
+class Causes(NamedTuple):
+    """What was looked at to explain changes that the log lacks."""
+
+    tables: tuple[str, ...] = ()
+    found: tuple[Finding, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """What is known of the cause, and how to look further."""
+        if not self.tables:
+            return
+        for finding in self.found:
+            yield f"a possible cause, found just now: {finding.what}; fix: {finding.fix}"
+        if not self.found:
+            checked = "" if self.unchecked else "their triggers and trigger functions are in place and unaltered now, "
+            yield (
+                f"why the log lacks changes of {', '.join(self.tables)} is not known: {checked}no subscription writes"
+                " to them unlogged, and no setting of a role or database turns their triggers off"
+            )
+        for what in self.unchecked:
+            yield f"not checked: {what}"
+        yield _UNSEEN
 
 
 def register(app: typer.Typer) -> None:
@@ -71,6 +107,7 @@ def crosscheck(
                 run, database.url, Filter(tuple(tables or ())), None if until_quiet else length, slot, publication
             )
             report = asyncio.run(check)
+            causes = _causes(database.url, report)
     except (ForgeError, psycopg.Error, OSError) as error:
         from forge.cli.command import explain
 
@@ -78,7 +115,7 @@ def crosscheck(
             traceback.print_exc()
         explain(error)
         raise typer.Exit(FAILED) from error
-    _print(run, report)
+    _print(run, report, causes)
     raise typer.Exit(0 if report.equal else 1)
 
 
@@ -104,10 +141,17 @@ def _over(window: Window, passed: float, length: float | None) -> bool:
     return asyncio.get_running_loop().time() - window.quiet_since >= QUIET
 
 
-def _print(run: Session, report: Report) -> None:
+def _print(run: Session, report: Report, causes: Causes) -> None:
     if run.json:
         found = msgspec.to_builtins(msgspec.structs.replace(report, differences=[]))
-        run.emit({"equal": report.equal, **found, "differences": [_told(each) for each in report.differences]})
+        run.emit(
+            {
+                "equal": report.equal,
+                **found,
+                "differences": [_told(each) for each in report.differences],
+                "causes": [msgspec.to_builtins(finding) for finding in causes.found],
+            }
+        )
         return
     for each in report.differences:
         run.note(_line(each))
@@ -126,15 +170,41 @@ def _print(run: Session, report: Report) -> None:
         f" {report.missing_in_wal:,} missing in the WAL, {report.differing:,} with other values,"
         f" {report.reordered:,} in another order"
     )
-    if report.missing_in_log:
-        run.note("the log lacks what was written in the replica role, by a subscription or with triggers disabled")
+    for line in causes.lines:
+        run.note(line)
+
+
+def _causes(url: str, report: Report) -> Causes:
+    """Look for what may have kept changes out of the log; nothing is named that was not seen."""
+    tables = tuple(sorted({each.table for each in report.differences if each.kind is Kind.MISSING_IN_LOG}))
+    if not tables:
+        return Causes()
+    with connect(url) as connection:
+        findings = list(unlogged_writes(Case(url, connection), tables))
+    return Causes(
+        tables,
+        tuple(finding for finding in findings if finding.level is Level.PROBLEM),
+        tuple(finding.what for finding in findings if finding.level is Level.INFO),
+    )
 
 
 def _line(each: Difference) -> str:
     found = f"{_WORDS[each.kind]}: {each.op.value} of {each.table} {each.key} in transaction {each.transaction}"
+    if each.kind in _HAS_IT:
+        found += f"; {_HAS_IT[each.kind]} has it at {_place(each.position)}"
     for value in each.values:
         found += f"; {value.image} {value.column}: {_short(value.log)} in the log, {_short(value.wal)} in the WAL"
     return found
+
+
+def _place(position: str) -> str:
+    """A position in the WAL as PostgreSQL writes it; one in the log as it is.
+
+    >>> _place("000000000191a668.000000000191a618"), _place("118.120")
+    ('0/191A618', '118.120')
+    """
+    match = re.match(r"[0-9a-f]{16}\.([0-9a-f]{16})", position)
+    return position if match is None else lsn_text(int(match[1], 16))
 
 
 def _short(value: object) -> str:

@@ -23,6 +23,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     level: Level
     what: str
     fix: str | None = None
+    table: str | None = None
+    """The tracked table that it is about, as SQL names it, where it is about one."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -49,8 +51,8 @@ def warning(check: str, what: str, fix: str) -> Finding:
     return Finding(check, Level.WARNING, what, fix)
 
 
-def problem(check: str, what: str, fix: str) -> Finding:
-    return Finding(check, Level.PROBLEM, what, fix)
+def problem(check: str, what: str, fix: str, table: str | None = None) -> Finding:
+    return Finding(check, Level.PROBLEM, what, fix, table)
 
 
 def count(number: int, noun: str) -> str:

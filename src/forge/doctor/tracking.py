@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import psycopg
 
-from forge.doctor.finding import Case, Finding, count, info, ok, problem, setting, warning
+from forge.doctor.finding import Case, Finding, Level, count, info, ok, problem, setting, warning
 
 _WANTED = """
     SELECT format('%%I.%%I', k.schema_name, k.table_name), w.target::regclass::text,
@@ -97,6 +97,7 @@ def tables(case: Case) -> Iterator[Finding]:
             "tables",
             f"{name} should be tracked, but its triggers are gone: changes are lost",
             f"forge enable {name}",
+            name,
         )
     row = case.connection.execute("SELECT count(*) FROM forge.tracked_relation").fetchone()
     if row and row[0]:
@@ -137,12 +138,14 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
                 check,
                 f"the trigger {name} on {target} was altered, {' and '.join(how)}: what it logs cannot be relied on",
                 f'DROP TRIGGER "{name}" ON {target}, then forge enable {table}',
+                table,
             )
         elif enabled == "D":
             finding = problem(
                 check,
                 f"the trigger {name} on {target} is disabled: changes are lost",
                 f"forge enable {table}",
+                table,
             )
         elif enabled != (firing := firing_mode(function, replica)) and (replica or (enabled, firing) != ("A", "O")):
             finding = problem(
@@ -150,6 +153,7 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
                 f"the trigger {name} on {target} fires {_WHEN[enabled]}, not {_WHEN[firing]}: changes are lost"
                 " or doubled",
                 f'ALTER TABLE {target} {_ENABLE[firing]} TRIGGER "{name}"',
+                table,
             )
         if finding:
             wrong += 1
@@ -161,7 +165,7 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
         else:
             triggers = f"trigger{'' if len(names) == 1 else 's'} {', '.join(names)}"
             what = f"{target}{part} lacks the {triggers}: changes are lost"
-        yield problem(check, what, f"forge enable {table}")
+        yield problem(check, what, f"forge enable {table}", table)
     if rows and not wrong and not missing:
         noun = "tracked table" if check == "triggers" else "partition or child table"
         yield ok(check, f"{count(len(rows), 'trigger')} in place on {count(len(wanted), noun)}")
@@ -193,9 +197,23 @@ def functions(case: Case) -> Iterator[Finding]:
             "functions",
             f"the function forge.{name} of {table} was altered: what it logs cannot be relied on",
             "forge init",
+            table,
         )
     if before and not altered:
         yield ok("functions", f"the functions of {count(len(before), 'table')} are as Forge writes them")
+
+
+def unlogged_writes(case: Case, names: Collection[str]) -> Iterator[Finding]:
+    """What keeps writes to these tables (`schema.table`) out of the log, as far as it can be seen now.
+
+    Findings of the level `info` say what could not be checked.
+    """
+    wanted = {name.replace('"', "") for name in names}
+    for check in (tables, triggers, partitions, functions, replica_role):
+        for finding in check(case):
+            concerned = finding.table is None or finding.table.replace('"', "") in wanted
+            if finding.level in (Level.PROBLEM, Level.INFO) and concerned:
+                yield finding
 
 
 def keys(case: Case) -> Iterator[Finding]:
@@ -239,6 +257,7 @@ def replica_role(case: Case) -> Iterator[Finding]:
                 "replica_role",
                 f"{row.name} receives logical replication, which fires no statement trigger: changes are lost",
                 f"forge enable {row.name} --replica",
+                row.name,
             )
 
 
