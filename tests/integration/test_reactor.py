@@ -2,16 +2,13 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 
 from forge.change import Op
-from forge.changelog import partitions
 from forge.changelog.connection import Connection, connect
-from forge.changelog.maintenance import Policy, run_once
 from forge.postgres import PostgresServer
 from forge.react.group import Settings
 from forge.react.reactor import Reactor
@@ -19,6 +16,7 @@ from forge.react.registry import Auth, Registry
 from forge.react.result import ResultTooLarge, apply
 from forge.react.runner import Runner
 from forge.testing import FaultProxy
+from tests.integration.following import trim_all
 from tests.integration.live import QUICK, Live, Watcher, live
 
 ORDERS = "SELECT id, status FROM orders WHERE customer_id = %(customer)s ORDER BY id"
@@ -288,12 +286,7 @@ async def test_past_retention_everything_runs_again(
         await asyncio.to_thread(proxy.refuse)
         await asyncio.to_thread(proxy.cut)
         shop.execute("UPDATE orders SET status = 'unseen' WHERE id = 1")
-        day = datetime.now(UTC).date() - timedelta(days=40)
-        partitions.make(shop, day)  # as if that had been forty days ago
-        shop.execute("UPDATE forge.forge_event_log SET day = %s, at = at - interval '40 days'", (day,))
-        report = await asyncio.to_thread(run_once, database, Policy())
-        assert (report.dropped, report.problems) == ([partitions.partition_name(day)], [])
-        assert shop.execute("SELECT count(*) FROM forge.forge_event_log").fetchone() == (0,)
+        await trim_all(database, shop)
         await asyncio.to_thread(proxy.accept)
         await watcher.has([{"id": 1, "status": "unseen"}])
         assert node.reactor.metrics.resyncs > resyncs
