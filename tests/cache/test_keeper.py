@@ -245,8 +245,10 @@ async def test_what_the_store_forgets_is_forgotten() -> None:
     await node.keeper.ask("a", "q", node.run)
     await node.keeper.ask("b", "q", node.run)
     node.keeper._store.on_gone = node.keeper.gone
+    assert "b" in node.keeper._known
     await node.keeper.ask("c", "q", node.run)
     assert "b" not in node.keeper._known
+    assert "c" in node.keeper._known
 
 
 @pytest.mark.parametrize("store", [Memory, Shared])

@@ -10,14 +10,16 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from forge.change import Change
-from forge.changelog import locks
+from forge.changelog import locks, partitions
 from forge.changelog.connection import AsyncConnection, Connection, connect, connect_async
 from forge.changelog.follow import Wakeup, follow
+from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor, Position
 
@@ -52,6 +54,16 @@ async def batches(reader: Reader, after: Cursor, tables: Collection[str] | None 
 async def changes(reader: Reader, after: Cursor, tables: Collection[str] | None = None) -> list[Change]:
     """All that was committed after the cursor."""
     return [change for batch in await batches(reader, after, tables) for change in batch.changes]
+
+
+async def trim_all(url: str, connection: Connection) -> None:
+    """Have all that is in the log trimmed, as if it had been written forty days ago."""
+    day = datetime.now(UTC).date() - timedelta(days=40)
+    partitions.make(connection, day)
+    connection.execute("UPDATE forge.forge_event_log SET day = %s, at = at - interval '40 days'", (day,))
+    report = await asyncio.to_thread(run_once, url, Policy())
+    assert (report.dropped, report.problems) == ([partitions.partition_name(day)], [])
+    assert connection.execute("SELECT count(*) FROM forge.forge_event_log").fetchone() == (0,)
 
 
 def between(old: Cursor, new: Cursor) -> Cursor:

@@ -31,6 +31,9 @@ def test_replica_role_is_not_captured_by_default(connection: Connection) -> None
     connection.execute("INSERT INTO t VALUES (1)")
     connection.execute("TRUNCATE t")
     assert logged(connection) == []
+    connection.execute("RESET session_replication_role")
+    connection.execute("INSERT INTO t VALUES (2)")
+    assert [row.new for row in logged(connection)] == [{"id": 2}]
 
 
 def test_replica_role_is_captured_where_asked_for(connection: Connection) -> None:

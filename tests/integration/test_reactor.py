@@ -11,9 +11,13 @@ from forge.change import Op
 from forge.changelog.connection import Connection, connect
 from forge.postgres import PostgresServer
 from forge.react.group import Settings
-from forge.react.registry import Auth
-from forge.react.result import apply
-from tests.integration.live import QUICK, Watcher, live
+from forge.react.reactor import Reactor
+from forge.react.registry import Auth, Registry
+from forge.react.result import ResultTooLarge, apply
+from forge.react.runner import Runner
+from forge.testing import FaultProxy
+from tests.integration.following import trim_all
+from tests.integration.live import QUICK, Live, Watcher, live
 
 ORDERS = "SELECT id, status FROM orders WHERE customer_id = %(customer)s ORDER BY id"
 
@@ -68,8 +72,8 @@ async def test_what_changes_no_result_runs_and_pushes_nothing(database: str, sho
 
 
 @pytest.mark.contract("R3")
-async def test_touches_are_gathered_until_it_is_quiet_and_not_for_ever(database: str, shop: Connection) -> None:
-    async with live(database, Settings(quiet=0.3, longest=1.0, check=1e9)) as node:
+async def test_touches_are_gathered_until_it_is_quiet(database: str, shop: Connection) -> None:
+    async with live(database, Settings(quiet=0.3, longest=60.0, check=1e9)) as node:
         node.sql("orders", ORDERS)
         watcher = node.watch("orders", args={"customer": 7})
         await watcher.has([{"id": 1, "status": "placed"}])
@@ -78,13 +82,37 @@ async def test_touches_are_gathered_until_it_is_quiet_and_not_for_ever(database:
             shop.execute("UPDATE orders SET status = %s WHERE id = 1", (str(number),))
         await watcher.has([{"id": 1, "status": "19"}])
         assert node.reactor.metrics.runs - runs <= 2
-        pushes = len(watcher.pushes)
-        stop = asyncio.get_running_loop().time() + 2.5
-        with connect(database) as other:
-            while asyncio.get_running_loop().time() < stop:  # never quiet
-                other.execute("UPDATE orders SET status = gen_random_uuid()::text WHERE id = 1")
-                await asyncio.sleep(0.05)
-        assert len(watcher.pushes) >= pushes + 1
+
+
+@pytest.mark.contract("R3")
+async def test_where_it_is_never_quiet_a_push_comes_200_ms_after_the_first_change(
+    database: str, shop: Connection
+) -> None:
+    """With the settings that a user gets, on a clock that the test sets: a change every 40 ms, for a second."""
+    now = 1000.0
+    reactor = Reactor(Runner(database), database, Settings(check=1e9), clock=lambda: now)
+    await reactor.start()
+    try:
+        node = Live(reactor, Registry())
+        node.sql("orders", ORDERS)
+        watcher = node.watch("orders", args={"customer": 7})
+        await watcher.has([{"id": 1, "status": "placed"}])
+        for _ in range(5):
+            pushes, runs = len(watcher.pushes), reactor.metrics.runs
+            for number in range(5):  # at 0, 40, 80, 120 and 160 ms
+                touched = reactor.metrics.touched
+                shop.execute("UPDATE orders SET status = gen_random_uuid()::text WHERE id = 1")
+                async with asyncio.timeout(30):
+                    while reactor.metrics.touched == touched:  # noqa: ASYNC110
+                        await asyncio.sleep(0.005)
+                now += 0.04 if number < 4 else 0.039
+            await asyncio.sleep(0.1)  # at 199 ms
+            assert (len(watcher.pushes), reactor.metrics.runs) == (pushes, runs)
+            now += 0.002  # 41 ms after the last change: not quiet for 50
+            await watcher.until(partial(pushed_more, pushes))
+            assert shop.execute("SELECT status FROM orders WHERE id = 1").fetchone() == (watcher.value[0]["status"],)
+    finally:
+        await reactor.stop()
 
 
 @pytest.mark.contract("R4")
@@ -246,21 +274,25 @@ async def test_a_lost_connection_loses_no_change(database: str, shop: Connection
 
 
 @pytest.mark.contract("R8")
-async def test_past_retention_everything_runs_again(database: str, shop: Connection) -> None:
-    async with live(database) as node:
+async def test_past_retention_everything_runs_again(
+    database: str, shop: Connection, server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node cannot reach its database for longer than the log is kept, and the change that it missed is trimmed."""
+    async with FaultProxy("127.0.0.1", server.port) as proxy, live(proxy.url(database)) as node:
         node.sql("orders", ORDERS)
         watcher = node.watch("orders", args={"customer": 7})
         await watcher.has([{"id": 1, "status": "placed"}])
-        shop.execute(
-            "ALTER TABLE orders DISABLE TRIGGER ALL; UPDATE orders SET status = 'unseen';"
-            "ALTER TABLE orders ENABLE TRIGGER ALL"
-        )
-        shop.execute(
-            "INSERT INTO forge.trimmed (partition, reason, rows, last_id, last_transaction)"
-            " VALUES ('p', 'retention', 1, 1000000, pg_current_xact_id())"
-        )
-        shop.execute("INSERT INTO customer VALUES (1, 'wakes the reader')")
+        resyncs = node.reactor.metrics.resyncs
+        await asyncio.to_thread(proxy.refuse)
+        await asyncio.to_thread(proxy.cut)
+        shop.execute("UPDATE orders SET status = 'unseen' WHERE id = 1")
+        await trim_all(database, shop)
+        await asyncio.to_thread(proxy.accept)
         await watcher.has([{"id": 1, "status": "unseen"}])
+        assert node.reactor.metrics.resyncs > resyncs
+        assert "the log cannot be followed from where it was left" in caplog.text
+        shop.execute("UPDATE orders SET status = 'seen' WHERE id = 1")
+        await watcher.has([{"id": 1, "status": "seen"}])
 
 
 @pytest.mark.contract("R12")
@@ -331,12 +363,22 @@ async def test_groups_without_subscribers_go(database: str, shop: Connection) ->
         assert len(node.reactor._index) == 0
 
 
-async def test_a_result_beyond_the_limit_is_an_error(database: str, shop: Connection) -> None:
-    async with live(database, Settings(quiet=0.005, longest=0.05, max_result_bytes=1000)) as node:
-        node.sql("wide", "SELECT repeat('x', 600) AS x FROM orders")
+@pytest.mark.contract("R13")
+async def test_a_result_beyond_the_limit_is_an_error_until_it_is_smaller(database: str, shop: Connection) -> None:
+    async with live(database, Settings(quiet=0.005, longest=0.05, max_result_bytes=1000, check=1e9)) as node:
+        node.sql("wide", "SELECT id, repeat('x', 600) AS x FROM orders")
         watcher = node.watch("wide")
         await watcher.until(lambda w: w.errors)
+        assert isinstance(watcher.errors[0], ResultTooLarge)
         assert "1000 bytes" in str(watcher.errors[0])
+        assert watcher.pushes == []
+        shop.execute("DELETE FROM orders WHERE id = 2")
+        await watcher.has([{"id": 1, "x": "x" * 600}])
+        shop.execute("INSERT INTO orders VALUES (3, 7, 'too much')")
+        await watcher.until(lambda w: len(w.errors) == 2)
+        assert len(watcher.pushes) == 1
+        shop.execute("DELETE FROM orders WHERE id = 1")
+        await watcher.has([{"id": 3, "x": "x" * 600}])
 
 
 async def test_what_changes_while_nobody_subscribes_is_not_shown_old(database: str, shop: Connection) -> None:

@@ -28,7 +28,7 @@ from forge.serve.limits import Limits
 from forge.serve.node import Node, Options
 from forge.track.context import transaction
 from forge.wire import decode
-from tests.integration.following import add, eventually, keys, orders, track
+from tests.integration.following import add, eventually, keys, orders, track, trim_all
 
 SECRET = "0123456789abcdef0123456789abcdef"
 MARKER = "classified"
@@ -448,10 +448,7 @@ async def test_an_expired_cursor_is_gone(database: str, connection: Connection) 
     orders(connection)
     begin = await now(database)
     add(connection, 1)
-    connection.execute(
-        "INSERT INTO forge.trimmed (partition, reason, rows, last_id, last_transaction)"
-        " SELECT 'p', 'retention', 1, id, transaction_id FROM forge.forge_event_log WHERE row_id = '1'"
-    )
+    await trim_all(database, connection)
     async with serving(database) as node, Client(node, after=begin) as client:
         await eventually(lambda: client.ended)
         assert client.status == 410

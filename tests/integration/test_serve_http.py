@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import jwt
+import msgspec
 import pytest
 
 from forge.app import Forge
@@ -334,17 +335,48 @@ async def test_a_restart_tells_clients_to_come_back(database: str, shop: Connect
             await stream.next()
 
 
+@pytest.mark.contract("R13")
+async def test_of_a_result_beyond_the_limit_nothing_is_sent_until_it_is_smaller(
+    database: str, shop: Connection
+) -> None:
+    app = Forge(database, settings=msgspec.structs.replace(QUICK, max_result_bytes=1000))
+
+    @app.query
+    async def wide(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT id, repeat('x', 600) AS x FROM orders ORDER BY id")
+
+    async with serving(app) as served, served.stream("/forge/live/wide") as stream:
+        error = await stream.next()
+        assert (error.name, error.body["code"]) == ("error", "result_too_large")
+        assert "xxx" not in error.data
+        answer = await served.post("/forge/query/wide", {})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "result_too_large")
+        assert "xxx" not in answer.text
+        shop.execute("DELETE FROM orders WHERE id = 2")
+        assert (await stream.next()).body["rows"] == [{"id": 1, "x": "x" * 600}]
+        assert (await served.post("/forge/query/wide", {})).status_code == 200
+
+
+@pytest.mark.contract("W8")
 async def test_comments_keep_a_quiet_stream_alive(database: str, shop: Connection) -> None:
+    """Nothing but comments comes, one after each time of silence, and the stream goes on as it was."""
     async with (
         serving(application(database, keepalive=0.2)) as served,
-        served.client.stream("GET", '/forge/live/orders_of?args={"customer_id":7}') as response,
+        served.client.stream("GET", '/forge/live/orders_of?args={"customer_id":7}', timeout=30) as response,
     ):
-        comments = 0
-        async with asyncio.timeout(30):
-            async for line in response.aiter_lines():
-                comments += line.startswith(":")
-                if comments >= 4:
-                    break
+        lines = response.aiter_lines()
+        events, comments = [], 0
+        began = time.monotonic()
+        while comments < 4:
+            line = await anext(lines)
+            comments += line.startswith(":")
+            events += [line] if line.startswith("event:") else []
+        assert events == ["event: snapshot"]
+        assert time.monotonic() - began >= 3 * 0.2
+        shop.execute("UPDATE orders SET status = 'paid' WHERE id = 1")
+        while not line.startswith("event:"):
+            line = await anext(lines)
+        assert line == "event: update"
 
 
 async def test_what_operators_ask(database: str, shop: Connection) -> None:

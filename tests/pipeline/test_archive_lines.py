@@ -265,16 +265,29 @@ def test_an_older_incarnation_of_the_log_comes_before_the_snapshots_of_a_newer_o
     assert generation("oldest", "901") == "0000"
 
 
+def test_changes_of_sqlite_sort_as_they_happened() -> None:
+    """A change of a key is two changes of one number, as `forge.capture.sqlite` writes them."""
+    order = [
+        converted(wire.encode(change(source=Source("sqlite", "x", position))))["seq"]
+        for position in ("9", "12", "12.1", "13", "100")
+    ]
+    assert order[0] == "00000000000000000009"
+    assert order == sorted(set(order))
+
+
 @pytest.mark.parametrize(
-    ("kind", "position", "seq"),
+    ("kind", "position"),
     [
-        ("mysql-binlog", "mysql-bin.000003:154:2", "0000000003000000009a8000000000000002"),
-        ("postgres-wal", "1/10", "000000000001000000108000000000000000"),
-        ("sqlite", "12", "0000000000000000000c"),
+        ("wal", "000000000a6b3748.000000000a6b3700"),
+        ("mysql", "mysql-bin.000003:000000000154.00000002.000000"),
+        ("mongo", "65a1b2c3000000012b0229296e04"),
     ],
 )
-def test_other_sources_in_the_wire_form_have_an_order_too(kind: str, position: str, seq: str) -> None:
-    assert converted(wire.encode(change(source=Source(kind, "x", position))))["seq"] == seq
+def test_a_change_whose_position_says_no_order_is_refused(kind: str, position: str) -> None:
+    """Positions as these sources write them, which archives have no order for."""
+    line = wire.encode(change(source=Source(kind, "x", position)))
+    with pytest.raises(DecodeError, match="says no order"):
+        converted(line)
 
 
 POSTGRES = {

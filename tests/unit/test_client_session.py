@@ -22,6 +22,7 @@ from forge.client import (
     Unreachable,
     connect,
 )
+from forge.client.errors import ProtocolError
 from forge.client.tokens import Token
 from forge.cursor import Snapshot
 from forge.errors import ConfigError
@@ -565,7 +566,7 @@ async def test_calls_raise_what_the_server_tells() -> None:
             await client.mutate("pay")
         with pytest.raises(Unauthorized):
             await client.mutate("pay")
-        with pytest.raises(Exception, match="cannot be read"):
+        with pytest.raises(ProtocolError, match="cannot be read"):
             await client.mutate("pay")
 
 

@@ -107,7 +107,9 @@ async def test_closing_does_not_wait_for_long(work: Work) -> None:
     assert not work.go.is_set()
     with pytest.raises(ServerError):
         await asked
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("forge console"))
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("forge console")]
+    assert left, "the work goes on in its thread"
+    assert all(thread.daemon for thread in left)
 
 
 async def test_where_no_thread_can_be_started_it_is_said_and_later_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
