@@ -328,3 +328,14 @@ def test_ddl_on_one_table_does_not_look_at_the_others(database: str, connection:
         other.execute("ROLLBACK")
     connection.execute("INSERT INTO a VALUES (1, 2)")
     assert logged(connection)[-1].new == {"id": 1, "v": 2}
+
+
+@pytest.mark.contract("X11", "X22")
+def test_ddl_in_the_replica_role_is_seen(tables: Connection) -> None:
+    """A rewrite that changes rows leaves the definition as it was: only the event trigger can tell."""
+    tables.execute("SET session_replication_role = replica")
+    tables.execute("ALTER TABLE t ALTER v TYPE int USING v + 1")
+    tables.execute("ALTER TABLE t RENAME w TO x")
+    tables.execute("RESET session_replication_role")
+    tables.execute("INSERT INTO t VALUES (9, 9, 'z')")
+    assert [(row.op, row.new.get("x")) for row in everything(tables, "t")][1:] == [("S", None), ("S", None), ("I", "z")]

@@ -40,7 +40,7 @@ $body$;
 --   pins    session settings that its printing depends on
 CREATE OR REPLACE FUNCTION forge.table_columns(relation oid, excluded text[], masked text[])
 RETURNS TABLE ("position" integer, name text, type text, kind text, native boolean, value text, differs text, pins text[])
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $body$
     WITH typed AS (
         SELECT a.attnum, a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type,
                a.attname = ANY (excluded) OR a.attgenerated = 'v' AS hidden, a.attname = ANY (masked) AS masked,
@@ -78,7 +78,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
             WHEN typname IN ('float4', 'float8') AND builtin THEN '{extra_float_digits=1}'
             WHEN typname = 'bytea' AND builtin THEN '{bytea_output=hex}'
             WHEN typname = 'interval' AND builtin THEN '{IntervalStyle=iso_8601}'
-            ELSE '{TimeZone=UTC,extra_float_digits=1,bytea_output=hex,IntervalStyle=iso_8601,"DateStyle=ISO, YMD",lc_monetary=C}' END AS pins
+            WHEN builtin AND starts_with(typname::text, 'reg') OR is_array AND element_builtin AND starts_with(element::text, 'reg')
+                THEN '{quote_all_identifiers=off}'
+            ELSE '{TimeZone=UTC,extra_float_digits=1,bytea_output=hex,IntervalStyle=iso_8601,"DateStyle=ISO, YMD",lc_monetary=C}'::text[]
+                 || CASE WHEN builtin AND typtype = 'b' AND NOT is_array THEN '{}' ELSE '{quote_all_identifiers=off}'::text[] END END AS pins
         FROM typed
     )
     SELECT row_number() OVER (ORDER BY attnum)::integer, name, type,
@@ -168,9 +171,12 @@ $body$;
 -- What a change of definition changes, between dots: name, columns and key; how many relations; which; what orders
 -- a statement's changes.
 -- An enum's labels and a composite's attributes count, also within other types, because renaming one changes rows. Where
--- no event trigger tells of a rewrite, so does the transaction that last changed a column.
+-- no event trigger tells of a rewrite, so does the transaction that last changed a column. Pinned is what the text of an
+-- expression depends on, as Forge's own connections have it.
 CREATE OR REPLACE FUNCTION forge.fingerprint(relation oid) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off SET standard_conforming_strings = on
+SET "TimeZone" = 'UTC' SET "DateStyle" = 'ISO, MDY' SET "IntervalStyle" = 'postgres' SET extra_float_digits = 1
+SET bytea_output = 'hex' SET lc_monetary = 'C' AS $body$
     SELECT concat(md5(concat_ws('|', c.relnamespace::regnamespace, c.relname, c.relkind,
         (SELECT string_agg(concat_ws(',', a.attname, a.atttypid, a.atttypmod, a.attcollation, a.attgenerated,
                                      CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) END,

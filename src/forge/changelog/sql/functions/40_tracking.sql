@@ -22,7 +22,7 @@ $body$;
 
 -- Refuses what cannot be tracked, before anything is changed.
 CREATE OR REPLACE FUNCTION forge.check_trackable(relation oid, exclude text[], mask text[]) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $body$
 DECLARE
     class   pg_class := (SELECT c FROM pg_class c WHERE c.oid = relation);
     problem text;
@@ -132,7 +132,7 @@ $body$;
 -- Makes the triggers what they should be: adds what is missing, drops what is Forge's and not wanted. A wanted trigger
 -- that was disabled or altered by hand is left as it is, for forge doctor to report.
 CREATE OR REPLACE FUNCTION forge.write_triggers(tracked integer, relation oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $body$
 DECLARE
     item   record;
     firing text;
@@ -362,7 +362,7 @@ END
 $body$;
 
 CREATE OR REPLACE FUNCTION forge.disable(relation oid) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $body$
 DECLARE
     tracked integer := (SELECT r.id FROM forge.tracked_relation r WHERE r.table_oid = relation);
 BEGIN

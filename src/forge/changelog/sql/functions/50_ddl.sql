@@ -113,5 +113,9 @@ BEGIN
         WHEN TAG IN ('CREATE VIEW', 'ALTER VIEW', 'DROP VIEW', 'CREATE FUNCTION', 'ALTER FUNCTION', 'CREATE POLICY', 'ALTER POLICY',
                      'DROP POLICY', 'GRANT', 'REVOKE', 'ALTER TABLE')
         EXECUTE FUNCTION forge.on_definition();
+    -- in the replica role too: the trigger functions must know the columns there as well
+    ALTER EVENT TRIGGER forge_ddl ENABLE ALWAYS;
+    ALTER EVENT TRIGGER forge_rewrite ENABLE ALWAYS;
+    ALTER EVENT TRIGGER forge_definition ENABLE ALWAYS;
 END
 $body$;

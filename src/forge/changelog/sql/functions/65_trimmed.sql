@@ -4,8 +4,8 @@ CREATE OR REPLACE FUNCTION forge.trimmed_since(since xid8, running xid8[], first
 LANGUAGE sql STABLE AS $body$
     SELECT EXISTS (
         SELECT FROM forge.trimmed t
-        WHERE t.last_id >= first_id
-          AND (t.last_transaction >= since
+        WHERE t.last_id OPERATOR(pg_catalog.>=) first_id
+          AND (t.last_transaction OPERATOR(pg_catalog.>=) since
                OR EXISTS (SELECT FROM pg_catalog.unnest(running) x
-                          WHERE x <= t.last_transaction AND pg_catalog.pg_visible_in_snapshot(x, t.snapshot))))
+                          WHERE x OPERATOR(pg_catalog.<=) t.last_transaction AND pg_catalog.pg_visible_in_snapshot(x, t.snapshot))))
 $body$;

@@ -1,23 +1,27 @@
 -- The chain of seals: see forge.history.chain for what it proves.
 
 -- What is sealed of a row, value by value, in order. `hidden` is given, because a redaction adds to it. Being without settings of
--- its own it becomes part of the query that uses it, which is many times faster. The digest of a row is
+-- its own it becomes part of the query that uses it, which is many times faster; so every name in it has its schema, and no
+-- value is printed by the session's settings. The digest of a row is
 --   sha256(string_agg(sha256(sha256(salt || path) || value), '' ORDER BY n))
 -- where salt is the row's; so each value has a salt of its own, and a redaction can keep those of the values that stay.
 CREATE OR REPLACE FUNCTION forge.event_leaves(event forge.forge_event_log, hidden text[])
 RETURNS TABLE (n bigint, path text, name text, value text)
 LANGUAGE sql STABLE AS $body$
-    SELECT 0::bigint, 'row'::text, NULL::text, pg_catalog.json_build_array(
-        event.id, event.rank, event.transaction_id::text, (extract(epoch FROM event.at) * 1000000)::bigint, event.day::text, event.version,
-        event.op::text, event.row_id, hidden, event.user_id, event.function_name, event.trace_id, event.context::text, event.db_user,
-        event.application_name)::text
-    UNION ALL SELECT b.n, 'before.' || b.key, b.key, b.value::text FROM pg_catalog.json_each(event.before) WITH ORDINALITY b (key, value, n)
-    UNION ALL SELECT 10000 + a.n, 'after.' || a.key, a.key, a.value::text FROM pg_catalog.json_each(event.after) WITH ORDINALITY a (key, value, n)
+    SELECT 0::bigint, 'row'::pg_catalog.text, NULL::pg_catalog.text, pg_catalog.json_build_array(
+        event.id, event.rank, event.transaction_id::pg_catalog.text,
+        (extract(epoch FROM event.at) OPERATOR(pg_catalog.*) 1000000)::bigint, event.day, event.version,
+        event.op::pg_catalog.text, event.row_id, hidden, event.user_id, event.function_name, event.trace_id,
+        event.context::pg_catalog.text, event.db_user, event.application_name)::pg_catalog.text
+    UNION ALL SELECT b.n, 'before.' OPERATOR(pg_catalog.||) b.key, b.key, b.value::pg_catalog.text
+        FROM pg_catalog.json_each(event.before) WITH ORDINALITY b (key, value, n)
+    UNION ALL SELECT 10000 OPERATOR(pg_catalog.+) a.n, 'after.' OPERATOR(pg_catalog.||) a.key, a.key, a.value::pg_catalog.text
+        FROM pg_catalog.json_each(event.after) WITH ORDINALITY a (key, value, n)
 $body$;
 
 CREATE OR REPLACE FUNCTION forge.seal_head(seal forge.log_seal) RETURNS bytea
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
-    SELECT sha256(seal.previous || convert_to(json_build_array(seal.id, seal.day::text, seal.log, seal.since::text, seal.until::text, seal.last_place,
+    SELECT sha256(seal.previous || convert_to(json_build_array(seal.id, seal.day, seal.log, seal.since::text, seal.until::text, seal.last_place,
                                               seal.last_id, seal.rows)::text, 'UTF8') || seal.root
                   || coalesce(convert_to(seal.versions::text, 'UTF8') || seal.definitions, ''))
 $body$;
