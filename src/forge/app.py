@@ -77,6 +77,7 @@ class Forge:
         settings: Settings = Settings(),  # noqa: B008
         options: Options = Options(),  # noqa: B008
         connections: int = 16,
+        live_connections: int = 8,
         timeout: float = 30.0,
         title: str = "Forge",
         cache: Cache | None = None,
@@ -87,6 +88,7 @@ class Forge:
         self._url = url
         self._replicas = tuple(replicas)
         self._connections = connections
+        self._live_connections = live_connections
         self._timeout = timeout
         self._title = title
         self.cache = cache or Cache()
@@ -243,7 +245,13 @@ class Forge:
             if found.embedded:
                 with connect(found.url) as connection:
                     install(connection)
-            runner = Runner(found.url, replicas=self._replicas, connections=self._connections, timeout=self._timeout)
+            runner = Runner(
+                found.url,
+                replicas=self._replicas,
+                connections=self._connections,
+                live_connections=self._live_connections,
+                timeout=self._timeout,
+            )
             reactor = Reactor(runner, found.url, self.settings)
             caching = any(query.cache is not False for query in self.registry.queries.values())
             cached = Cached(reactor, self.cache) if caching else None

@@ -1,7 +1,9 @@
 """What one client may cost: arguments of any shape, and requests that run for long, on a served application."""
 
+import asyncio
 import json
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -9,9 +11,15 @@ import pytest
 
 from forge.app import Forge
 from forge.changelog.connection import Connection
+from forge.serve.limits import Limits
+from forge.serve.node import Options
 from forge.values import MOST_LEVELS
-from tests.integration.serving import Served, serving
+from tests.integration.serving import SOON, Served, serving
+from tests.integration.test_serve_http import SECURED, bearing
 from tests.integration.test_serve_ws import Socket, opened
+
+SLOW = "SELECT pg_advisory_lock_shared(42)::text, pg_advisory_unlock_shared(42), pg_sleep(0.02)::text"
+HELD = b"""SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"""
 
 
 def nested(levels: int) -> Any:
@@ -40,6 +48,16 @@ def application(database: str, **options: Any) -> Forge:
     @app.mutation
     async def write(ctx: Any, x: Any) -> Any:
         return await ctx.db.execute("UPDATE note SET about = %(x)s::text", x=json.dumps(x))
+
+    @app.query(scope="public", reads=["note"])
+    async def slow_query(ctx: Any, number: int = 0) -> Any:
+        return await ctx.db.fetch(SLOW)
+
+    @app.mutation
+    async def slow(ctx: Any, number: int = 0) -> Any:
+        """Runs until the test lets it go; then it has 20 ms of its own."""
+        await ctx.db.fetch(SLOW)
+        return await ctx.db.fetch_value("INSERT INTO note VALUES (%(number)s + 2, 'slow') RETURNING id")
 
     return app
 
@@ -114,3 +132,113 @@ async def test_a_nested_message_of_a_channel_is_refused(database: str, notes: Co
             await client.send("publish", id=str(levels), channel="room", data=nested(levels))
             answer = await answered(client, str(levels))
             assert answer["event"] == ("answer" if levels == MOST_LEVELS else "error")
+
+
+# Requests that run for long
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SOON):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def held(connection: Connection) -> int:
+    """How many connections to the database wait for the test."""
+    row = connection.execute(HELD).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def secured(database: str, limits: Limits = Limits()) -> Forge:  # noqa: B008
+    return application(database, options=Options(auth=SECURED["auth"], limits=limits))
+
+
+def many(served: Served, count: int, path: str, **options: Any) -> list[asyncio.Task[Any]]:
+    ask = (served.post(path, {"number": n}, timeout=2 * SOON, **options) for n in range(count))
+    return [asyncio.create_task(request) for request in ask]
+
+
+@pytest.mark.contract("R18")
+async def test_one_user_s_slow_mutations_hold_up_nobody_else(database: str, notes: Connection) -> None:
+    ada, bob = {"headers": bearing("ada")}, {"headers": bearing("bob")}
+    async with serving(secured(database)) as served, served.stream("/forge/live/all_notes", **bob) as stream:
+        await stream.named("snapshot")
+        notes.execute("SELECT pg_advisory_lock(42)")
+        slow = many(served, 40, "/forge/mutation/slow", **ada)
+        turns = served.node.turns
+        await until(lambda: (turns.running, turns.waiting, held(notes)) == (8, 32, 8))
+        assert (await served.post("/forge/query/all_notes", {}, **bob)).status_code == 200
+        assert (await served.post("/forge/mutation/write", {"x": "b"}, **bob)).status_code == 200
+        assert (await stream.named("update")).body["rows"] == [{"id": 1, "about": '"b"'}]
+        ready = await served.client.get("/readyz")
+        assert (ready.status_code, ready.json()["ok"]) == (200, True)
+        refused = await served.post("/forge/query/all_notes", {}, **ada)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many")
+        assert refused.json()["error"]["retry_after_secs"] == int(refused.headers["retry-after"]) > 0
+        told = (await served.client.get("/metrics")).text
+        for line in ("forge_requests_running 8.0", "forge_requests_waiting 32.0", "forge_requests_refused_total 1.0"):
+            assert line in told
+        assert not any(task.done() for task in slow)
+        assert held(notes) == 8
+        notes.execute("SELECT pg_advisory_unlock(42)")
+        assert [answer.json().get("result") for answer in await asyncio.gather(*slow)] == list(range(2, 42))
+        assert (turns.running, turns.waiting, len(turns)) == (0, 0, 0)
+
+
+@pytest.mark.contract("R18")
+async def test_copies_of_one_key_hold_one_connection(database: str, notes: Connection) -> None:
+    ada = {**bearing("ada"), "idempotency-key": "k"}
+    async with serving(secured(database)) as served, serving(secured(database)) as other:
+        notes.execute("SELECT pg_advisory_lock(42)")
+        ask = {"headers": ada, "timeout": 2 * SOON}
+        copies = [asyncio.create_task(served.post("/forge/mutation/slow", {}, **ask)) for _ in range(40)]
+        await until(lambda: (served.node.turns.running, served.node.turns.waiting) == (1, 39))
+        await until(lambda: held(notes) == 1)
+        copies += [asyncio.create_task(other.post("/forge/mutation/slow", {}, **ask)) for _ in range(10)]
+        await until(lambda: (other.node.turns.running, other.node.turns.waiting) == (1, 9))
+        for node in (served, other):
+            bob = await node.post("/forge/query/all_notes", {}, headers=bearing("bob"))
+            assert (bob.status_code, bob.json()["result"]) == (200, [{"id": 1, "about": "a"}])
+            assert (await node.client.get("/readyz")).status_code == 200
+        assert held(notes) == 1
+        assert not any(task.done() for task in copies)
+        notes.execute("SELECT pg_advisory_unlock(42)")
+        answers = await asyncio.gather(*copies)
+        assert {(answer.status_code, answer.json()["result"]) for answer in answers} == {(200, 2)}
+        assert sum("forge-repeated" not in answer.headers for answer in answers) == 1
+        assert len(served.node.turns) == len(other.node.turns) == 0
+
+
+async def test_live_queries_wait_for_nothing_that_is_asked_once(database: str, notes: Connection) -> None:
+    """Enough users hold every connection of queries and mutations."""
+    async with serving(secured(database)) as served:
+        notes.execute("SELECT pg_advisory_lock(42)")
+        users = [{"headers": bearing(f"user{number}")} for number in range(3)]
+        slow = [task for user in users for task in many(served, 8, "/forge/query/slow_query", **user)]
+        await until(lambda: (served.node.turns.running, held(notes)) == (24, 16))
+        async with served.stream("/forge/live/all_notes", headers=bearing("bob")) as stream:
+            await stream.named("snapshot")
+            notes.execute("UPDATE note SET about = 'changed'")
+            assert (await stream.named("update")).body["rows"] == [{"id": 1, "about": "changed"}]
+            assert (await served.client.get("/readyz")).status_code == 200
+            assert not any(task.done() for task in slow)
+        notes.execute("SELECT pg_advisory_unlock(42)")
+        assert {answer.status_code for answer in await asyncio.gather(*slow)} == {200}
+
+
+async def test_who_has_no_name_is_counted_by_address(database: str, notes: Connection) -> None:
+    limits = Limits(requests_per_user=2, waiting_per_user=1)
+    async with serving(application(database, options=Options(limits=limits))) as served, opened(served) as client:
+        notes.execute("SELECT pg_advisory_lock(42)")
+        slow = many(served, 3, "/forge/query/slow_query")
+        await until(lambda: (served.node.turns.running, served.node.turns.waiting) == (2, 1))
+        assert await posted(served, "query/all_notes", {}) == (429, "too_many")
+        assert await posted(served, "mutation/write", {"x": 1}) == (429, "too_many")
+        await client.send("query", id="1", query="all_notes", args={})
+        assert (await answered(client, "1"))["code"] == "too_many"
+        at = "2026-01-01T00:00:00Z"
+        assert await posted(served, f"query/all_notes?as_of={at}", {}) == (429, "too_many")
+        notes.execute("SELECT pg_advisory_unlock(42)")
+        await asyncio.gather(*slow)
+        assert await posted(served, "query/all_notes", {}) == (200, "")

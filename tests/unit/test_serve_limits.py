@@ -21,6 +21,7 @@ SMALL = Limits(sessions_per_user=2, sessions_per_ip=3, subscriptions_per_user=4)
 def test_defaults() -> None:
     limits = Limits()
     assert (limits.sessions_per_user, limits.sessions_per_ip, limits.subscriptions_per_user) == (8, 32, 500)
+    assert (limits.requests_per_user, limits.waiting_per_user) == (8, 32)
     assert (limits.request_bytes, limits.argument_bytes) == (1024 * 1024, 64 * 1024)
     assert (limits.messages_per_second, limits.message_burst) == (50, 100)
 

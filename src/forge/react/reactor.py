@@ -149,11 +149,10 @@ class Reactor:
 
     async def once(self, call: Call, after: After = NOW) -> tuple[Result, Outcome]:
         """The result now, for somebody who does not subscribe; it shows the transactions that they must be shown."""
-        async with self._place(call):
-            reached = self.reached
-            if reached is not None and not after.seen(reached.snapshot):
-                reached = None  # a replica that is only so far might not show them
-            outcome = await self.runner.query(call, reached=reached)
+        reached = self.reached
+        if reached is not None and not after.seen(reached.snapshot):
+            reached = None  # a replica that is only so far might not show them
+        outcome = await self.runner.query(call, reached=reached)
         return self._encoded(call, outcome), outcome
 
     def resync(self) -> None:
@@ -316,7 +315,7 @@ class Reactor:
                 self._start(together)
 
     def _place(self, call: Call) -> contextlib.AbstractAsyncContextManager[None]:
-        """A place among those that run; Forge's own queries, which may take long, take none from others."""
+        """A place among the runs for subscribers; Forge's own queries, which may take long, take none from others."""
         return contextlib.nullcontext() if call.query.own else self._room
 
     def _start(self, groups: list[Group]) -> None:
@@ -372,7 +371,7 @@ class Reactor:
         try:
             async with self._place(group.call):
                 outcome = await self.runner.query(
-                    group.call, reached=self.reached, floor=group.lsn, snapshot=snapshot, reads=reads
+                    group.call, reached=self.reached, floor=group.lsn, snapshot=snapshot, reads=reads, live=True
                 )
             result = self._encoded(group.call, outcome)
         except ForgeError as error:
@@ -524,7 +523,7 @@ class Reactor:
             return
         known = group.result
         try:
-            outcome = await self.runner.query(group.call)
+            outcome = await self.runner.query(group.call, live=True)
             found = self._encoded(group.call, outcome)
         except ForgeError:
             return

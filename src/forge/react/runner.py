@@ -16,7 +16,7 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, ItemsView, Mapping, Sequence
 from datetime import datetime, time
 from functools import partial
 from typing import Any, Final, Protocol
@@ -26,6 +26,7 @@ import psycopg
 from psycopg import sql
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from forge.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, connect_async, parameters, translate
 from forge.cursor import Snapshot, wal_position
 from forge.errors import ForgeError, ServerError
@@ -72,6 +73,10 @@ class _Again(Exception):
     """The server says that it might work when tried again."""
 
 
+class Taken(Exception):
+    """Another call of the same `Once` is running elsewhere."""
+
+
 class Reached(msgspec.Struct, frozen=True):
     """How far the log has been read: its snapshot, and a position in the WAL behind everything in it."""
 
@@ -104,7 +109,10 @@ class Once(Protocol):
     """What makes a mutation run once however often it is called. Both are asked in the mutation's transaction."""
 
     async def known(self, connection: AsyncConnection, /) -> Answer | None:
-        """The answer of an earlier call; None if there was none, and then there is no other until this one ends."""
+        """The answer of an earlier call; None if there was none, and then there is no other until this one ends.
+
+        Taken while another one has not ended: nobody waits for it on a connection.
+        """
 
     async def keep(self, connection: AsyncConnection, answer: Answer, /) -> None:
         """Keep the answer; a unique violation if another call was quicker."""
@@ -113,13 +121,25 @@ class Once(Protocol):
 class Runner:
     """Pools of connections to the primary and to replicas, and what is known of statements."""
 
-    def __init__(self, url: str, *, replicas: Sequence[str] = (), connections: int = 16, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        replicas: Sequence[str] = (),
+        connections: int = 16,
+        live_connections: int = 8,
+        timeout: float = 30.0,
+    ) -> None:
         self._url = url
         self._timeout = timeout
-        self._primary = _pool(url, connections)
+        self.connections = connections
+        """Connections of what is asked once, to each server."""
+        self._primary = _Pools(url, connections, live_connections)
+        self._replicas = [_Pools(replica, connections, live_connections) for replica in replicas]
         # of their own: whoever holds a snapshot waits for runs that need connections too
         self._holders = _pool(url, HOLDERS)
-        self._replicas = [_pool(replica, connections) for replica in replicas]
+        # of its own and always open: a server that is busy is told from one that is not there
+        self._probe = _pool(url, 1, least=1)
         self._analyses = Analyses()
         self._declared: dict[tuple[str, ...], Analysis] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -136,16 +156,20 @@ class Runner:
         """Connect to the primary; a server that is not there is an error at once."""
         connection = await connect_async(self._url)
         await connection.close()
-        for pool in (self._primary, self._holders, *self._replicas):
+        for pool in self._pools():
             await pool.open()
 
     async def close(self) -> None:
         if self._endings:
             await asyncio.wait(self._endings)
-        for pool in (self._primary, self._holders, *self._replicas):
+        for pool in self._pools():
             await pool.close()
         if self._analyst is not None:
             await self._analyst.close()
+
+    def _pools(self) -> list[Pool]:
+        served = (pool for server in (self._primary, *self._replicas) for pool in (server.calls, server.live))
+        return [*served, self._holders, self._probe]
 
     def forget(self) -> None:
         """Definitions changed: nothing that is known of statements holds any more."""
@@ -163,16 +187,18 @@ class Runner:
         floor: int = 0,
         snapshot: str | None = None,
         reads: list[BoundRead] | None = None,
+        live: bool = False,
     ) -> Outcome:
         """Run a query: on a replica that has passed what is known, else on the primary.
 
-        What it reads is put into `reads` as it goes, so that it is known even if the run fails.
+        A run for subscribers is `live`: it waits for no connection behind what is asked once. What it reads is put into
+        `reads` as it goes, so that it is known even if the run fails.
         """
         for tried in range(1, TRIES + 1):
             try:
                 if call.query.own:
                     return await self._apart(call)
-                return await self._query(call, reached, floor, snapshot, [] if reads is None else reads)
+                return await self._query(call, reached, floor, snapshot, [] if reads is None else reads, live=live)
             except _Again as again:
                 if tried == TRIES:
                     raise QueryFailed(f"{call.query.name} lost every race: {again}", fix="try again") from again
@@ -180,17 +206,24 @@ class Runner:
         raise AssertionError
 
     async def _query(
-        self, call: Call, reached: Reached | None, floor: int, snapshot: str | None, reads: list[BoundRead]
+        self,
+        call: Call,
+        reached: Reached | None,
+        floor: int,
+        snapshot: str | None,
+        reads: list[BoundRead],
+        *,
+        live: bool,
     ) -> Outcome:
         if reached is not None and snapshot is None and not call.query.consistent and self._replicas:
             needed = max(reached.lsn, floor)
-            for pool in random.sample(self._replicas, len(self._replicas)):
+            for replica in random.sample(self._replicas, len(self._replicas)):
                 async with self._errors():
-                    outcome = await self._on_replica(pool, call, reached.snapshot, needed, reads)
+                    outcome = await self._on_replica(replica.of(live=live), call, reached.snapshot, needed, reads)
                 if outcome is not None:
                     return outcome
             self.fallbacks += 1
-        async with self._errors(), self._reading(self._primary) as connection:
+        async with self._errors(), self._reading(self._primary.of(live=live)) as connection:
             seen, lsn = await _began(connection, call.auth, _PRIMARY, snapshot)
             return await self._run(connection, call, Snapshot.parse(seen), wal_position(lsn), reads)
 
@@ -274,16 +307,27 @@ class Runner:
         finish: Callable[[Any], Any] = lambda value: value,
         once: Once | None = None,
     ) -> Answer:
-        """Run a mutation in one transaction. `finish` makes the answer of what it returned; if it fails, all does."""
-        for tried in range(1, TRIES + 1):
+        """Run a mutation in one transaction. `finish` makes the answer of what it returned; if it fails, all does.
+
+        While another node runs a call of the same `once`, it waits without a connection.
+        """
+        tried = 0
+        backoff = Backoff(first=0.02, most=0.5)
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        while True:
             try:
-                async with self._errors(), self._primary.connection() as connection:
+                async with self._errors(), self._primary.calls.connection() as connection:
                     return await self._mutate(connection, mutation, arguments, auth, trace, finish, once)
+            except Taken:
+                if asyncio.get_running_loop().time() > deadline:
+                    message = f"another call of {mutation.name} with this key ran for {self._timeout:g} s"
+                    raise QueryFailed(message, fix="send it again: what that one did is its answer") from None
+                await asyncio.sleep(backoff.next())
             except _Again as again:
+                tried += 1
                 if tried == TRIES:
                     raise QueryFailed(f"{mutation.name} lost every race: {again}", fix="try again") from again
                 await asyncio.sleep(random.uniform(0, 0.01 * 2**tried))
-        raise AssertionError
 
     async def _mutate(
         self,
@@ -342,8 +386,8 @@ class Runner:
             ) from None
 
     async def reached(self) -> Reached:
-        """How far the primary is now."""
-        async with self._errors(), self._primary.connection() as connection:
+        """How far the primary is now; asked on a connection of its own, so it waits for nobody's work."""
+        async with self._errors(), self._probe.connection() as connection:
             row = await (await connection.execute(_PRIMARY)).fetchone()
             assert row is not None
             return Reached(Snapshot.parse(row[0]), wal_position(row[1]))
@@ -461,11 +505,23 @@ def _identity(auth: Auth) -> list[sql.Composed]:
     return found
 
 
-def _pool(url: str, connections: int) -> Pool:
+class _Pools:
+    """Connections to one server: what is asked once and what runs for subscribers never wait for each other."""
+
+    def __init__(self, url: str, calls: int, live: int) -> None:
+        self.calls = _pool(url, calls)
+        self.live = _pool(url, live)
+
+    def of(self, *, live: bool) -> Pool:
+        return self.live if live else self.calls
+
+
+def _pool(url: str, connections: int, least: int = 0) -> Pool:
     return AsyncConnectionPool(
         kwargs={**parameters(url, application_name="forge live"), "autocommit": True},
         configure=_configure,
-        min_size=0,
+        check=AsyncConnectionPool.check_connection if least else None,  # one that stays open may have been cut since
+        min_size=least,
         max_size=connections,
         open=False,
         timeout=30.0,
@@ -489,6 +545,9 @@ class Analyses:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def items(self) -> ItemsView[_Asked, Analysis]:
+        return self._known.items()
 
     def get(self, asked: _Asked) -> Analysis | None:
         known = self._known.get(asked)

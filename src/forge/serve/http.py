@@ -93,14 +93,15 @@ class Routes:
 
         async def answer(identity: Identity, body: bytes) -> Response:
             arguments = _decoded(body) if body else {}
-            name = request.path_params["name"]
+            name, address = request.path_params["name"], address_of(request)
             if (asked := request.query_params.get("as_of")) is not None:
                 at = _instant(asked)
-                result, gap = await self.node.query_as_of(name, arguments, identity, at)
+                result, gap = await self.node.query_as_of(name, arguments, identity, at, address)
                 told = {} if gap is None else gap.wire()
                 head = fields(hash=result.hash, as_of=at or told.get("asked"), **told)[:-1]
                 return as_json(b"{" + head + b',"result":' + result.json() + b"}")
-            shown = await self.node.query(name, arguments, identity, After.parse(request.headers.get("forge-after")))
+            after = After.parse(request.headers.get("forge-after"))
+            shown = await self.node.query(name, arguments, identity, after, address)
             head = fields(hash=shown.hash, snapshot=shown.snapshot)[:-1]
             cached = {} if shown.hit is None else {"forge-cache": "hit" if shown.hit else "miss"}
             return as_json(b"{" + head + b',"result":' + shown.value + b"}", headers=cached)
@@ -115,7 +116,8 @@ class Routes:
             arguments = _decoded(body) if body else {}
             trace = _trace(request.headers.get("traceparent"))
             key = request.headers.get("idempotency-key")
-            result, answer = await self.node.mutate(request.path_params["name"], arguments, identity, trace, key)
+            name, address = request.path_params["name"], address_of(request)
+            result, answer = await self.node.mutate(name, arguments, identity, trace, key, address)
             repeated = {"forge-repeated": "true"} if answer.repeated else {}
             head = fields(xid=answer.xid)[:-1]
             return as_json(b"{" + head + b',"result":' + result.json() + b"}", headers=repeated)
@@ -161,7 +163,7 @@ class Routes:
         return as_json({"ok": True})
 
     async def ready(self, request: Request) -> Response:
-        """GET /readyz: the database answers and the log is followed."""
+        """GET /readyz: the database answers and the log is followed, however busy both are."""
         try:
             async with asyncio.timeout(5):
                 reached = await self.node.reactor.runner.reached()

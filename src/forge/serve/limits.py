@@ -1,7 +1,7 @@
-"""How much one client may ask for: sessions, subscriptions, bytes, messages a second.
+"""How much one client may ask for: sessions, subscriptions, requests, bytes, messages a second.
 
 What is counted is held by a `Hold`, which gives back what it took once, however often it is told to. Whoever holds
-nothing has no counter. Nothing here waits.
+nothing has no counter. Nothing here waits; requests that may wait are counted by `forge.serve.turns`.
 
 >>> gate = Gate(Limits(sessions_per_user=1))
 >>> with gate.session("ada", "192.0.2.1"):
@@ -46,6 +46,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     sessions_per_ip: int = 32
     subscriptions_per_user: int = 500
     """Who has no name is counted by address."""
+    requests_per_user: int = 8
+    """Queries and mutations that run at once, and never all but one connection. By address as above."""
+    waiting_per_user: int = 32
+    """Those that wait for them to end."""
     request_bytes: int = 1024 * 1024
     argument_bytes: int = 64 * 1024
     messages_per_second: float = 50.0
@@ -126,12 +130,12 @@ class Gate:
 
     def session(self, user: Hashable | None, address: str) -> Hold:
         """Count a session; raise TooMany when the user or the address has all that it may have."""
-        holders = {_holder(user, address): self.limits.sessions_per_user} if user is not None else {}
-        return _hold(self._sessions, {**holders, _holder(None, address): self.limits.sessions_per_ip}, "sessions")
+        holders = {holder_of(user, address): self.limits.sessions_per_user} if user is not None else {}
+        return _hold(self._sessions, {**holders, holder_of(None, address): self.limits.sessions_per_ip}, "sessions")
 
     def subscription(self, user: Hashable | None, address: str) -> Hold:
         """Count a subscription; raise TooMany when the user has all that it may have."""
-        holder = {_holder(user, address): self.limits.subscriptions_per_user}
+        holder = {holder_of(user, address): self.limits.subscriptions_per_user}
         return _hold(self._subscriptions, holder, "subscriptions")
 
     def rate(self) -> Bucket:
@@ -139,7 +143,8 @@ class Gate:
         return Bucket(self.limits.messages_per_second, self.limits.message_burst, self._clock)
 
 
-def _holder(user: Hashable | None, address: str) -> Holder:
+def holder_of(user: Hashable | None, address: str) -> Holder:
+    """Whom limits count: a user, or the address of somebody without a name."""
     return ("an address", address) if user is None else ("a user", user)
 
 

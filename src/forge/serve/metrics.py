@@ -90,11 +90,22 @@ class Observed(Protocol):
     def groups(self) -> Mapping[Any, Subscribed]: ...
 
 
+class Requests(Protocol):
+    """What `forge.serve.turns.Turns` has."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def refused(self) -> int: ...
+
+
 class Instruments:
     """The metrics of a reactor and of those connected to it.
 
-    `sessions` and `waiting` count open sessions and pushes that wait to be sent, `cache` what `CACHE_COUNTERS` names,
-    `dropped` messages between nodes.
+    `sessions` and `waiting` count open sessions and pushes that wait to be sent, `requests` queries and mutations that
+    are asked once, `cache` what `CACHE_COUNTERS` names, `dropped` messages between nodes.
     What nobody counts is absent.
     """
 
@@ -104,11 +115,13 @@ class Instruments:
         *,
         sessions: Callable[[], int] | None = None,
         waiting: Callable[[], int] | None = None,
+        requests: Requests | None = None,
         cache: Callable[[], Mapping[str, int]] | None = None,
         dropped: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         self.sessions = sessions
         self.waiting = waiting
+        self.requests = requests
         self.consumers: Callable[[], Iterable[Sample]] = lambda: ()
         """How the consumers fare that this node works on."""
         self.outbox: Callable[[], Iterable[OutboxSample]] = lambda: ()
@@ -155,6 +168,14 @@ class _Reading(Collector):
             yield GaugeMetricFamily("forge_sessions", "Open sessions.", self._instruments.sessions())
         if self._instruments.waiting is not None:
             yield GaugeMetricFamily("forge_pushes_waiting", "Pushes that wait to be sent.", self._instruments.waiting())
+        if (requests := self._instruments.requests) is not None:
+            yield GaugeMetricFamily("forge_requests_running", "Queries and mutations that run.", requests.running)
+            yield GaugeMetricFamily(
+                "forge_requests_waiting", "Those that wait for others of their user.", requests.waiting
+            )
+            yield CounterMetricFamily(
+                "forge_requests_refused", "Those refused since their user had too many.", requests.refused
+            )
         if self._instruments.cache is not None:
             for name, count in self._instruments.cache().items():
                 yield CounterMetricFamily(f"forge_cache_{name}", CACHE_COUNTERS[name], count)

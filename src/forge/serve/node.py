@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import datetime
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from forge.react.runner import Answer
 from forge.serve.auth import Authenticator, AuthFailed, AuthSettings, Identity, Revocations
 from forge.serve.bus import Bus, wire_revocations
 from forge.serve.channels import Channels
-from forge.serve.limits import Gate, Hold, Limits
+from forge.serve.limits import Gate, Hold, Limits, holder_of
 from forge.serve.messages import Frame, fields
 from forge.serve.metrics import Instruments
 from forge.serve.once import Once
@@ -39,6 +39,7 @@ from forge.serve.permissions import Forbidden, oversee, permit
 from forge.serve.session import Mode, Session, Subscription
 from forge.serve.threads import Threads
 from forge.serve.traces import trace_push
+from forge.serve.turns import Turns
 from forge.track.cache.keeper import Shown
 
 LONGEST_NAME: Final = 64
@@ -102,11 +103,15 @@ class Node:
         self.authenticator = Authenticator(options.auth, clock)
         self.revocations = Revocations()
         self.gate = Gate(options.limits)
+        # one connection is always left to others
+        running = min(options.limits.requests_per_user, max(1, reactor.runner.connections - 1))
+        self.turns = Turns(running, options.limits.waiting_per_user)
         self.sessions: dict[str, Session] = {}
         self.instruments = Instruments(
             reactor,
             sessions=lambda: len(self.sessions),
             waiting=lambda: sum(session.waiting for session in self.sessions.values()),
+            requests=self.turns,
             cache=None if cached is None else lambda: msgspec.structs.asdict(cached.keeper.metrics),
             dropped=lambda: self.bus.dropped,
         )
@@ -330,27 +335,43 @@ class Node:
 
     # Calls
 
-    async def query(self, name: str, arguments: Any, identity: Identity, after: After = NOW) -> Shown:
+    def _turn(
+        self, identity: Identity, address: str, key: Hashable = None
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        return self.turns.turn(holder_of(_person(identity), address), key)
+
+    async def query(
+        self, name: str, arguments: Any, identity: Identity, after: After = NOW, address: str = ""
+    ) -> Shown:
         """The result of a query now, or that of a moment ago if nothing changed; with what must be in it."""
         call = self.call(name, arguments, identity)
-        if self.cached is not None and call.query.cache is not False:
-            return await self.cached.ask(call, after)
-        result, outcome = await self.reactor.once(call, after)
+        # Forge's own are asked in threads of their own, by those who oversee it
+        async with contextlib.nullcontext() if call.query.own else self._turn(identity, address):
+            if self.cached is not None and call.query.cache is not False:
+                return await self.cached.ask(call, after)
+            result, outcome = await self.reactor.once(call, after)
         return Shown(result.json(), result.hash, str(outcome.coverage), None)
 
     async def query_as_of(
-        self, name: str, arguments: Any, identity: Identity, at: datetime | None
+        self, name: str, arguments: Any, identity: Identity, at: datetime | None, address: str = ""
     ) -> tuple[Result, Gap | None]:
         """The result that a query had at an instant, None for now, and how far from it the answer is."""
         call = self.call(name, arguments, identity)
         if call.query.own:
             raise BadArguments(f"{name} tells of now", fix="leave out as_of")
-        then = await past.ask(self.reactor.url, call, at)
+        async with self._turn(identity, address):
+            then = await past.ask(self.reactor.url, call, at)
         gap = then.gap if then.gap is None or identity.auth.tenant is None else then.gap.untold()
         return encode(then.value, key=call.query.key, most=self.reactor.settings.max_result_bytes), gap
 
     async def mutate(
-        self, name: str, arguments: Any, identity: Identity, trace: str | None, key: str | None = None
+        self,
+        name: str,
+        arguments: Any,
+        identity: Identity,
+        trace: str | None,
+        key: str | None = None,
+        address: str = "",
     ) -> tuple[Result, Answer]:
         """Run a mutation; with a key, once however often it is asked."""
         mutation, checked = self._registry(name).change(name, arguments)
@@ -358,14 +379,11 @@ class Node:
         own = name.startswith(OWN)
         auth = msgspec.structs.replace(identity.auth, role=None) if own else identity.auth
         most = self.reactor.settings.max_result_bytes
-        answer = await self.reactor.runner.mutate(
-            mutation,
-            checked,
-            auth,
-            trace,
-            finish=lambda value: encode(value, most=most),
-            once=None if key is None else Once(key, name, checked, identity.auth),
-        )
+        once = None if key is None else Once(key, name, checked, identity.auth)
+        async with self._turn(identity, address, once and once.named):
+            answer = await self.reactor.runner.mutate(
+                mutation, checked, auth, trace, finish=lambda value: encode(value, most=most), once=once
+            )
         if own:
             self.reactor.refresh_own()
         return answer.value, answer

@@ -5,8 +5,8 @@ its answer is kept in its own transaction. So the key is there exactly when what
 
 What always holds:
 
-- Of calls with one key, one commits. Those that come meanwhile wait for it, on whichever node they are; if it fails,
-  the next of them runs.
+- Of calls with one key, one commits. Those that come meanwhile wait for it, on whichever node they are, without a
+  connection; if it fails, the next of them runs.
 - A key belongs to one user of one tenant, to one mutation and to one set of arguments; with others it is refused.
 - What failed has left no key: sent again, it runs again.
 """
@@ -22,10 +22,10 @@ from forge.changelog.connection import AsyncConnection
 from forge.errors import ForgeError
 from forge.react.registry import Auth, BadArguments
 from forge.react.result import Result, digest
-from forge.react.runner import Answer
+from forge.react.runner import Answer, Taken
 
 _KEY: Final = re.compile(r"[!-~]{1,200}")
-_LOCK: Final = "SELECT pg_advisory_xact_lock(%s)"
+_LOCK: Final = "SELECT pg_try_advisory_xact_lock(%s)"
 _KNOWN: Final = "SELECT digest, result, xid FROM forge.mutation_key WHERE caller = %s AND key = %s"
 _KEEP: Final = "INSERT INTO forge.mutation_key (caller, key, digest, result, xid) VALUES (%s, %s, %s, %s, %s)"
 
@@ -43,6 +43,8 @@ class Once:
                 "an idempotency key has 1 to 200 characters of ASCII, without spaces", fix="use a UUID for each call"
             )
         self._key = key
+        self.named = (auth.tenant, auth.user, key)
+        """Which calls are the same one."""
         self._caller = msgspec.json.encode([auth.tenant, auth.user]).decode()
         self._digest = hashlib.sha256(msgspec.json.encode([name, arguments], order="sorted")).digest()
 
@@ -56,10 +58,12 @@ class Once:
         return await (await connection.execute(_KNOWN, (self._caller, self._key))).fetchone()
 
     async def known(self, connection: AsyncConnection) -> Answer | None:
-        """What the call was answered, after whoever is at it has ended; from then on, others wait for this one."""
+        """What the call was answered; Taken while another one is at it. From then on, others wait for this one."""
         row = await self._row(connection)  # any role may hold the lock, but of a call that is done nobody has to wait
         if row is None:
-            await connection.execute(_LOCK, (self.lock,))
+            locked = await connection.execute(_LOCK, (self.lock,))
+            if await locked.fetchone() != (True,):
+                raise Taken
             row = await self._row(connection)
         if row is None:
             return None

@@ -170,12 +170,14 @@ class Socket:
             if message.type == "query":
                 given = After.parse(message.after)
                 after = After(given.xids | self._after.xids, max(given.upto, self._after.upto))
-                shown = await self._node.query(_given(message.query), message.args, identity, after)
+                shown = await self._node.query(_given(message.query), message.args, identity, after, session.address)
                 head, body = fields(id=message.id, hash=shown.hash, snapshot=shown.snapshot), shown.value
             else:
                 known = self._after
                 mutation = _given(message.mutation)
-                result, answer = await self._node.mutate(mutation, message.args, identity, None, message.key)
+                result, answer = await self._node.mutate(
+                    mutation, message.args, identity, None, message.key, session.address
+                )
                 if answer.xid is not None:  # one from before may not show what was acknowledged since
                     self._after = self._after.superseded(NOW if answer.repeated else known, int(answer.xid))
                 repeated = {"repeated": True} if answer.repeated else {}

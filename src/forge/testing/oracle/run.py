@@ -438,9 +438,7 @@ def _same(held: Result, expected: Result, *, ordered: bool) -> bool:
 
 def shown_reads(runner: Runner, statement: str) -> list[str]:
     """What a statement was found to read, whoever asked and by whatever types of parameters."""
-    known = [
-        analysis for asked, analysis in runner._analyses.items() if isinstance(asked, tuple) and statement in asked
-    ]
+    known = [analysis for asked, analysis in runner._analyses.items() if statement in asked]
     return list(dict.fromkeys(f"read: {read}" for analysis in known for read in analysis.reads))
 
 

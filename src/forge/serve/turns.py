@@ -1,0 +1,95 @@
+"""Turns to run: each user has a few requests running at once and a short queue behind them.
+
+In come a holder (a user, or an address where nobody is named) and maybe an idempotency key; inside the block the
+request runs. One user's slow requests therefore hold a bounded share of the connections, and a copy of a request that
+is running holds none.
+
+Invariants:
+
+- At most `running` requests of a holder run and at most `waiting` more wait, in the order they came. Others are
+  refused.
+- Of requests with one key, one runs. The others wait before they count as running.
+- A holder without requests, and a key without calls, leave nothing behind.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Hashable, Iterator
+from typing import Final
+
+from forge.serve.limits import RETRY_AFTER_SECS, Holder, TooMany
+
+PATIENCE: Final = 30.0
+"""Seconds that a request waits for its turn."""
+
+
+class _Queue:
+    """Places for some at a time, and how many are there or wait."""
+
+    def __init__(self, places: int) -> None:
+        self.room = asyncio.Semaphore(places)
+        self.users = 0
+
+
+class Turns:
+    """The turns of one node."""
+
+    def __init__(self, running: int, waiting: int, patience: float = PATIENCE) -> None:
+        self._most_running = running
+        self._most_waiting = waiting
+        self._patience = patience
+        self._holders: dict[Hashable, _Queue] = {}
+        self._keys: dict[Hashable, _Queue] = {}
+        self.running = 0
+        """Requests that run."""
+        self.waiting = 0
+        """Requests that wait for their turn."""
+        self.refused = 0
+        """Requests that were refused, since the start."""
+
+    def __len__(self) -> int:
+        """How many holders and keys are known."""
+        return len(self._holders) + len(self._keys)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, holder: Holder, key: Hashable = None) -> AsyncIterator[None]:
+        """Wait for a turn and keep it for the block; raise TooMany when too many wait, or it does not come in time."""
+        async with contextlib.AsyncExitStack() as stack:
+            mine = stack.enter_context(_using(self._holders, holder, self._most_running))
+            if mine.users > self._most_running + self._most_waiting:
+                raise self._refuse(
+                    f"{holder[0]} may have {self._most_running} requests running and {self._most_waiting} waiting"
+                )
+            self.waiting += 1
+            try:
+                async with asyncio.timeout(self._patience):
+                    if key is not None:
+                        await stack.enter_async_context(stack.enter_context(_using(self._keys, key, 1)).room)
+                    await stack.enter_async_context(mine.room)
+            except TimeoutError:
+                raise self._refuse(f"others of {holder[0]} were running for {self._patience:g} s") from None
+            finally:
+                self.waiting -= 1
+            self.running += 1
+            stack.callback(self._end)
+            yield
+
+    def _end(self) -> None:
+        self.running -= 1
+
+    def _refuse(self, message: str) -> TooMany:
+        self.refused += 1
+        return TooMany(message, fix="wait for some to end", retry_after_secs=RETRY_AFTER_SECS)
+
+
+@contextlib.contextmanager
+def _using(queues: dict[Hashable, _Queue], name: Hashable, places: int) -> Iterator[_Queue]:
+    """The queue of a name, which is there as long as somebody uses it."""
+    queue = queues.setdefault(name, _Queue(places))
+    queue.users += 1
+    try:
+        yield queue
+    finally:
+        queue.users -= 1
+        if not queue.users:
+            del queues[name]
