@@ -23,7 +23,8 @@ import psycopg
 from psycopg import sql
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from forge.changelog.connection import AsyncConnection, connect_async, parameters, translate
+from forge.changelog.connection import AsyncConnection, connect_async, parameters, pin, translate
+from forge.changelog.session import OWN, USERS
 from forge.cursor import Snapshot, wal_position
 from forge.errors import ForgeError, ServerError
 from forge.react import catalog
@@ -108,7 +109,7 @@ class Runner:
         self._timeout = timeout
         self._primary = _pool(url, connections)
         # of their own: whoever holds a snapshot waits for runs that need connections too
-        self._holders = _pool(url, HOLDERS)
+        self._holders = _pool(url, HOLDERS, OWN)
         self._replicas = [_pool(replica, connections) for replica in replicas]
         self._analyses: dict[Hashable, Analysis] = {}
         self._declared: dict[tuple[str, ...], Analysis] = {}
@@ -455,21 +456,16 @@ def _identity(auth: Auth) -> list[sql.Composed]:
     return found
 
 
-def _pool(url: str, connections: int) -> Pool:
+def _pool(url: str, connections: int, settings: Mapping[str, str] = USERS) -> Pool:
     return AsyncConnectionPool(
         kwargs={**parameters(url, application_name="forge live"), "autocommit": True},
-        configure=_configure,
+        configure=partial(pin, settings=settings),
         min_size=0,
         max_size=connections,
         open=False,
         timeout=30.0,
         reconnect_timeout=5.0,
     )
-
-
-async def _configure(connection: AsyncConnection) -> None:
-    """The same values give the same text, whatever server it is and whatever a role's settings are."""
-    await connection.execute("SELECT set_config('TimeZone', 'UTC', false)")
 
 
 def _kind(value: Any) -> Hashable:

@@ -17,6 +17,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
+from forge.changelog import session
 from forge.changelog.connection import Connection
 from forge.errors import RevertRefused
 from forge.history.revert.chosen import Image, parsed
@@ -24,14 +25,6 @@ from forge.history.revert.collapse import WHOLE, Undo
 from forge.history.revert.tables import ROW, ForeignKey, Table, order
 
 REDACTED: Final = b'{"$redacted":true}'
-_PINS: Final = {
-    "TimeZone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "iso_8601",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
-}
 _PHASES: Final = ("insert", "update", "delete")
 _ORDERS: Final = (
     (_PHASES, False),
@@ -338,9 +331,9 @@ class Writer:
     def _pinned(self) -> Iterator[None]:
         """Settings as the log's own functions have them while something is printed; never while a trigger may run."""
         before = self._cursor.execute(
-            "SELECT name, current_setting(name) FROM unnest(%s::text[]) name", (list(_PINS),)
+            "SELECT name, current_setting(name) FROM unnest(%s::text[]) name", (list(session.TEXTS),)
         ).fetchall()
-        self._set(_PINS.items())
+        self._set(session.TEXTS.items())
         yield
         self._set(before)
 
