@@ -119,7 +119,9 @@ def said(row: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("settings", [OWN, USERS], ids=["own", "users"])
 def test_a_session_has_its_settings_whatever_its_database_sets(any_database: str, settings: dict[str, str]) -> None:
     with connect(any_database, settings=settings) as connection:
-        found = dict(connection.execute("SELECT lower(name), setting FROM pg_catalog.pg_settings").fetchall())
+        found: dict[str, str] = dict(
+            connection.execute("SELECT lower(name), setting FROM pg_catalog.pg_settings").fetchall()
+        )
     for name, value in settings.items():
         if name == "DateStyle":
             assert found["datestyle"].startswith("ISO, ")
@@ -315,7 +317,7 @@ async def test_users_statements_keep_where_they_look_and_how_long_they_may_take(
 
 
 async def test_a_consumer_gets_the_same_and_what_it_writes_is_logged(imposed: str) -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[Any] = []
     consumers = Consumers()
 
     @consumers.consumer("all", tables=["public.t"])

@@ -33,6 +33,9 @@ TEXTS: Final[Mapping[str, str]] = {
 }
 """What the trigger log's functions print with."""
 
+INPUT: Final = frozenset({"lc_monetary", "xmloption", "array_nulls"})
+"""Those of `TEXTS` that decide what the log's texts mean when they are read back; the others change nothing there."""
+
 CATALOG: Final[Mapping[str, str]] = {"search_path": "pg_catalog, pg_temp"}
 """Names mean what is built in, and the printed names of all else have their schema."""
 ALL_ROWS: Final[Mapping[str, str]] = {"row_security": "off"}
