@@ -65,6 +65,15 @@ def chosen(chance: random.Random, share: float = 0.5) -> dict[str, str]:
     return {name: chance.choice(values) for name, values in ANYONE.items() if chance.random() < share}
 
 
+def shown(settings: Mapping[str, str]) -> str:
+    """For people, on one line.
+
+    >>> shown({"TimeZone": "Asia/Kathmandu", "array_nulls": "off"}), shown({})
+    ("TimeZone = Asia/Kathmandu, array_nulls = off", "the server's")
+    """
+    return ", ".join(f"{name} = {value}" for name, value in settings.items()) or "the server's"
+
+
 def with_settings(url: str, settings: Mapping[str, str]) -> str:
     """The URL for sessions that begin with these settings.
 
