@@ -33,6 +33,7 @@ from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.source import Batch, Status, in_snapshot
 from forge.change import Change, Op, Source
+from forge.changelog import session
 from forge.changelog.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.changelog.decode import SOURCE_KIND
 from forge.changelog.follow import Ears, Wakeup, follow
@@ -61,16 +62,7 @@ CAPABILITIES: Final = Capabilities(
 PAGE_BYTES: Final = 4 * 1024 * 1024
 """A batch of a snapshot ends when its rows have so many bytes, or there are as many as a page of the log has."""
 
-_PINS: Final = (
-    "SET LOCAL search_path = pg_catalog, pg_temp",
-    "SET LOCAL row_security = off",
-    "SET LOCAL DateStyle = 'ISO, YMD'",
-    "SET LOCAL IntervalStyle = 'iso_8601'",
-    "SET LOCAL extra_float_digits = 1",
-    "SET LOCAL bytea_output = 'hex'",
-    "SET LOCAL lc_monetary = 'C'",
-    "SET LOCAL idle_in_transaction_session_timeout = 0",
-)
+_PINS: Final = session.set_local(session.TEXTS, session.CATALOG, session.ALL_ROWS)
 _SORTABLE: Final = (
     "boolean", "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid", "bytea", "date",
     "timestamp without time zone", "timestamp with time zone",

@@ -1,6 +1,7 @@
 """Connections to the log's database.
 
-A dead peer is noticed within about ten seconds even when no packet says so. Errors of the server that Forge
+A dead peer is noticed within about ten seconds even when no packet says so. Every session has the settings of
+`forge.changelog.session`, whatever its role and database set. Errors of the server that Forge
 raised itself (SQLSTATE class FG) and those that people meet on the first day come out as typed errors with a
 fix; every other error comes out as it is.
 """
@@ -9,7 +10,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final
@@ -18,6 +19,7 @@ import psycopg
 from psycopg import conninfo, pq
 from psycopg.rows import TupleRow
 
+from forge.changelog import session
 from forge.errors import (
     ConfigError,
     ContextError,
@@ -43,14 +45,6 @@ _ALIVE: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-# What a role or a database sets for its applications is not meant for Forge.
-_SETTINGS: Final = (
-    "SELECT set_config(s.name, w.value, false) FROM (VALUES ('DateStyle', 'ISO, MDY'), ('TimeZone', 'UTC'),"
-    " ('IntervalStyle', 'postgres'), ('default_transaction_isolation', 'read committed'),"
-    " ('default_transaction_read_only', 'off'), ('standard_conforming_strings', 'on'), ('statement_timeout', '0'),"
-    " ('idle_session_timeout', '0'), ('transaction_timeout', '0')) w (name, value)"
-    " JOIN pg_settings s ON lower(s.name) = lower(w.name)"
-)
 _STARTING: Final = 0.25
 """Seconds between two looks at a server that takes no connections yet."""
 _RAISED: dict[str, type[ForgeError]] = {
@@ -118,31 +112,45 @@ def _reach_fix(line: str) -> str:
     return "start the server, or correct FORGE_DATABASE_URL"
 
 
-def connect(url: str, **more: Any) -> Connection:
-    """A synchronous connection in autocommit mode."""
+def connect(url: str, *, settings: Mapping[str, str] = session.OWN, **more: Any) -> Connection:
+    """A synchronous connection in autocommit mode, with these settings whatever its role and database have."""
     with typed_errors():
         connection = psycopg.Connection.connect(**parameters(url, **more), autocommit=True)
         try:
             if (tell := opened.get()) is not None:
                 tell(connection)
-            connection.execute(_SETTINGS)
+            with _pinning(connection):
+                connection.execute(session.pinning(settings))
         except BaseException:
             connection.close()
             raise
         return connection
 
 
-async def connect_async(url: str, **more: Any) -> AsyncConnection:
-    """An asynchronous connection in autocommit mode."""
+async def connect_async(url: str, *, settings: Mapping[str, str] = session.OWN, **more: Any) -> AsyncConnection:
+    """An asynchronous connection in autocommit mode, with these settings whatever its role and database have."""
     with typed_errors():
         connection = await psycopg.AsyncConnection.connect(**parameters(url, **more), autocommit=True)
         try:
-            with answering(connection, _ALIVE["connect_timeout"]):
-                await connection.execute(_SETTINGS)
+            await pin(connection, settings)
         except BaseException:
             await connection.close()
             raise
         return connection
+
+
+async def pin(connection: AsyncConnection, settings: Mapping[str, str]) -> None:
+    """Give a new connection of Forge's its settings; raise ServerError where its role may not have them."""
+    with _pinning(connection), answering(connection, _ALIVE["connect_timeout"]):
+        await connection.execute(session.pinning(settings))
+
+
+@contextmanager
+def _pinning(connection: Connection | AsyncConnection) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise session.cannot_pin(connection.info.user) from error
 
 
 def rejecting(url: str) -> bool:

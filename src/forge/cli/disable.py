@@ -45,4 +45,4 @@ def disable(
 
 
 def _disable(connection: Connection, name: str) -> bool:
-    return connection.execute("SELECT forge_disable_reactivity(%s)", (name,)).fetchone() == (True,)
+    return connection.execute("SELECT public.forge_disable_reactivity(%s)", (name,)).fetchone() == (True,)

@@ -38,7 +38,7 @@ _SETUP = f"""
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace {LAST} WHERE c.oid = forge.find_table(%s)
 """
 _CHECK = "SELECT forge.check_trackable(%s::regclass, %s, %s)"
-_ENABLE = "SELECT forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)"
+_ENABLE = "SELECT public.forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)"
 
 
 class Target(NamedTuple):

@@ -19,7 +19,7 @@ STEPS: Final = 3 + len(TABLES)
 _COMMENT: Final = "The shop of forge demo"
 _OWNER: Final = "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = 'shop'"
 _TRACK: Final = (
-    "SELECT forge_enable_reactivity(%(table)s, mask => %(mask)s)"
+    "SELECT public.forge_enable_reactivity(%(table)s, mask => %(mask)s)"
     " WHERE NOT EXISTS (SELECT FROM forge.tracked_relation WHERE table_oid = %(table)s::regclass)"
 )
 _MASKED: Final = {"payments": ["card"]}

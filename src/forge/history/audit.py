@@ -183,9 +183,11 @@ def _asked(connection: Connection, choice: Choice, statement: str, more: dict[st
     since, until = (None if at is None else aware(at) for at in (choice.since, choice.until))
     with typed_errors(), connection.transaction():
         rows = connection.cursor(row_factory=tuple_row)
+        relation = None if choice.table is None else tracked.find(rows, choice.table)
+        for pin in tracked.PINS:
+            rows.execute(pin)
         versions = None
         if choice.table is not None:
-            relation = tracked.find(rows, choice.table)
             versions = list(tracked.load(rows, choice.table, relation).versions)
         rows.execute("SET TRANSACTION READ ONLY")
         values = {

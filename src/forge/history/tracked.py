@@ -18,20 +18,12 @@ from psycopg import Cursor as Rows
 from psycopg import sql
 
 from forge.change import text
+from forge.changelog import session
 from forge.errors import HistoryUnavailable
 from forge.history.definitions import Event, Field, Version, veils
 from forge.history.words import storable
 
-PINS: Final = (
-    "SET LOCAL search_path = pg_catalog, pg_temp",
-    "SET LOCAL row_security = off",
-    "SET LOCAL TimeZone = 'UTC'",
-    "SET LOCAL DateStyle = 'ISO, YMD'",
-    "SET LOCAL IntervalStyle = 'iso_8601'",
-    "SET LOCAL extra_float_digits = 1",
-    "SET LOCAL bytea_output = 'hex'",
-    "SET LOCAL lc_monetary = 'C'",
-)
+PINS: Final = session.set_local(session.TEXTS, session.CATALOG, session.ALL_ROWS)
 _TRACKED: Final = """
     SELECT t.id, format('%%I.%%I', t.schema_name, t.table_name), t.enabled_at, r.table_oid, t.excluded, t.masked,
            forge.sees_ddl(), split_part(forge.fingerprint(r.table_oid), '.', 1)

@@ -27,7 +27,8 @@ from psycopg import sql
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.backoff import Backoff
-from forge.changelog.connection import AsyncConnection, connect_async, parameters, translate
+from forge.changelog.connection import AsyncConnection, connect_async, parameters, pin, translate
+from forge.changelog.session import OWN, USERS
 from forge.cursor import Snapshot, wal_position
 from forge.errors import ForgeError, ServerError
 from forge.react import catalog
@@ -137,9 +138,9 @@ class Runner:
         self._primary = _Pools(url, connections, live_connections)
         self._replicas = [_Pools(replica, connections, live_connections) for replica in replicas]
         # of their own: whoever holds a snapshot waits for runs that need connections too
-        self._holders = _pool(url, HOLDERS)
+        self._holders = _pool(url, HOLDERS, OWN)
         # of its own and always open: a server that is busy is told from one that is not there
-        self._probe = _pool(url, 1, least=1)
+        self._probe = _pool(url, 1, OWN, least=1)
         self._analyses = Analyses()
         self._declared: dict[tuple[str, ...], Analysis] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -516,10 +517,10 @@ class _Pools:
         return self.live if live else self.calls
 
 
-def _pool(url: str, connections: int, least: int = 0) -> Pool:
+def _pool(url: str, connections: int, settings: Mapping[str, str] = USERS, *, least: int = 0) -> Pool:
     return AsyncConnectionPool(
         kwargs={**parameters(url, application_name="forge live"), "autocommit": True},
-        configure=_configure,
+        configure=partial(pin, settings=settings),
         check=AsyncConnectionPool.check_connection if least else None,  # one that stays open may have been cut since
         min_size=least,
         max_size=connections,
@@ -527,11 +528,6 @@ def _pool(url: str, connections: int, least: int = 0) -> Pool:
         timeout=30.0,
         reconnect_timeout=5.0,
     )
-
-
-async def _configure(connection: AsyncConnection) -> None:
-    """The same values give the same text, whatever server it is and whatever a role's settings are."""
-    await connection.execute("SELECT set_config('TimeZone', 'UTC', false)")
 
 
 class Analyses:

@@ -18,7 +18,7 @@ from psycopg.rows import TupleRow
 
 from forge.capture.wal.protocol import status_update
 from forge.capture.wal.texts import PINS
-from forge.changelog.connection import parameters
+from forge.changelog.connection import parameters, pin
 
 SILENCE: Final = 5.0
 MOST_MESSAGES: Final = 4_000
@@ -50,8 +50,7 @@ class ReplicationConnection:
             **parameters(url, replication="database", application_name="forge wal"), autocommit=True
         )
         try:
-            settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in PINS.items())
-            await connection.execute(f"SELECT {settings}".encode())
+            await pin(connection, PINS)
             return cls(connection)
         except BaseException:
             await connection.close()

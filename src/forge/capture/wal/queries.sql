@@ -1,7 +1,3 @@
--- pins: A session whose texts do not depend on what its role or database is set to.
-SELECT set_config(s.name, w.value, false)
-FROM unnest(%(names)s::text[], %(values)s::text[]) w (name, value) JOIN pg_settings s ON lower(s.name) = lower(w.name);
-
 -- server: What a reader of the WAL must know of a server before it begins.
 SELECT current_setting('server_version_num')::int AS version, current_setting('wal_level') AS wal_level,
        pg_is_in_recovery() AS standby, d.oid::bigint AS database, d.datname::text AS name,

@@ -294,16 +294,10 @@ async def open_control(url: str, slot: str) -> AsyncConnection:
     from forge.capture.wal.texts import PINS
 
     try:
-        connection = await connect_async(url, application_name="forge wal control")
+        return await connect_async(url, settings=PINS, application_name="forge wal control")
     except psycopg.Error as error:
         raise (
             explain(error, slot)
             or translate(error)
             or ServerError(str(error).partition("\n")[0], fix="see forge doctor")
         ) from error
-    try:
-        await connection.execute(sql("pins").encode(), {"names": list(PINS), "values": list(PINS.values())})
-    except BaseException:
-        await connection.close()
-        raise
-    return connection

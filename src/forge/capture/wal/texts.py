@@ -23,19 +23,11 @@ from decimal import Decimal
 from typing import Any, Final
 
 from forge.change import JSON_NULL
+from forge.changelog import session
 from forge.values import Column, Images
 
-PINS: Final = {
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "iso_8601",
-    "TimeZone": "UTC",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
-    "search_path": "pg_catalog, pg_temp",
-    "client_encoding": "UTF8",
-}
-"""Settings of a session whose texts are decoded here; the trigger log's functions have the same."""
+PINS: Final = {**session.OWN, **session.TEXTS, **session.CATALOG, "client_encoding": "UTF8"}
+"""Settings of a session whose texts are decoded here; the trigger log's functions print the same."""
 
 Decode = Callable[[bytes], Any]
 

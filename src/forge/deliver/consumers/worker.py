@@ -28,8 +28,9 @@ from psycopg.pq import TransactionStatus
 
 from forge.backoff import Backoff
 from forge.change import Change
-from forge.changelog.connection import parameters, typed_errors
+from forge.changelog.connection import parameters, pin, typed_errors
 from forge.changelog.follow import Wakeup
+from forge.changelog.session import USERS
 from forge.deliver.consumers import letters
 from forge.deliver.consumers.barrier import Barrier
 from forge.deliver.consumers.context import Context, Transaction
@@ -122,6 +123,8 @@ class Worker:
             named = parameters(self._url, application_name=f"forge {self.consumer.name}"[:63])
             self._tx = await Transaction.connect(**named)
         try:
+            await pin(self._tx, USERS)
+            await self._tx.finish()
             self._context.connection = self._tx
             self._letters = await letters.any_left(self._tx, self.consumer.name)
             async with self._feed.opened(self._tx):

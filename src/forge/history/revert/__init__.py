@@ -27,7 +27,7 @@ from psycopg.rows import tuple_row
 from forge.changelog.connection import Connection, typed_errors
 from forge.errors import RevertRefused
 from forge.history.revert import chosen, tables
-from forge.history.revert.apply import REDACTED, Conflict, Writer
+from forge.history.revert.apply import REDACTED, Conflict, Settings, Writer, pinned
 from forge.history.revert.chosen import MOST_BYTES, MOST_CHANGES, Choice, Image, Logged
 from forge.history.revert.collapse import Kind, collapse
 from forge.history.revert.tables import Table
@@ -97,8 +97,8 @@ class Reverted(msgspec.Struct, frozen=True):
 
 def plan_revert(connection: Connection, choice: Choice) -> Plan:
     """What would be done, and every conflict; nothing is locked or written."""
-    with _transaction(connection, "REPEATABLE READ, READ ONLY"):
-        found = _Found(connection, choice)
+    with _transaction(connection, "REPEATABLE READ, READ ONLY") as settings:
+        found = _Found(connection, choice, settings)
         return Plan(choice, len(found.changes), found.steps(), found.conflicts(lock=False))
 
 
@@ -106,12 +106,12 @@ def revert(connection: Connection, choice: Choice, *, by: str | None = None) -> 
     """Undo the chosen changes; the log says that the user `by` did it, else the database's user, in `forge.revert`."""
     storable("by", by, error=RevertRefused)
     try:
-        with _transaction(connection, "READ COMMITTED"):
+        with _transaction(connection, "READ COMMITTED") as settings:
             connection.execute(
                 "SELECT set_config('lock_timeout', %s, true) WHERE current_setting('lock_timeout') = '0'",
                 (LOCK_TIMEOUT,),
             )
-            found = _Found(connection, choice)
+            found = _Found(connection, choice, settings)
             if conflicts := found.conflicts(lock=True):
                 raise RevertRefused(
                     f"{len(conflicts)} {'row' if len(conflicts) == 1 else 'rows'} cannot be reverted, so nothing was",
@@ -139,7 +139,7 @@ def revert(connection: Connection, choice: Choice, *, by: str | None = None) -> 
 class _Found:
     """What a choice means in the database as it is."""
 
-    def __init__(self, connection: Connection, choice: Choice) -> None:
+    def __init__(self, connection: Connection, choice: Choice, settings: Settings) -> None:
         wanted = tables.find(connection, choice.tables) if choice.tables else None
         self.changes = chosen.read(connection, choice, wanted)
         self.tables = tables.load(connection, {change.tracked for change in self.changes})
@@ -147,7 +147,7 @@ class _Found:
         rows = [] if self._whole else [_renamed(change, self.tables[change.tracked]) for change in self.changes]
         self.undos = collapse(rows)
         keys = tables.foreign_keys(connection, self.tables.values())
-        self.writer = Writer(connection, self.tables, keys)
+        self.writer = Writer(connection, self.tables, keys, settings)
 
     def conflicts(self, *, lock: bool) -> list[Conflict]:
         return self._whole or self.writer.check(self.undos, lock=lock)
@@ -173,7 +173,8 @@ class _Found:
 
 
 @contextmanager
-def _transaction(connection: Connection, isolation: str) -> Iterator[None]:
+def _transaction(connection: Connection, isolation: str) -> Iterator[Settings]:
+    """A transaction that reads the log's texts; yields the settings that triggers of users are to find."""
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise RevertRefused(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
@@ -184,7 +185,7 @@ def _transaction(connection: Connection, isolation: str) -> Iterator[None]:
         with connection.transaction():
             connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}".encode())
             connection.execute("SET LOCAL row_security = off")
-            yield
+            yield pinned(connection)
 
 
 def _whole_tables(connection: Connection, changes: Iterable[Logged], known: Mapping[int, Table]) -> Iterable[Conflict]:

@@ -10,13 +10,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
+from forge.changelog import session
 from forge.changelog.connection import Connection
 from forge.errors import RevertRefused
 from forge.history.revert.chosen import Image, parsed
@@ -24,14 +25,7 @@ from forge.history.revert.collapse import WHOLE, Undo
 from forge.history.revert.tables import ROW, ForeignKey, Table, order
 
 REDACTED: Final = b'{"$redacted":true}'
-_PINS: Final = {
-    "TimeZone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "iso_8601",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
-}
+Settings = Sequence[tuple[str, str]]
 _PHASES: Final = ("insert", "update", "delete")
 _ORDERS: Final = (
     (_PHASES, False),
@@ -64,11 +58,33 @@ class Conflict(msgspec.Struct, frozen=True):
         return f"{self.table} {self.key}: {self.reason}" if self.key is not None else f"{self.table}: {self.reason}"
 
 
+def pinned(connection: Connection) -> Settings:
+    """Print and read values as the log does, to the end of the transaction; what triggers of users may depend on, as it
+    was."""
+    cursor = connection.cursor(row_factory=tuple_row)
+    names = [name for name in session.TEXTS if name not in session.INPUT]
+    before = cursor.execute("SELECT name, current_setting(name) FROM unnest(%s::text[]) name", (names,)).fetchall()
+    put(cursor, session.TEXTS.items())
+    return before
+
+
+def put(cursor: psycopg.Cursor[Any], settings: Iterable[tuple[str, str]]) -> None:
+    """Give the transaction these settings."""
+    names, values = zip(*settings, strict=True)
+    cursor.execute(
+        "SELECT set_config(s.name, s.value, true) FROM unnest(%s::text[], %s::text[]) s (name, value)",
+        (list(names), list(values)),
+    )
+
+
 class Writer:
     """A connection inside a transaction, and the tables that are to be written."""
 
-    def __init__(self, connection: Connection, tables: Mapping[int, Table], keys: Sequence[ForeignKey]) -> None:
+    def __init__(
+        self, connection: Connection, tables: Mapping[int, Table], keys: Sequence[ForeignKey], settings: Settings
+    ) -> None:
         self._connection = connection
+        self._settings = settings
         self._cursor = connection.cursor(row_factory=tuple_row)
         self._tables = tables
         self._keys = keys
@@ -234,7 +250,8 @@ class Writer:
             self._run(steps, together=True)
             for tracked, group in groups.items():
                 written.update(self._rows(tracked, group, lock=False))
-        self._cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        with self._as_the_session():
+            self._cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         return self._settled(groups, written)
 
     def _statements(self, phase: str, table: Table, undos: Sequence[Undo]) -> Iterator[Statement]:
@@ -271,11 +288,15 @@ class Writer:
         """Execute them, one after the other or as one statement; each must write so many rows."""
         if not together or len(steps) < 2:
             for statement, wanted in steps:
-                _check_count(self._cursor.execute(statement).rowcount, wanted)
+                with self._as_the_session():
+                    count = self._cursor.execute(statement).rowcount
+                _check_count(count, wanted)
             return
         parts = [sql.SQL(f"w{n} AS ({{}} RETURNING 1)").format(step) for n, (step, _) in enumerate(steps)]
         counts = sql.SQL(", ").join(sql.SQL(f"(SELECT count(*) FROM w{n})") for n in range(len(steps)))
-        row = self._cursor.execute(sql.SQL("WITH {} SELECT {}").format(sql.SQL(", ").join(parts), counts)).fetchone()
+        with self._as_the_session():
+            statement = sql.SQL("WITH {} SELECT {}").format(sql.SQL(", ").join(parts), counts)
+            row = self._cursor.execute(statement).fetchone()
         assert row is not None
         for count, (_, wanted) in zip(row, steps, strict=True):
             _check_count(count, wanted)
@@ -330,26 +351,15 @@ class Writer:
             source=sql.SQL(table.image),
             lock=sql.SQL(" ORDER BY 1 FOR UPDATE OF {}").format(sql.Identifier(ROW)) if lock else sql.SQL(""),
         )
-        with self._pinned():
-            rows = self._cursor.execute(statement).fetchall()
+        rows = self._cursor.execute(statement).fetchall()
         return {(tracked, row_id): parsed(image) for row_id, image in rows if row_id in keys}
 
     @contextmanager
-    def _pinned(self) -> Iterator[None]:
-        """Settings as the log's own functions have them while something is printed; never while a trigger may run."""
-        before = self._cursor.execute(
-            "SELECT name, current_setting(name) FROM unnest(%s::text[]) name", (list(_PINS),)
-        ).fetchall()
-        self._set(_PINS.items())
+    def _as_the_session(self) -> Iterator[None]:
+        """Settings as the session had them, for triggers of users; what reads the log's texts stays as it is."""
+        put(self._cursor, self._settings)
         yield
-        self._set(before)
-
-    def _set(self, settings: Iterable[tuple[str, str]]) -> None:
-        names, values = zip(*settings, strict=True)
-        self._cursor.execute(
-            "SELECT set_config(s.name, s.value, true) FROM unnest(%s::text[], %s::text[]) s (name, value)",
-            (list(names), list(values)),
-        )
+        put(self._cursor, [(name, session.TEXTS[name]) for name, _ in self._settings])
 
     def _key_image(self, table: Table | None, image: Image) -> str:
         assert table is not None

@@ -12,21 +12,13 @@ happened comes later in the stream, and with it the end of these rows or a new r
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from forge.changelog import session
 from forge.changelog.connection import Connection
 from forge.cursor import Snapshot
 from forge.pipeline.source.offset import TableShare, snapshot_bounds
 from forge.pipeline.source.statements import bound, quoted, source_query
 
-_PINS: Final = (
-    "SET LOCAL search_path = pg_catalog, pg_temp",
-    "SET LOCAL row_security = off",
-    "SET LOCAL DateStyle = 'ISO, YMD'",
-    "SET LOCAL IntervalStyle = 'iso_8601'",
-    "SET LOCAL extra_float_digits = 1",
-    "SET LOCAL bytea_output = 'hex'",
-    "SET LOCAL lc_monetary = 'C'",
-    "SET LOCAL enable_seqscan = on",
-)
+_PINS: Final = session.set_local(session.TEXTS, session.CATALOG, session.ALL_ROWS, {"enable_seqscan": "on"})
 
 
 class Then(NamedTuple):

@@ -63,7 +63,7 @@ _SETTINGS: Final = f"""
     SELECT c.oid::regclass::text AS name, {EXCLUDED} AS excluded, {MASKED} AS masked, k.replica, k.on_failure
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace {LAST} WHERE c.oid = forge.find_table(%(table)s)
 """
-_ENABLE: Final = "SELECT forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)"
+_ENABLE: Final = "SELECT public.forge_enable_reactivity(%s, exclude => %s, mask => %s, replica => %s, on_failure => %s)"
 
 
 def register(desk: Desk) -> None:
@@ -117,7 +117,7 @@ def register(desk: Desk) -> None:
     async def disable(ctx: Context, table: str) -> dict[str, Any]:
         """Track a table no longer; what was logged stays in the log."""
         await ctx.db.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-        was = await _change(ctx, table, "SELECT forge_disable_reactivity(%s)", (table,))
+        was = await _change(ctx, table, "SELECT public.forge_disable_reactivity(%s)", (table,))
         _log.info("%s is no longer tracked, by the console, by %s", table, ctx.auth.user)
         return {"disabled": bool(was)}
 

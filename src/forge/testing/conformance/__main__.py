@@ -4,6 +4,7 @@ Runs the checks whose names have one of the words, or all, each on a database of
 """
 
 import importlib
+import logging
 import sys
 from contextlib import ExitStack
 from typing import Final
@@ -28,6 +29,8 @@ def run(text: str, words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger(__package__).setLevel(logging.INFO)
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         raise SystemExit(f"usage: python -m forge.testing.conformance {{{','.join(OWN)},module:opening}} [WORD …]")
     raise SystemExit(run(sys.argv[1], sys.argv[2:]))

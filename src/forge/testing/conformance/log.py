@@ -1,6 +1,9 @@
 """The trigger log of PostgreSQL, for the suite: a server for all checks of a process, a database for each."""
 
 import asyncio
+import logging
+import os
+import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -21,9 +24,12 @@ from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES, Fill, Ope
 from forge.testing.conformance.proxy import CountingProxy
 from forge.testing.conformance.sql import Statement, statement, tables
 from forge.testing.postgres import fresh_database, temporary_postgres
+from forge.testing.session_settings import chosen, set_defaults, shown, with_settings
 from forge.track.context import transaction
 
 TEMPLATE: Final = "conformance"
+_WRITERS: Final = {"array_nulls": "on"}  # they write NULL in arrays as text
+_log = logging.getLogger("forge.testing.conformance")
 SAMPLES: Sequence[Sample] = (
     Sample("boolean", True, True),
     Sample("smallint", -32768, -32768),
@@ -50,6 +56,20 @@ SAMPLES: Sequence[Sample] = (
     Sample("int4range", "[1,5)", "[1,5)"),
     Sample("inet", "10.0.0.1", "10.0.0.1"),
 )
+
+
+def sessions(url: str) -> random.Random:
+    """Give a database random settings; the dice go on with those of its writers.
+
+    The seed is logged, and is that of FORGE_CONFORMANCE_SEED where there is one.
+    """
+    seed = os.environ.get("FORGE_CONFORMANCE_SEED") or str(random.SystemRandom().randrange(10**9))
+    chance = random.Random(seed)
+    settings = chosen(chance, 0.8)
+    _log.info("FORGE_CONFORMANCE_SEED=%s: the database has %s", seed, shown(settings))
+    with connect(url) as connection:
+        set_defaults(connection, settings)
+    return chance
 
 
 class PostgresWriter(Writer):
@@ -96,14 +116,16 @@ class PostgresAdapter(Adapter):
 
     samples: ClassVar[Sequence[Sample]] = SAMPLES
 
-    def __init__(self, server: PostgresServer, url: str, proxy: CountingProxy) -> None:
+    def __init__(self, server: PostgresServer, url: str, proxy: CountingProxy, chance: random.Random) -> None:
         self.server = server
+        self.chance = chance
         self.url = url
         self.proxy = proxy
 
     @asynccontextmanager
     async def writer(self) -> AsyncIterator[Writer]:
-        async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
+        url = with_settings(self.url, {**chosen(self.chance), **_WRITERS})
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
             yield PostgresWriter(connection)
 
 
@@ -112,8 +134,8 @@ class LogAdapter(PostgresAdapter):
 
     name: ClassVar[str] = "log"
 
-    def __init__(self, server: PostgresServer, url: str, proxy: CountingProxy) -> None:
-        super().__init__(server, url, proxy)
+    def __init__(self, server: PostgresServer, url: str, proxy: CountingProxy, chance: random.Random) -> None:
+        super().__init__(server, url, proxy, chance)
         self.consumer = ("forge.capture:open_source", url)
 
     def source(self, filter: Filter | None = None, *, proxied: bool = False) -> Source:
@@ -147,10 +169,11 @@ def serving() -> Iterator[Opening]:
         @asynccontextmanager
         async def opened() -> AsyncIterator[Adapter]:
             with fresh_database(server, template=TEMPLATE) as url:
+                chance = sessions(url)
                 with connect(url) as connection:
                     connection.execute("SELECT forge.current_identity()")  # a copy is a log of its own
                     for table in (ITEMS, OTHERS, TYPES):
                         connection.execute("SELECT forge_enable_reactivity(%s)", (table,))
-                yield LogAdapter(server, url, proxy)
+                yield LogAdapter(server, url, proxy, chance)
 
         yield opened

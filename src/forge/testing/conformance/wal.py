@@ -1,5 +1,6 @@
 """PostgreSQL's logical replication, for the suite: a server with wal_level=logical, a database for each check."""
 
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import ClassVar, Final
@@ -9,7 +10,7 @@ from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.postgres import PostgresServer
 from forge.testing.conformance.adapter import Adapter, Opening
-from forge.testing.conformance.log import SAMPLES, PostgresAdapter
+from forge.testing.conformance.log import SAMPLES, PostgresAdapter, sessions
 from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES
 from forge.testing.conformance.proxy import CountingProxy
 from forge.testing.conformance.sql import tables
@@ -24,8 +25,8 @@ class WalAdapter(PostgresAdapter):
 
     name: ClassVar[str] = "wal"
 
-    def __init__(self, server: PostgresServer, url: str, proxy: CountingProxy) -> None:
-        super().__init__(server, url, proxy)
+    def __init__(self, server: PostgresServer, url: str, proxy: CountingProxy, chance: random.Random) -> None:
+        super().__init__(server, url, proxy, chance)
         self.consumer = ("forge.capture:open_source", _wal(url))
 
     def source(self, filter: Filter | None = None, *, proxied: bool = False) -> Source:
@@ -65,6 +66,6 @@ def serving() -> Iterator[Opening]:
         @asynccontextmanager
         async def opened() -> AsyncIterator[Adapter]:
             with fresh_database(server, template=TEMPLATE) as url:
-                yield WalAdapter(server, url, proxy)
+                yield WalAdapter(server, url, proxy, sessions(url))
 
         yield opened

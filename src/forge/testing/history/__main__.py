@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while True:
         plan = _plan(options, seed)
         print(plan.summary(), flush=True)
+        if options.verbose:
+            print(f"  {plan.sessions()}".replace("\n", "\n  "), flush=True)
         report = _run(plan, options)
         histories += 1
         print(f"  {report}", flush=True)
@@ -72,6 +74,7 @@ def _explain(report: Report, options: argparse.Namespace) -> None:
         print(f"  {discrepancy}")
     if len(report.discrepancies) > SHOWN:
         print(f"  and {len(report.discrepancies) - SHOWN} more")
+    print(f"  {report.plan.sessions()}".replace("\n", "\n  "))
     print(f"  errors of writers: {report.errors}")
     print(f"  faults: {'; '.join(report.faults)}")
     print(f"  again: {_again(report.plan.seed, options)}")

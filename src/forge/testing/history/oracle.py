@@ -4,18 +4,20 @@ The rows of tables are read with plain SQL and psycopg's own types, so that Forg
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
 from forge.change import Change, Row
+from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor
 from forge.testing.history.model import LogRow, Truth
 from forge.testing.history.tables import TABLES
+from forge.testing.session_settings import set_defaults
 
 _LOG = """
     SELECT l.id, coalesce(l.rank, l.id), l.op::text, v.table_name, l.row_id, l.trace_id,
@@ -26,8 +28,10 @@ _LOG = """
 """
 
 
-def prepare(url: str) -> None:
-    """Install the log, make the tables and track them."""
+def prepare(url: str, settings: Mapping[str, str]) -> None:
+    """Give the database its settings, install the log, make the tables and track them."""
+    with connect(url) as connection:
+        set_defaults(connection, settings)
     with psycopg.connect(url, autocommit=True) as connection:
         install(connection)
         for table in TABLES.values():
@@ -38,13 +42,13 @@ def prepare(url: str) -> None:
 
 def truth(url: str, crashes: Sequence[float] = ()) -> Truth:
     """What the database says now."""
-    with psycopg.connect(url, autocommit=True, options="-c TimeZone=UTC") as connection:
+    with connect(url) as connection:
         log = [LogRow(*row) for row in connection.execute(_LOG).fetchall()]
         tables = {name: _rows(connection, name) for name in TABLES}
     return Truth(log, tables, crashes)
 
 
-def _rows(connection: psycopg.Connection, table: str) -> list[Row]:
+def _rows(connection: Connection, table: str) -> list[Row]:
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(sql.SQL("SELECT * FROM {}").format(sql.Identifier(table))).fetchall()
         if table == "plain":

@@ -11,11 +11,15 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from forge.testing.session_settings import chosen, shown
+
 OperationKind = Literal[
     "insert",
     "insert strictly",
     "upsert",
     "merge",
+    "merge known",
+    "merge new",
     "update",
     "rekey",
     "shift",
@@ -55,6 +59,8 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     inner: tuple["Operation", ...] = ()
     undo: bool = False
     """Whether the savepoint is rolled back to, or released."""
+    sent: Literal["alone", "together", "block"] = "alone"
+    """As a message of its own, in one message with the operations beside it that are sent so too, or in a DO block."""
 
 
 class Transaction(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,6 +81,7 @@ class Writer(msgspec.Struct, frozen=True):
     """One connection and what it does, in order."""
 
     transactions: tuple[Transaction, ...]
+    settings: dict[str, str] = {}
 
 
 class ReaderPlan(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,6 +96,7 @@ class ReaderPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     durable: bool = True
     """Whether it waits for the disk; without, a crash may take back what it saw, so only without crashes."""
     kind: ReaderKind = "follow"
+    settings: dict[str, str] = {}
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,6 +116,15 @@ class Plan(msgspec.Struct, frozen=True):
     writers: tuple[Writer, ...]
     readers: tuple[ReaderPlan, ...]
     faults: tuple[Fault, ...] = ()
+    settings: dict[str, str] = {}
+    """Those of the database, which every session begins with; writers and readers have more of their own."""
+
+    def sessions(self) -> str:
+        """The settings of every session, a line each."""
+        lines = [f"database: {shown(self.settings)}"]
+        lines += [f"writer {number}: {shown(writer.settings)}" for number, writer in enumerate(self.writers)]
+        lines += [f"reader {number}: {shown(reader.settings)}" for number, reader in enumerate(self.readers)]
+        return "\n".join(lines)
 
     def summary(self) -> str:
         """One line for people."""
@@ -125,7 +142,10 @@ class Plan(msgspec.Struct, frozen=True):
         """How large it is, for shrinking: what counts is that parts taken away make it less."""
         transactions = [each for writer in self.writers for each in writer.transactions]
         operations = sum(len(_flat(each.operations)) for each in transactions)
-        return operations + 3 * len(transactions) + 10 * (len(self.writers) + len(self.readers) + len(self.faults))
+        settings = len(self.settings) + sum(len(writer.settings) for writer in self.writers)
+        settings += sum(len(reader.settings) for reader in self.readers)
+        parts = len(self.writers) + len(self.readers) + len(self.faults)
+        return operations + settings + 3 * len(transactions) + 10 * parts
 
 
 def generate(
@@ -144,13 +164,45 @@ def generate(
     """
     chance = Chance(seed, tables or _TABLE_WEIGHTS)
     safe = not set(faults) & set(CRASHES)
-    return Plan(
+    plan = Plan(
         seed=seed,
         seconds=seconds,
         writers=tuple(_writer(chance, seconds, rate) for _ in range(writers)),
         readers=tuple(_reader(chance, number, seconds, safe) for number in range(readers)),
         faults=_faults(chance, seconds, readers, faults),
     )
+    return _in_sessions(plan, random.Random(f"sessions of {seed}"))
+
+
+def _in_sessions(plan: Plan, chance: random.Random) -> Plan:
+    """The plan with settings for every session, and with statements that are sent in several ways."""
+    return msgspec.structs.replace(
+        plan,
+        settings=chosen(chance, 0.8),
+        writers=tuple(
+            msgspec.structs.replace(
+                writer,
+                settings=chosen(chance),
+                transactions=tuple(_sent(transaction, chance) for transaction in writer.transactions),
+            )
+            for writer in plan.writers
+        ),
+        readers=tuple(msgspec.structs.replace(reader, settings=chosen(chance)) for reader in plan.readers),
+    )
+
+
+def _sent(transaction: Transaction, chance: random.Random) -> Transaction:
+    """The transaction as it is sent: statement by statement, all in one message, or some in DO blocks."""
+    way = chance.random()
+    if way < 0.6:
+        return transaction
+    operations = tuple(
+        msgspec.structs.replace(each, sent="together" if way < 0.85 else chance.choice(["block", "together"]))
+        if each.kind in _SENDABLE
+        else each
+        for each in transaction.operations
+    )
+    return msgspec.structs.replace(transaction, operations=operations)
 
 
 class Chance(random.Random):
@@ -218,6 +270,9 @@ _TABLE_WEIGHTS: Final = {
     "heir": 8,
 }
 _SHIFTABLE: Final = tuple(name for name in _TABLE_WEIGHTS if name != "pair")
+_SENDABLE: Final = frozenset(
+    {"insert", "insert strictly", "upsert", "merge", "merge known", "merge new", "update", "rekey", "shift", "delete"}
+)
 _KINDS: Final[dict[OperationKind, float]] = {
     "insert": 26,
     "insert strictly": 2,
@@ -254,9 +309,11 @@ def _operation(chance: Chance, depth: int = 0) -> Operation:
     else:
         to = chance.randrange(reach)
     leaf = table == "parted" and k % 20 + span < 20 and chance.random() < 0.25
+    n = chance.randrange(10_000)
     if kind == "merge" and table == "parted" and not leaf:
-        kind = "upsert"  # PostgreSQL (to 18) shows triggers the wrong new rows when a MERGE inserts and updates
-    return Operation(kind, table, k=k, span=span, to=to, n=chance.randrange(10_000), leaf=leaf)
+        # PostgreSQL (to 18) shows triggers the wrong new rows when a MERGE inserts and updates, so it invalidates
+        kind = "merge" if n % 20 == 0 else "merge known" if n % 2 else "merge new"
+    return Operation(kind, table, k=k, span=span, to=to, n=n, leaf=leaf)
 
 
 def _definition(chance: Chance) -> Operation:

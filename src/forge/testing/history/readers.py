@@ -13,6 +13,7 @@ from forge.testing.history.model import Discrepancy, ReaderRecord, load, show
 from forge.testing.history.plan import ReaderPlan
 from forge.testing.history.reader_process import RECORDS, TASK, Task
 from forge.testing.proxy import FaultProxy
+from forge.testing.session_settings import with_settings
 
 _GRACE = 5.0
 
@@ -30,7 +31,7 @@ class ReaderHandle:
         self._process: subprocess.Popen[bytes] | None = None
         self._failures: list[str] = []
         directory.mkdir(parents=True)
-        task = Task(proxy.url(url), begin, plan)
+        task = Task(with_settings(proxy.url(url), plan.settings), begin, plan)
         (directory / TASK).write_bytes(msgspec.json.encode(task))
 
     @property

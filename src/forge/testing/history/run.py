@@ -64,7 +64,7 @@ def run(plan: Plan, server: PostgresServer, *, patience: float = 30) -> Report:
     try:
         with ExitStack() as stack:
             url = stack.enter_context(fresh_database(server))
-            oracle.prepare(url)
+            oracle.prepare(url, plan.settings)
             begin = asyncio.run(oracle.beginning(url))
             readers = []
             for number, each in enumerate(plan.readers):

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from forge.testing.history.plan import Operation, Plan, Transaction, Writer
+from forge.testing.history.plan import Operation, Plan, Writer
 
 _Part = TypeVar("_Part")
 
@@ -30,6 +30,19 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], *, seconds: float) -> Plan
 
 def candidates(plan: Plan) -> Iterator[Plan]:
     """Plans with something taken away, the boldest first. Each is smaller than the plan."""
+    if plan.settings:
+        yield msgspec.structs.replace(plan, settings={})
+    for number, writer in enumerate(plan.writers):
+        if writer.settings:
+            yield _with_writer(plan, number, msgspec.structs.replace(writer, settings={}))
+    for number, reader in enumerate(plan.readers):
+        if reader.settings:
+            plainer = (
+                *plan.readers[:number],
+                msgspec.structs.replace(reader, settings={}),
+                *plan.readers[number + 1 :],
+            )
+            yield msgspec.structs.replace(plan, readers=plainer)
     for faults in _without(plan.faults):
         yield msgspec.structs.replace(plan, faults=tuple(faults))
     for number in range(len(plan.readers) - 1, -1, -1):
@@ -41,13 +54,13 @@ def candidates(plan: Plan) -> Iterator[Plan]:
     for number, writer in enumerate(plan.writers):
         for transactions in _without(writer.transactions):
             if transactions:
-                yield _with_writer(plan, number, tuple(transactions))
+                yield _with_writer(plan, number, msgspec.structs.replace(writer, transactions=tuple(transactions)))
     for number, writer in enumerate(plan.writers):
         for place, transaction in enumerate(writer.transactions):
             for operations in _fewer(transaction.operations):
                 changed = msgspec.structs.replace(transaction, operations=operations)
                 rest = (*writer.transactions[:place], changed, *writer.transactions[place + 1 :])
-                yield _with_writer(plan, number, rest)
+                yield _with_writer(plan, number, msgspec.structs.replace(writer, transactions=rest))
 
 
 def _without(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
@@ -70,8 +83,8 @@ def _fewer(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]
                 yield (*operations[:place], changed, *operations[place + 1 :])
 
 
-def _with_writer(plan: Plan, number: int, transactions: tuple[Transaction, ...]) -> Plan:
-    writers = (*plan.writers[:number], Writer(transactions), *plan.writers[number + 1 :])
+def _with_writer(plan: Plan, number: int, writer: Writer) -> Plan:
+    writers = (*plan.writers[:number], writer, *plan.writers[number + 1 :])
     return msgspec.structs.replace(plan, writers=writers)
 
 

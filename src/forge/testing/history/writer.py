@@ -6,9 +6,11 @@ sooner or later, whatever happens: by the writer when it can connect again, or b
 """
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -18,6 +20,7 @@ from forge.changelog.connection import parameters
 from forge.testing.history.model import Attempt, Effect, Outcome
 from forge.testing.history.plan import Operation, Transaction, Writer
 from forge.testing.history.tables import TABLES, statement
+from forge.testing.session_settings import with_settings
 
 APPLICATION = "forge-history-writer"
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError)
@@ -153,12 +156,16 @@ class WriterThread(threading.Thread):
     def _operations(
         self, connection: psycopg.Connection, operations: tuple[Operation, ...], attempt: Attempt, mark: str
     ) -> None:
-        for number, operation in enumerate(operations):
-            own = f"{mark}.{number}"
-            if operation.kind == "savepoint":
-                self._savepoint(connection, operation, attempt, own)
-            else:
-                attempt.effects.append(_perform(connection, operation, own))
+        marked = [(operation, f"{mark}.{number}") for number, operation in enumerate(operations)]
+        for sent, group in itertools.groupby(marked, lambda pair: pair[0].sent):
+            if sent == "together":
+                attempt.effects += _together(connection, list(group))
+                continue
+            for operation, own in group:
+                if operation.kind == "savepoint":
+                    self._savepoint(connection, operation, attempt, own)
+                else:
+                    attempt.effects.append(_perform(connection, operation, own))
 
     def _savepoint(self, connection: psycopg.Connection, operation: Operation, attempt: Attempt, mark: str) -> None:
         name = f"s{mark.count('.')}"
@@ -184,9 +191,8 @@ class WriterThread(threading.Thread):
         while True:
             try:
                 if self._connection is None or self._connection.closed:
-                    self._connection = psycopg.connect(
-                        **parameters(self._url, application_name=APPLICATION), autocommit=True
-                    )
+                    url = with_settings(self._url, self.plan.settings)
+                    self._connection = psycopg.connect(**parameters(url, application_name=APPLICATION), autocommit=True)
                     self._connection.execute("SET lock_timeout = '1s'")
                 self._decide(self._connection)
                 return self._connection
@@ -216,9 +222,49 @@ def _perform(connection: psycopg.Connection, operation: Operation, mark: str) ->
             return Effect(mark, operation.table, "truncate", 1)
         level = connection.execute("SELECT current_setting('transaction_isolation')").fetchone()
         return Effect(mark, operation.table, "other" if level == ("read committed",) else "wipe", None)
-    values = {"k": operation.k, "to": operation.to, "span": operation.span, "n": operation.n, "m": mark}
-    cursor = connection.execute(statement(operation).encode(), values)
-    return Effect(mark, operation.table, "delete" if operation.kind == "delete" else "write", cursor.rowcount)
+    if operation.sent == "block":
+        return _block(connection, operation, mark)
+    return _effect(
+        operation, mark, connection.execute(statement(operation).encode(), _values(operation, mark)).rowcount
+    )
+
+
+def _values(operation: Operation, mark: str) -> dict[str, Any]:
+    return {"k": operation.k, "to": operation.to, "span": operation.span, "n": operation.n, "m": mark}
+
+
+def _effect(operation: Operation, mark: str, rows: int) -> Effect:
+    if operation.kind == "merge" and operation.table == "parted" and not operation.leaf:
+        return Effect(mark, operation.table, "wipe", None)
+    return Effect(mark, operation.table, "delete" if operation.kind == "delete" else "write", rows)
+
+
+def _together(connection: psycopg.Connection, operations: list[tuple[Operation, str]]) -> list[Effect]:
+    """Send them in one message, in which the server's clock for statements stands still."""
+    bound = psycopg.ClientCursor(connection).mogrify
+    texts = []
+    for operation, mark in operations:
+        texts.append(bound("SELECT set_config('forge.trace_id', %s, true)", [mark]))
+        texts.append(bound(statement(operation).encode(), _values(operation, mark)))
+    cursor = connection.execute(";\n".join(texts).encode())
+    found = []
+    for operation, mark in operations:
+        cursor.nextset()
+        found.append(_effect(operation, mark, cursor.rowcount))
+        cursor.nextset()
+    return found
+
+
+def _block(connection: psycopg.Connection, operation: Operation, mark: str) -> Effect:
+    """Run it inside a DO block."""
+    text = psycopg.ClientCursor(connection).mogrify(statement(operation).encode(), _values(operation, mark))
+    connection.execute(
+        f"DO $do$ DECLARE rows bigint; BEGIN {text}; GET DIAGNOSTICS rows = ROW_COUNT;"
+        " PERFORM set_config('history.rows', rows::text, true); END $do$".encode()
+    )
+    row = connection.execute("SELECT current_setting('history.rows')::bigint").fetchone()
+    assert row is not None
+    return _effect(operation, mark, row[0])
 
 
 def _copy(connection: psycopg.Connection, operation: Operation, mark: str) -> int:

@@ -57,6 +57,7 @@ def _search(options: argparse.Namespace, server: PostgresServer) -> int:
         refused.update(report.refused)
         print(f"  {report}", flush=True)
         if options.verbose:
+            print(f"  {plan.sessions()}".replace("\n", "\n  "))
             print(f"  refused: {report.refused}\n  errors: {report.errors}\n  faults: {report.faults}", flush=True)
         if report.discrepancies:
             failed += 1
@@ -95,6 +96,7 @@ def _explain(report: Report, options: argparse.Namespace, server: PostgresServer
         print(f"  {discrepancy}")
     if len(report.discrepancies) > SHOWN:
         print(f"  and {len(report.discrepancies) - SHOWN} more")
+    print(f"  {report.plan.sessions()}".replace("\n", "\n  "))
     print(f"  faults: {', '.join(report.faults)}\n  again: {_again(report.plan.seed, options)}", flush=True)
     if options.shrink:
         first = report.discrepancies[0]

@@ -3,10 +3,13 @@
 import random
 from typing import Final
 
+import msgspec
+
 from forge.testing.oracle import schema as schemas
 from forge.testing.oracle.plan import FAULTS, Ask, Fault, Plan, Round, Subscription
 from forge.testing.oracle.queries import Maker, views
 from forge.testing.oracle.writes import Writer
+from forge.testing.session_settings import chosen
 
 
 def generate(
@@ -43,7 +46,29 @@ def generate(
     writer = Writer(schema, chance, ddl=ddl)
     filling = tuple(writer.filling())
     planned = tuple(Round(writer.round(), _faults(chance, faults)) for _ in range(rounds))
-    return Plan(seed, schema, filling, tuple(made), tuple(asked), tuple(subscriptions), planned, nodes)
+    plan = Plan(seed, schema, filling, tuple(made), tuple(asked), tuple(subscriptions), planned, nodes)
+    return _in_sessions(plan, random.Random(f"sessions of {seed}"))
+
+
+def _in_sessions(plan: Plan, chance: random.Random) -> Plan:
+    """The plan with settings for every session, and with statements that are sent in several ways."""
+    rounds = tuple(
+        msgspec.structs.replace(
+            each,
+            writers=tuple(
+                tuple(
+                    msgspec.structs.replace(one, sent=chance.choice(("alone", "alone", "alone", "together", "blocks")))
+                    for one in writer
+                )
+                for writer in each.writers
+            ),
+        )
+        for each in plan.rounds
+    )
+    writers = max(len(each.writers) for each in plan.rounds)
+    return msgspec.structs.replace(
+        plan, rounds=rounds, settings=chosen(chance, 0.8), writers=tuple(chosen(chance) for _ in range(writers))
+    )
 
 
 _SHARES: Final = {"terminate": 0.05, "hold": 0.02, "slow": 0.1, "restart": 0.008, "immediate": 0.008, "writers": 0.02}

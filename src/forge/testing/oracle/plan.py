@@ -6,6 +6,7 @@ import msgspec
 
 from forge.testing.oracle.schema import Schema
 from forge.testing.oracle.values import Value
+from forge.testing.session_settings import shown
 
 Shape = Literal["rows", "one", "value"]
 FAULTS: Final = ("terminate", "hold", "slow", "restart", "immediate", "writers")
@@ -52,6 +53,8 @@ class Transaction(msgspec.Struct, frozen=True):
     statements: tuple[Statement, ...]
     commit: bool = True
     isolation: str = "READ COMMITTED"
+    sent: Literal["alone", "together", "blocks"] = "alone"
+    """Statement by statement, all in one message, or each statement in a DO block."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -79,6 +82,16 @@ class Plan(msgspec.Struct, frozen=True):
     subscriptions: tuple[Subscription, ...]
     rounds: tuple[Round, ...]
     nodes: int = 1
+    settings: dict[str, str] = {}
+    """Those of the database, which every session begins with."""
+    writers: tuple[dict[str, str], ...] = ()
+    """Those of the writers' sessions, as many as there are writers in a round at the most."""
+
+    def sessions(self) -> str:
+        """The settings of every session, a line each."""
+        lines = [f"database: {shown(self.settings)}"]
+        lines += [f"writer {number}: {shown(settings)}" for number, settings in enumerate(self.writers)]
+        return "\n".join(lines)
 
     def summary(self) -> str:
         transactions = sum(len(each) for one in self.rounds for each in one.writers)

@@ -35,6 +35,7 @@ from forge.testing.oracle.plan import Plan, Round
 from forge.testing.oracle.schema import PREAMBLE, TICK
 from forge.testing.oracle.writers import WriterTask
 from forge.testing.postgres import fresh_database
+from forge.testing.session_settings import set_defaults
 
 SETTINGS: Final = {"max_connections": "150"}
 """What the server of an oracle's run needs."""
@@ -105,6 +106,8 @@ def run(plan: Plan, server: PostgresServer, *, seconds: float = 1e9, least: int 
 def prepare(plan: Plan, url: str) -> Counter[str]:
     """Make the plan's tables and the rest; returns why views were refused."""
     refused: Counter[str] = Counter()
+    with connect(url) as connection:
+        set_defaults(connection, plan.settings)
     with connect(url) as connection:
         install(connection)
         virtual = "VIRTUAL" if connection.info.server_version >= 180000 else "STORED"
@@ -194,7 +197,9 @@ class _Run:
         self._faults = Faults(server, url, random.Random(plan.seed))
         self._registry: Registry = asking.registry(plan, self._faults.delay)
         self._nodes: list[_Node] = []
-        self._writers = [WriterTask(url) for _ in range(max(len(each.writers) for each in plan.rounds))]
+        most = max(len(each.writers) for each in plan.rounds)
+        settings = [*plan.writers, *({} for _ in range(most))]
+        self._writers = [WriterTask(url, settings[number]) for number in range(most)]
         self._subscribed: list[_Subscribed] = []
         self._direct: AsyncConnection | None = None
         self._ticks = 0

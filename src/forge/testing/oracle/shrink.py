@@ -34,6 +34,8 @@ def until(plan: Plan, last: int, ask: int) -> Plan:
 
 def candidates(plan: Plan) -> Iterator[Plan]:
     """Plans with something taken away, the boldest first. Each is smaller than the plan."""
+    if plan.settings or any(plan.writers):
+        yield msgspec.structs.replace(plan, settings={}, writers=())
     if plan.nodes > 1:
         alone = tuple(msgspec.structs.replace(each, node=0) for each in plan.subscriptions)
         yield msgspec.structs.replace(plan, nodes=1, subscriptions=alone)

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import psycopg
@@ -18,8 +18,9 @@ APPLICATION: Final = "oracle writer"
 class WriterTask:
     """One writer and its connection."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, settings: Mapping[str, str]) -> None:
         self._url = url
+        self._settings = settings
         self._connection: AsyncConnection | None = None
         self.committed = 0
         self.errors: Counter[str] = Counter()
@@ -42,6 +43,8 @@ class WriterTask:
             self._connection = None
             self._connection = await connect_async(self._url, application_name=APPLICATION)
             await self._connection.execute("SET lock_timeout = '3s'; SET deadlock_timeout = '1500ms'")
+            for name, value in self._settings.items():
+                await self._connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         return self._connection
 
     async def _roll_back(self) -> None:
@@ -54,12 +57,11 @@ class WriterTask:
         await asyncio.sleep(0.02)
 
     async def _carry_out(self, connection: AsyncConnection, transaction: Transaction) -> None:
-        await connection.execute(f"BEGIN ISOLATION LEVEL {transaction.isolation}".encode())
+        texts = [f"BEGIN ISOLATION LEVEL {transaction.isolation}"]
         for statement in transaction.statements:
-            if statement.undone:
-                await connection.execute("SAVEPOINT s")
-            await connection.execute(statement.sql.encode())
-            if statement.undone:
-                await connection.execute("ROLLBACK TO s")
-        await connection.execute("COMMIT" if transaction.commit else "ROLLBACK")
+            text = f"DO $do$ BEGIN {statement.sql}; END $do$" if transaction.sent == "blocks" else statement.sql
+            texts += ["SAVEPOINT s", text, "ROLLBACK TO s"] if statement.undone else [text]
+        texts.append("COMMIT" if transaction.commit else "ROLLBACK")
+        for text in [";\n".join(texts)] if transaction.sent == "together" else texts:
+            await connection.execute(text.encode())
         self.committed += transaction.commit

@@ -28,8 +28,9 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.change import Op
-from forge.changelog.connection import AsyncConnection, parameters, translate
+from forge.changelog.connection import AsyncConnection, parameters, pin, translate
 from forge.changelog.follow import follow
+from forge.changelog.session import USERS
 from forge.cursor import After, Cursor, Snapshot
 from forge.errors import ConfigError, CursorError, ForgeError, ServerError, TrackingError
 from forge.track import events
@@ -303,6 +304,7 @@ class Cache:
         if self._pool is None:
             self._pool = AsyncConnectionPool(
                 kwargs={**parameters(self._database, application_name="forge cache"), "autocommit": True},
+                configure=partial(pin, settings=USERS),
                 min_size=0,
                 max_size=CONNECTIONS,
                 open=False,

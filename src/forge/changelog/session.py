@@ -1,0 +1,113 @@
+"""Settings of the sessions that Forge opens, and of the texts that it reads.
+
+`ALTER ROLE … SET`, `ALTER DATABASE … SET`, postgresql.conf and PGOPTIONS decide what a new session begins with, and are
+meant for applications. Here is what Forge sets in their place, the one definition for every connection:
+
+- `TEXTS`: how the log prints values. A session that reads values of tables as text has these.
+- `OWN`: a session in which Forge alone runs statements.
+- `USERS`: a session in which statements of users run too: `ctx.db`, `ctx.tx`, the cache. It keeps what decides whose
+  tables are meant and how long a statement may take: search_path, role, statement_timeout, lock_timeout,
+  transaction_timeout, the defaults of transactions, the order of day and month, the planner's settings.
+
+Invariants: the same values give the same texts, the same texts mean the same values, what is written is logged, and
+what was acknowledged is on disk.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from psycopg import sql
+
+from forge.errors import ServerError
+
+TEXTS: Final[Mapping[str, str]] = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "iso_8601",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "xmloption": "content",
+    "array_nulls": "on",
+    "quote_all_identifiers": "off",
+}
+"""What the trigger log's functions print with."""
+
+INPUT: Final = frozenset({"lc_monetary", "xmloption", "array_nulls"})
+"""Those of `TEXTS` that decide what the log's texts mean when they are read back; the others change nothing there."""
+
+CATALOG: Final[Mapping[str, str]] = {"search_path": "pg_catalog, pg_temp"}
+"""Names mean what is built in, and the printed names of all else have their schema."""
+ALL_ROWS: Final[Mapping[str, str]] = {"row_security": "off"}
+"""Row-level security is an error, never a row that is missing."""
+
+USERS: Final[Mapping[str, str]] = {
+    **TEXTS,
+    "DateStyle": "ISO",  # the order of day and month stays, as literals of users depend on it
+    "IntervalStyle": "postgres",  # the only one that psycopg reads
+    "standard_conforming_strings": "on",
+    "backslash_quote": "safe_encoding",
+    "transform_null_equals": "off",
+    "row_security": "on",
+    "session_replication_role": "origin",
+    "synchronous_commit": "on",
+    "idle_session_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+
+OWN: Final[Mapping[str, str]] = {
+    **USERS,
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "client_min_messages": "notice",
+    "restrict_nonsystem_relation_kind": "",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "transaction_timeout": "0",
+}
+
+# Only what differs, since some may be set by superusers alone; synchronous_commit is never made weaker than it is.
+_PIN: Final = """
+    SELECT pg_catalog.set_config(s.name, w.value, false)
+    FROM (VALUES {values}) w (name, value)
+    JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(w.name)
+    WHERE s.setting <> w.value AND (s.name <> 'synchronous_commit' OR s.setting = 'off')"""
+
+
+def pinning(settings: Mapping[str, str]) -> bytes:
+    """The statement that gives a session these settings, those that the server knows."""
+    values = ", ".join(f"({_literal(name)}, {_literal(value)})" for name, value in settings.items())
+    return _PIN.format(values=values).encode()
+
+
+def set_local(*settings: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Statements that give the transaction these settings; they take no snapshot.
+
+    >>> set_local({"TimeZone": "UTC"}, {"search_path": "pg_catalog, pg_temp"})
+    (b"SET LOCAL TimeZone = 'UTC'", b"SET LOCAL search_path = 'pg_catalog', 'pg_temp'")
+    """
+    return tuple(
+        f"SET LOCAL {name} = {_literals(name, value)}".encode() for group in settings for name, value in group.items()
+    )
+
+
+def cannot_pin(user: str) -> ServerError:
+    """The error of a session that may not have what it needs."""
+    role = sql.Identifier(user).as_string()
+    return ServerError(
+        f"session_replication_role is not origin for the role {user}, which may not change it: nothing that it writes"
+        " would be logged",
+        fix=f"as a superuser: ALTER ROLE {role} SET session_replication_role = origin, or where the database sets it:"
+        f" GRANT SET ON PARAMETER session_replication_role TO {role}",
+    )
+
+
+def _literals(name: str, value: str) -> str:
+    if name == "search_path":
+        return ", ".join(_literal(schema.strip()) for schema in value.split(","))
+    return _literal(value)
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
