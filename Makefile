@@ -2,7 +2,6 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/pytest -n 4 --dist worksteal --contracts-report build/contracts.json
 CHECKED := $(wildcard src tests benchmarks tools)
 READY = @command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not installed"; echo "fix: install Python 3.11 or newer"; exit 1; }; \
 	$(PYTHON) tools/setup.py
@@ -27,7 +26,7 @@ demo: ready ## run a small shop on an embedded PostgreSQL and watch its changes 
 	@$(BIN)/forge demo $(if $(SECONDS),--seconds $(SECONDS))
 
 test: ready-to-test ## run all tests, on real servers that they start themselves (ARGS="-k name" to choose)
-	@$(BIN)/python tools/tests.py $(PYTEST) -- $(ARGS)
+	@$(BIN)/python tools/tests.py $(ARGS)
 
 long: ready-to-test ## run the tests that take minutes each, one after the other: the pipeline's, slow consumers
 	$(BIN)/pytest -m long --timeout 1200 $(ARGS)
@@ -51,7 +50,7 @@ chaos: ready-to-test ## run the randomized checkers for long: histories with fau
 	$(BIN)/python -m forge.testing.versions --minutes $(or $(MINUTES),10)
 
 contracts: ready-to-test ## print every promise with the tests that passed for it (REUSE=1: of the last run)
-	@$(BIN)/python tools/contracts.py $(if $(REUSE),--reuse) -- $(PYTEST)
+	@$(BIN)/python tools/contracts.py $(if $(REUSE),--reuse)
 
 docs: ready ## check every link between the documents
 	@$(BIN)/python tools/links.py

@@ -4,9 +4,11 @@ Every test gets a database of its own, a copy of a template in which Forge is in
 `every_version` runs on the oldest and the newest PostgreSQL of this machine, any other on the newest.
 """
 
+import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,28 @@ def versions() -> list[int]:
     """The oldest and the newest major version on this machine."""
     found = sorted(available_versions())
     return sorted({found[0], found[-1]})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", type=int, help="run files, and the tests of each, in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle if asked to; a file's tests stay together, because they may share what is slow to start."""
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        return
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        by_file.setdefault(item.path, []).append(item)
+    dice = random.Random(seed)
+    files = dice.sample(list(by_file.values()), len(by_file))
+    items[:] = [item for file in files for item in dice.sample(file, len(file))]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.getoption("--shuffle")
+    return [] if seed is None else [f"in a random order: --shuffle {seed}"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

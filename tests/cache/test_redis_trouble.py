@@ -153,7 +153,20 @@ async def test_a_lease_is_held_as_long_as_its_holder_lives(redis: RedisServer, m
         await two.drop("key")
         assert await two.get("key") is None
     finally:
+        await one.close()
         await two.close()
+
+
+async def test_a_store_closes_while_its_leases_are_renewed(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancellation that arrives together with an answer of Redis is not lost."""
+    monkeypatch.setattr("forge.track.cache.redis.LEASE", 0.006)
+    async with asyncio.timeout(60):
+        for number in range(40):
+            store = Redis(redis.url, timeout=10)
+            await store.open()
+            assert (await store.lease(f"key {number}")).token is not None
+            await asyncio.sleep(0.003 + number * 0.0001)
+            await store.close()
 
 
 async def test_who_lost_the_lease_keeps_nothing(redis: RedisServer) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from forge.demo import lake as lakes
 from forge.pipeline.jars import jdbc_driver
 from forge.pipeline.lake import Lake
 from forge.pipeline.session import BRIEFLY, QUIETLY, session
@@ -19,8 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A busy machine takes its time for a MERGE, and a call to the JVM that is cut off spoils the session for the rest.
     """
     items.sort(key=lambda item: HERE not in item.path.parents)
+    missing = lakes.unavailable()
     for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+        if HERE not in item.path.parents:
+            continue
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=missing))
+        if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(300))
 
 

@@ -74,6 +74,7 @@ class LakeBeside:
         self._url = url
         self._tables = list(tables)
         self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
         self._patience: asyncio.Timeout | None = None
         self._batches = self._changes = 0
         self._last: dict[str, Any] | None = None
@@ -107,7 +108,7 @@ class LakeBeside:
             self._changes += self._last["changes"]
             self._news.set()
         words = (await said).decode(errors="replace")
-        if await process.wait() not in (0, 130):
+        if await process.wait() not in (0, 130) and not self._stopping:
             self.problem = reason(words)
             self._failed(self.problem)
         self._news.set()
@@ -141,6 +142,7 @@ class LakeBeside:
 
     async def stop(self) -> None:
         """End the run after its batch, if that is soon."""
+        self._stopping = True  # however the run ends from now on, it did not fail
         if self._process is None:
             return
         async with self._patient(HURRIED if self.given_up else GRACE):

@@ -248,8 +248,17 @@ class Redis:
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
+        """Limit the time of the block. A cancellation that redis-py swallowed is raised at its end.
+
+        redis-py sends with `asyncio.wait_for`, which before Python 3.12 drops a cancellation that arrives together
+        with the result. A renewal that missed its cancellation would go on for ever, and `close` would wait for it.
+        """
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
         async with asyncio.timeout(self._timeout):
             yield
+        if task is not None and task.cancelling() > cancelled:
+            raise asyncio.CancelledError
 
     async def _renewed(self, key: str, token: str) -> None:
         while True:
