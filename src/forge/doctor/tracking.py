@@ -123,7 +123,8 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
             missing.setdefault((table, target), []).append(name)
             continue
         finding = None
-        if not ours or kind != trigger_type(definition) or condition or columns:
+        conditional = " FOR EACH ROW WHEN (" in definition
+        if not ours or kind != trigger_type(definition) or condition != conditional or columns:
             finding = problem(
                 check,
                 f"the trigger {name} on {target} was altered: what it logs cannot be relied on",
