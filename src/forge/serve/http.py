@@ -98,7 +98,8 @@ class Routes:
                 at = _instant(asked)
                 result, gap = await self.node.query_as_of(name, arguments, identity, at, address)
                 told = {} if gap is None else gap.wire()
-                head = fields(hash=result.hash, as_of=at or told.get("asked"), **told)[:-1]
+                instant = at or told.get("asked")
+                head = fields(hash=result.hash, **({"as_of": instant} if instant else {}), **told)[:-1]
                 return as_json(b"{" + head + b',"result":' + result.json() + b"}")
             after = After.parse(request.headers.get("forge-after"))
             shown = await self.node.query(name, arguments, identity, after, address)
