@@ -11,8 +11,10 @@ import pytest
 
 from forge.app import Forge
 from forge.changelog.connection import Connection
+from forge.postgres import PostgresServer
 from forge.serve.limits import Limits
 from forge.serve.node import Options
+from forge.testing import FaultProxy
 from forge.values import MOST_LEVELS
 from tests.integration.serving import SOON, Served, serving
 from tests.integration.test_serve_http import SECURED, bearing
@@ -52,6 +54,10 @@ def application(database: str, **options: Any) -> Forge:
     @app.query(scope="public", reads=["note"])
     async def slow_query(ctx: Any, number: int = 0) -> Any:
         return await ctx.db.fetch(SLOW)
+
+    @app.query(scope="public", cache=60)
+    async def cached_notes(ctx: Any) -> Any:
+        return await ctx.db.fetch("SELECT id FROM note ORDER BY id")
 
     @app.mutation
     async def slow(ctx: Any, number: int = 0) -> Any:
@@ -242,3 +248,35 @@ async def test_who_has_no_name_is_counted_by_address(database: str, notes: Conne
         notes.execute("SELECT pg_advisory_unlock(42)")
         await asyncio.gather(*slow)
         assert await posted(served, "query/all_notes", {}) == (200, "")
+
+
+async def test_a_cached_query_waits_for_no_other_user(database: str, notes: Connection) -> None:
+    """Ada has no turn free and asks first; Bob asks the same, which would have him wait for her run."""
+    ada, bob = {"headers": bearing("ada")}, {"headers": bearing("bob")}
+    async with serving(secured(database)) as served:
+        notes.execute("SELECT pg_advisory_lock(42)")
+        slow = many(served, 8, "/forge/mutation/slow", **ada)
+        await until(lambda: served.node.turns.running == 8)
+        first = asyncio.create_task(served.post("/forge/query/cached_notes", {}, timeout=2 * SOON, **ada))
+        await until(lambda: served.node.turns.waiting == 1)
+        answer = await served.post("/forge/query/cached_notes", {}, **bob)
+        assert (answer.status_code, answer.json()["result"]) == (200, [{"id": 1}])
+        assert (await served.post("/forge/query/cached_notes", {}, **ada)).headers["forge-cache"] == "hit"
+        assert not first.done()
+        notes.execute("SELECT pg_advisory_unlock(42)")
+        assert {answer.status_code for answer in await asyncio.gather(first, *slow)} == {200}
+
+
+async def test_a_node_whose_database_does_not_answer_is_not_ready(
+    server: PostgresServer, database: str, notes: Connection
+) -> None:
+    with FaultProxy("127.0.0.1", server.port) as proxy:
+        async with serving(application(proxy.url(database))) as served:
+            assert (await served.client.get("/readyz")).status_code == 200
+            proxy.refuse()
+            proxy.cut()
+            assert (await served.client.get("/readyz", timeout=SOON)).status_code == 503
+            proxy.accept()
+            async with asyncio.timeout(SOON):
+                while (await served.client.get("/readyz", timeout=SOON)).status_code != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)

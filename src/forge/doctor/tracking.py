@@ -130,7 +130,7 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
         altered = {
             "it calls another function": not ours,
             "it fires at other events": kind != trigger_type(definition),
-            "its condition is another": condition != (" FOR EACH ROW WHEN (" in definition),
+            "it has a condition": condition != (" FOR EACH ROW WHEN (" in definition),
             "it fires for some columns only": columns,
         }
         if how := [words for words, so in altered.items() if so]:

@@ -10,7 +10,8 @@ entry of a scope that is not their own.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -48,6 +49,7 @@ from forge.track.cache.keeper import Found, Keeper, Shown
 from forge.track.cache.ledger import ANY_TABLE
 
 Reads = Sequence[BoundRead]
+Place = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Cached:
@@ -75,14 +77,15 @@ class Cached:
         """End after the log is followed no more."""
         await self._cache.detach(self.keeper)
 
-    async def ask(self, call: Call, after: After = NOW) -> Shown:
-        """The answer to a call."""
+    async def ask(self, call: Call, after: After = NOW, place: Place = nullcontext) -> Shown:
+        """The answer to a call; where it has to be run, that is done in a `place`."""
         name, arguments, scope = call.group
         parts = (part for text in (name.encode(), arguments, scope) for part in (str(len(text)).encode(), b":", text))
         key = "q" + hashlib.sha256(b"".join(parts)).hexdigest()[:40]
 
         async def run(after: After) -> Found[Reads]:
-            result, outcome = await self._reactor.once(call, after)
+            async with place():
+                result, outcome = await self._reactor.once(call, after)
             tables = tuple(sorted({_table(read) for read in outcome.reads}))
             lives = [self._cache.life(tables, None if call.query.cache is True else float(call.query.cache))]
             lives += [] if call.query.refresh_every is None else [call.query.refresh_every]

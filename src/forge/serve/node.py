@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from forge.react.runner import Answer
 from forge.serve.auth import Authenticator, AuthFailed, AuthSettings, Identity, Revocations
 from forge.serve.bus import Bus, wire_revocations
 from forge.serve.channels import Channels
-from forge.serve.limits import Gate, Hold, Limits, holder_of
+from forge.serve.limits import Gate, Hold, Holder, Limits, holder_of
 from forge.serve.messages import Frame, fields
 from forge.serve.metrics import Instruments
 from forge.serve.once import Once
@@ -82,6 +82,10 @@ class Options(msgspec.Struct, frozen=True):
 
 class UnknownSession(ForgeError):
     """There is no such session here, or it is another's."""
+
+
+class _Busy(Exception):
+    """A cached query has to be run for somebody who has no turn free."""
 
 
 class Node:
@@ -335,22 +339,41 @@ class Node:
 
     # Calls
 
-    def _turn(
-        self, identity: Identity, address: str, key: Hashable = None
-    ) -> contextlib.AbstractAsyncContextManager[None]:
-        return self.turns.turn(holder_of(_person(identity), address), key)
-
     async def query(
         self, name: str, arguments: Any, identity: Identity, after: After = NOW, address: str = ""
     ) -> Shown:
         """The result of a query now, or that of a moment ago if nothing changed; with what must be in it."""
         call = self.call(name, arguments, identity)
+        holder = holder_of(_person(identity), address)
+        if self.cached is not None and call.query.cache is not False:
+            return await self._query_cached(self.cached, call, after, holder)
         # Forge's own are asked in threads of their own, by those who oversee it
-        async with contextlib.nullcontext() if call.query.own else self._turn(identity, address):
-            if self.cached is not None and call.query.cache is not False:
-                return await self.cached.ask(call, after)
-            result, outcome = await self.reactor.once(call, after)
+        async with contextlib.nullcontext() if call.query.own else self.turns.turn(holder):
+            return await self._query_once(call, after)
+
+    async def _query_once(self, call: Call, after: After) -> Shown:
+        result, outcome = await self.reactor.once(call, after)
         return Shown(result.json(), result.hash, str(outcome.coverage), None)
+
+    async def _query_cached(self, cached: Cached, call: Call, after: After, holder: Holder) -> Shown:
+        """The result of a cached query. Only its run takes a turn, and nobody waits for the turn of another user."""
+
+        @contextlib.asynccontextmanager
+        async def at_once() -> AsyncIterator[None]:
+            if not self.turns.free(holder):
+                raise _Busy
+            async with self.turns.turn(holder):
+                yield
+
+        try:
+            return await cached.ask(call, after, at_once)
+        except _Busy:  # this caller has no turn free, or the one whose run was joined has none
+            pass
+        async with self.turns.turn(holder):
+            try:
+                return await cached.ask(call, after)
+            except _Busy:
+                return await self._query_once(call, after)
 
     async def query_as_of(
         self, name: str, arguments: Any, identity: Identity, at: datetime | None, address: str = ""
@@ -359,7 +382,7 @@ class Node:
         call = self.call(name, arguments, identity)
         if call.query.own:
             raise BadArguments(f"{name} tells of now", fix="leave out as_of")
-        async with self._turn(identity, address):
+        async with self.turns.turn(holder_of(_person(identity), address)):
             then = await past.ask(self.reactor.url, call, at)
         gap = then.gap if then.gap is None or identity.auth.tenant is None else then.gap.untold()
         return encode(then.value, key=call.query.key, most=self.reactor.settings.max_result_bytes), gap
@@ -380,7 +403,7 @@ class Node:
         auth = msgspec.structs.replace(identity.auth, role=None) if own else identity.auth
         most = self.reactor.settings.max_result_bytes
         once = None if key is None else Once(key, name, checked, identity.auth)
-        async with self._turn(identity, address, once and once.named):
+        async with self.turns.turn(holder_of(_person(identity), address), once and once.named):
             answer = await self.reactor.runner.mutate(
                 mutation, checked, auth, trace, finish=lambda value: encode(value, most=most), once=once
             )

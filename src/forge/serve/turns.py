@@ -51,6 +51,11 @@ class Turns:
         """How many holders and keys are known."""
         return len(self._holders) + len(self._keys)
 
+    def free(self, holder: Holder) -> bool:
+        """Whether a request of this holder would run at once."""
+        known = self._holders.get(holder)
+        return known is None or not known.room.locked()
+
     @contextlib.asynccontextmanager
     async def turn(self, holder: Holder, key: Hashable = None) -> AsyncIterator[None]:
         """Wait for a turn and keep it for the block; raise TooMany when too many wait, or it does not come in time."""
