@@ -68,7 +68,8 @@ def test_a_write_past_the_triggers_ends_with_1(start: Start, shop: str, form: st
         assert other["values"] == [{"column": "status", "image": "after", "log": "old", "wal": "new"}]
     else:
         assert re.search(
-            r"! missing in the log: update of public.orders 1 in transaction \d+; the WAL has it at [0-9A-F]+/[0-9A-F]+\n",
+            r"! missing in the log: update of public.orders 1 in transaction \d+;"
+            r" the WAL has it at [0-9A-F]+/[0-9A-F]+\n",
             out,
         )
         assert "a possible cause" not in out
