@@ -40,7 +40,7 @@ STEPS: dict[str, tuple[list[str], bool]] = {
 }
 TOLD = [f"secret-{name}" for name, (_, told) in STEPS.items() if told]
 UNTOLD = [f"secret-{name}" for name, (_, told) in STEPS.items() if not told]
-ZETA = bearing("eve", "zeta", scope="forge:history")
+ZETA = bearing("eve", "zeta", scope="forge:history", seconds=86400)
 
 
 @pytest.fixture

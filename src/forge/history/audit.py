@@ -23,7 +23,7 @@ from psycopg.rows import tuple_row
 from forge.change import Op
 from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.decode import OPS
-from forge.changelog.tenancy import Tenant, owned, parameters, signed
+from forge.changelog.tenancy import SIGNED, Tenant, owned, parameters, signed
 from forge.errors import CursorInvalid, HistoryUnavailable
 from forge.history import tracked
 from forge.history.instants import aware
@@ -60,7 +60,7 @@ _CHOSEN: Final = """
 _LIST: Final = f"""
     SELECT l.at, v.schema_name || '.' || v.table_name, l.op::text, l.row_id,
            CASE WHEN l.op = 'U' THEN forge.changed_columns(l.before, l.after, l.hidden) ELSE ARRAY[]::text[] END,
-           {{signed}}, l.user_id, l.function_name, l.trace_id, l.db_user, l.application_name,
+           l.user_id, l.function_name, l.trace_id, l.db_user, l.application_name,
            l.transaction_id::text, coalesce(l.rank, l.id), l.id
     {_CHOSEN}
       AND (%(transaction)s::text IS NULL OR l.transaction_id <= %(transaction)s::text::xid8
@@ -141,8 +141,9 @@ def audit(
     transaction, place, id = _place(before)
     values = {"transaction": transaction, "place": place, "id": id, "limit": limit + 1}
     rows = _asked(connection, choice, _LIST, values)
-    more = ".".join(map(str, rows[limit - 1][11:])) if len(rows) > limit else None
-    return Audit(tuple(map(_audited, rows[:limit])), more)
+    more = ".".join(map(str, rows[limit - 1][10:])) if len(rows) > limit else None
+    told = _signed(connection, choice.tenant, {row[10] for row in rows[:limit]})
+    return Audit(tuple(_audited(row, signed=row[10] in told) for row in rows[:limit]), more)
 
 
 def counts(
@@ -202,17 +203,36 @@ def _asked(connection: Connection, choice: Choice, statement: str, more: dict[st
             **parameters(choice.tenant),
             **more,
         }
-        rule = {"owned": "true", "signed": "true"}
-        if choice.tenant is not None:
-            rule = {"owned": owned("l"), "signed": signed("l.transaction_id")}
-        return rows.execute(statement.format(**rule).encode(), values).fetchall()
+        return rows.execute(_ruled(statement, choice).encode(), values).fetchall()
 
 
-def _audited(row: tuple[Any, ...]) -> Audited:
-    at, table, op, key, changed, shown = row[:6]
-    user, function, trace, session, application = row[6:11] if shown else (None,) * 5
+def _ruled(statement: str, choice: Choice) -> str:
+    """The statement, with what a tenant may see; each transaction that it chooses is looked at once."""
+    if choice.tenant is None:
+        return statement.format(owned="true", signed="true")
+    if statement is _LIST and choice.user is None and choice.trace is None:
+        return statement.format(owned=owned("l"), signed="true")
+    chosen = _CHOSEN.format(owned=owned("l"), signed="true")
+    told = f"SELECT t.id FROM (SELECT DISTINCT l.transaction_id AS id {chosen}) t WHERE {signed('t.id')}"
+    named = statement.format(owned=owned("l"), signed="l.transaction_id IN (SELECT s.id FROM signed s)")
+    return f"WITH signed AS MATERIALIZED ({told}) {named}"
+
+
+def _signed(connection: Connection, tenant: Tenant | None, transactions: set[str]) -> set[str]:
+    """Those of the transactions whose actor may be told."""
+    if tenant is None or not transactions:
+        return transactions
+    with typed_errors(), connection.transaction():
+        rows = connection.cursor(row_factory=tuple_row)
+        found = rows.execute(SIGNED, {"transactions": list(transactions), **parameters(tenant)})
+        return {row[0] for row in found}
+
+
+def _audited(row: tuple[Any, ...], *, signed: bool) -> Audited:
+    at, table, op, key, changed = row[:5]
+    user, function, trace, session, application = row[5:10] if signed else (None,) * 5
     where = at.astimezone(UTC), table, OPS[op], key, tuple(changed)
-    return Audited(*where, user, function, trace, session, application, row[11])
+    return Audited(*where, user, function, trace, session, application, row[10])
 
 
 def _named(name: str, value: Any) -> str | datetime | None:

@@ -307,6 +307,8 @@ class Client:
         self._holding = 0
         self._behind = True
         self._error: ForgeError | None = None
+        self._known: tuple[View, dict[str, bool]] = self._view, {}
+        """Of the transactions on the last page that was read, which are signed; a large one goes on on the next."""
 
     # Called by the hub, never waiting
 
@@ -490,10 +492,16 @@ class Client:
         """The transactions of a batch whose actor the client may learn, whatever tables it asks for; None for all."""
         if self._view.tenant is None:
             return None
-        transactions = list({change.source.transaction for change in batch.changes})
-        values = {"transactions": transactions, **parameters(self._view.tenant)}
-        found = await reader.connection.execute(SIGNED.encode(), values)
-        return frozenset(row[0] for row in await found.fetchall())
+        transactions = {change.source.transaction or "" for change in batch.changes}
+        asked, known = self._known
+        if self._view is not asked:
+            known = {}
+        values = {"transactions": list(transactions - known.keys()), **parameters(self._view.tenant)}
+        rows = await (await reader.connection.execute(SIGNED.encode(), values)).fetchall()
+        found = {row[0] for row in rows}
+        known = {number: known.get(number, number in found) for number in transactions}
+        self._known = self._view, known
+        return frozenset(number for number, signed in known.items() if signed)
 
     async def _send(self, page: Page) -> bool:
         """Send a page that was read; false when it must be read again from where the client stands."""
