@@ -84,8 +84,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         -- condition.
         ('forge_route_', 'row', 'BEFORE INSERT ON %s FOR EACH ROW WHEN (false)'),
         ('!forge_leave_', 'move', 'AFTER DELETE ON %s FOR EACH ROW WHEN (current_setting(''forge.updating_@'', true) <> '''')'),
-        ('!forge_enter_', 'move', 'AFTER INSERT ON %s FOR EACH ROW WHEN (current_setting(''forge.updating_@'', true) <> '''' '
-             'AND coalesce(current_setting(''forge.inserting_@_'' || (pg_trigger_depth() + 1), true), '''') = '''')'),
+        -- the conditions are looked up for each statement: longer ones cost a single insert much
+        ('!forge_enter_', 'move', 'AFTER INSERT ON %s FOR EACH ROW WHEN (starts_with(current_setting(''forge.updating_@'', true), ''u''))'),
         ('forge_notify_', 'insert', 'AFTER INSERT ON %s REFERENCING NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
         ('forge_update_', 'update', 'AFTER UPDATE ON %s REFERENCING OLD TABLE AS forge_old_rows NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
         ('forge_delete_', 'delete', 'AFTER DELETE ON %s REFERENCING OLD TABLE AS forge_old_rows FOR EACH STATEMENT'),
