@@ -311,6 +311,7 @@ def test_what_is_no_merge_is_logged_row_by_row(parts: Connection, trigger: bool)
     """Several statements in one message, an upsert, moves, deletes within a function that an UPDATE calls."""
     parts.execute(
         "CREATE FUNCTION forget(n int) RETURNS int LANGUAGE sql AS 'DELETE FROM p WHERE id = n; SELECT n';"
+        "CREATE FUNCTION note(n int) RETURNS int LANGUAGE sql AS 'INSERT INTO p VALUES (1, n, 0); SELECT n';"
         "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
     )
     if trigger:
@@ -321,7 +322,14 @@ def test_what_is_no_merge_is_logged_row_by_row(parts: Connection, trigger: bool)
     parts.execute("INSERT INTO p VALUES (1, 6, 1), (1, 7, 1) ON CONFLICT (d, id) DO UPDATE SET v = excluded.v")
     parts.execute("WITH i AS (INSERT INTO p VALUES (1, 8, 0)) UPDATE p SET d = d + 1 WHERE id = 7")
     parts.execute("UPDATE p SET v = forget(3), d = 2 WHERE id = 6")
-    assert [op for op, _ in since(parts, before)] == [
+    before, first = len(everything(parts)), since(parts, before)
+    parts.execute("UPDATE p SET v = note(30), d = 3 WHERE id = 6")
+    parts.execute(
+        "WITH i AS (INSERT INTO p VALUES (1, 40, 0), (1, 41, 0) RETURNING id)"
+        " UPDATE p SET d = 1 FROM (SELECT * FROM i LIMIT 1) s WHERE p.id = 6"
+    )
+    assert sorted(op for op, _ in since(parts, before)) == ["D", "D", "I", "I", "I", "I", "I"]
+    assert [op for op, _ in first] == [
         *["I", "D", "I", "I", "D", "I"],
         *["U", "I"],
         *["D", "I", "I"],

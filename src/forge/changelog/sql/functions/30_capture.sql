@@ -135,13 +135,21 @@ $d$, format(whole, $d$json_build_object('failure', SQLERRM, 'sqlstate', SQLSTATE
     -- An UPDATE that moves a row to another partition deletes it in one and inserts it in the other; both rows are handed to the
     -- UPDATE trigger. In a MERGE (PostgreSQL 15 to 18) they are handed to its DELETE and INSERT triggers, and those fire only where
     -- the MERGE has such actions: else they are nowhere. So the first row that left a partition, and the first that entered
-    -- one, while an UPDATE runs is remembered, and has to be among the rows of some trigger of the statement.
+    -- one, while an UPDATE runs is remembered, and has to be among the rows of some trigger of the statement. forge.updating_<id>
+    -- has a letter for each UPDATE that runs, the innermost first: `i` where its statement inserts too (MERGE, ON CONFLICT), so
+    -- that what enters is for its INSERT trigger, else `u`.
     IF parted THEN
         PERFORM forge.write_function(tracked, 'begin', '', format($d$
 DECLARE
-    v_name text := CASE TG_OP WHEN 'INSERT' THEN 'forge.inserting_%1$s_' || pg_trigger_depth() ELSE 'forge.updating_%1$s' END;
+    v_name    text := 'forge.inserting_%1$s_' || pg_trigger_depth();
+    v_inserts text := coalesce(current_setting(v_name, true), '');
 BEGIN
-    PERFORM set_config(v_name, concat(current_setting(v_name, true), '+'), true);
+    IF TG_OP = 'INSERT' THEN
+        PERFORM set_config(v_name, v_inserts || '+', true);
+    ELSE
+        PERFORM set_config('forge.updating_%1$s', concat(CASE v_inserts WHEN '' THEN 'u' ELSE 'i' END,
+                                                         current_setting('forge.updating_%1$s', true)), true);
+    END IF;
     RETURN NULL;
 END$d$, tracked));
         PERFORM forge.write_function(tracked, 'move', pins, format($d$
@@ -158,14 +166,25 @@ BEGIN
     RETURN NULL;
 END$d$, tracked, forge.row_digest_expression(relation, 'NEW'), forge.row_digest_expression(relation, 'OLD')));
         moves := jsonb_build_object(
-            'insert', format($d$    v_name := 'forge.inserting_%s_' || pg_trigger_depth();
+            'insert', format($d$    v_name := 'forge.inserting_%1$s_' || pg_trigger_depth();
     PERFORM set_config(v_name, substr(current_setting(v_name, true), 2), true);
-$d$, tracked),
+    v_name := 'forge.entered_%1$s_' || pg_trigger_depth();
+    v_entered := nullif(current_setting(v_name, true), '');
+    IF v_entered IS NOT NULL THEN
+        IF EXISTS (SELECT FROM forge_new_rows %2$s WHERE %3$s = v_entered) THEN
+            PERFORM set_config(v_name, '', true);
+        END IF;
+    END IF;
+$d$, tracked, n, forge.row_digest_expression(relation, n)),
             'update', format($d$    PERFORM set_config('forge.updating_%1$s', substr(current_setting('forge.updating_%1$s', true), 2), true);
     v_left := nullif(current_setting('forge.left_%1$s_' || pg_trigger_depth(), true), '');
     v_entered := nullif(current_setting('forge.entered_%1$s_' || pg_trigger_depth(), true), '');
     IF num_nonnulls(v_left, v_entered) > 0 THEN
         PERFORM set_config('forge.left_%1$s_' || pg_trigger_depth(), '', true), set_config('forge.entered_%1$s_' || pg_trigger_depth(), '', true);
+        -- the INSERT trigger of the same statement is still to come
+        IF current_setting('forge.inserting_%1$s_' || pg_trigger_depth(), true) <> '' THEN
+            v_entered := NULL;
+        END IF;
     END IF;
 $d$, tracked),
             'delete', format($d$    v_left := nullif(current_setting('forge.left_%1$s_' || pg_trigger_depth(), true), '');

@@ -79,12 +79,13 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         FROM forge.tracked_table t, pg_class c WHERE t.id = tracked AND c.oid = $2),
     kind (prefix, function, timing) AS (VALUES
         ('forge_start_', 'begin', 'BEFORE INSERT OR UPDATE ON %s FOR EACH STATEMENT'),
-        -- never called: with a trigger before each row PostgreSQL (15 to 18) hands a MERGE's UPDATE trigger the rows that were
-        -- updated, without one rows that the same MERGE inserted
-        ('forge_route_', 'begin', 'BEFORE INSERT ON %s FOR EACH ROW WHEN (false)'),
+        -- Never called: with a trigger before each row PostgreSQL (15 to 18) hands a MERGE's UPDATE trigger the rows that were
+        -- updated, without one rows that the same MERGE inserted. Being of the replica role it costs others no look at its
+        -- condition.
+        ('forge_route_', 'row', 'BEFORE INSERT ON %s FOR EACH ROW WHEN (false)'),
         ('!forge_leave_', 'move', 'AFTER DELETE ON %s FOR EACH ROW WHEN (current_setting(''forge.updating_@'', true) <> '''')'),
-        ('!forge_enter_', 'move', 'AFTER INSERT ON %s FOR EACH ROW WHEN (current_setting(''forge.updating_@'', true) <> '''' '
-             'AND coalesce(current_setting(''forge.inserting_@_'' || (pg_trigger_depth() + 1), true), '''') = '''')'),
+        -- the conditions are looked up for each statement: longer ones cost a single insert much
+        ('!forge_enter_', 'move', 'AFTER INSERT ON %s FOR EACH ROW WHEN (starts_with(current_setting(''forge.updating_@'', true), ''u''))'),
         ('forge_notify_', 'insert', 'AFTER INSERT ON %s REFERENCING NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
         ('forge_update_', 'update', 'AFTER UPDATE ON %s REFERENCING OLD TABLE AS forge_old_rows NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
         ('forge_delete_', 'delete', 'AFTER DELETE ON %s REFERENCING OLD TABLE AS forge_old_rows FOR EACH STATEMENT'),
@@ -105,7 +106,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         WHEN 'each' THEN setup.log_order = 'rows'
         WHEN 'update' THEN setup.log_order <> 'rows'
         WHEN 'delete' THEN setup.log_order <> 'rows'
-        WHEN 'row' THEN setup.replica
+        WHEN 'row' THEN CASE kind.prefix WHEN 'forge_route_' THEN setup.relkind = 'p' ELSE setup.replica END
         WHEN 'truncate' THEN r.oid = $2 AND NOT setup.inherited
         WHEN 'empty' THEN r.oid <> $2 OR setup.inherited
         ELSE true END
