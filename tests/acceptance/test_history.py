@@ -66,7 +66,7 @@ def test_a_row_that_one_statement_updates_and_deletes_by_foreign_keys(history_se
 @pytest.mark.contract("X1")
 def test_a_partition_truncated_by_a_transaction_that_keeps_its_snapshot(history_server: PostgresServer) -> None:
     with fresh_database(history_server) as url:
-        prepare(url)
+        prepare(url, {})
         with connect(url) as other, connect(url) as older:
             other.execute("INSERT INTO parted VALUES (1, '')")
             older.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")

@@ -22,6 +22,7 @@ from psycopg import conninfo
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from forge.changelog import session
 from forge.changelog.connection import Connection, connect
 from forge.errors import HistoryUnavailable, ServerError
 from forge.pipeline.lake import Lake
@@ -150,6 +151,10 @@ def of_database(spark: SparkSession, url: str, tasks: int | None = None) -> Iter
         )
 
 
+# JDBC's driver sets what texts depend on by itself; how long a reading takes is not for the role to say.
+_TIMEOUTS: Final = tuple(name for name in session.OWN if name.endswith("_timeout"))
+
+
 class _Reading:
     """Tables of a database by JDBC, in shares of a column's range, all at one snapshot."""
 
@@ -163,8 +168,13 @@ class _Reading:
         name = f"{SCHEMA}.{table}"
         row = connection.execute(f"SELECT min({by}), max({by}) FROM {name}".encode()).fetchone()
         first, last = row if row and row[0] is not None else (0, 0)
-        begin = (
-            f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{self._snapshot}'"
+        known = connection.execute("SELECT name FROM pg_settings WHERE name = ANY (%s)", (list(_TIMEOUTS),)).fetchall()
+        begin = "; ".join(
+            [
+                *(f"SET {setting} = 0" for (setting,) in known),
+                "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",
+                f"SET TRANSACTION SNAPSHOT '{self._snapshot}'",
+            ]
         )
         return (
             self._spark.read.format("jdbc")

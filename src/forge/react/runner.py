@@ -67,6 +67,7 @@ _WRITTEN: Final = f"""
           WHERE l.transaction_id = pg_current_xact_id_if_assigned() AND l.day >= (now() AT TIME ZONE 'UTC')::date
           LIMIT {MOST_WRITTEN + 1}) l
     JOIN forge.table_version v ON v.id = l.version"""
+_STALE_PLAN: Final = "RevalidateCachedQuery"  # messages are in the server's language
 _RACES: Final = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
 
 
@@ -271,7 +272,7 @@ class Runner:
             async with _said(call), self._in_time(call.query.name):
                 value = await call.query.function(Context(db, call.auth), **call.arguments)
         except psycopg.errors.FeatureNotSupported as error:
-            if "cached plan" in str(error):  # a prepared statement's result has other types than it had
+            if error.diag.source_function == _STALE_PLAN:  # a prepared statement's result has other types than it had
                 await connection.close()
                 raise _Again(_line(error)) from error
             raise

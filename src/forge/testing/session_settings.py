@@ -65,6 +65,11 @@ def chosen(chance: random.Random, share: float = 0.5) -> dict[str, str]:
     return {name: chance.choice(values) for name, values in ANYONE.items() if chance.random() < share}
 
 
+def of_database(seed: object) -> dict[str, str]:
+    """The settings that a checker's database has in the run of a seed."""
+    return chosen(random.Random(f"sessions of {seed}"), 0.8)
+
+
 def shown(settings: Mapping[str, str]) -> str:
     """For people, on one line.
 

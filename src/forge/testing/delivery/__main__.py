@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from forge.testing.delivery.run import Plan, run
 from forge.testing.postgres import temporary_postgres
+from forge.testing.session_settings import of_database, shown
 
 SHOWN = 12
 
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with temporary_postgres() as server:
             report = run(plan, server)
         print(report, flush=True)
+        if report.wrong:
+            print(f"  settings: {shown(of_database(plan.seed))}")
         for line in report.wrong[:SHOWN]:
             print(f"  {line}")
         failed = bool(report.wrong)

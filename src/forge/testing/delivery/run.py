@@ -28,6 +28,7 @@ from forge.testing.delivery.checks import Receipt, check
 from forge.testing.delivery.node import EXACT, HEALED, KINDS, LATE, POINTS, RECEIPTS, Point, Task, work
 from forge.testing.postgres import fresh_database
 from forge.testing.proxy import FaultProxy
+from forge.testing.session_settings import of_database, set_defaults
 
 KEYS: Final = 17
 _LONG: Final = TTL + 1.0
@@ -88,6 +89,7 @@ def run(plan: Plan, server: PostgresServer, *, patience: float = 60.0) -> Report
     try:
         with fresh_database(server) as url:
             with connect(url) as connection:
+                set_defaults(connection, of_database(plan.seed))
                 install(connection)
                 connection.execute("CREATE TABLE item (id int PRIMARY KEY, v int NOT NULL)")
                 connection.execute("SELECT forge_enable_reactivity('item')")

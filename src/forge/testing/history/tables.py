@@ -197,12 +197,10 @@ def _merge(table: Table, target: str, operation: Operation) -> str:
             *(expression for _, expression in table.payload),
         ]
     )
-    actions = {
-        "merge known": f" WHEN MATCHED THEN UPDATE SET {_assignments(table)}",
-        "merge new": f" WHEN NOT MATCHED THEN INSERT ({_columns(table)}) VALUES ({values})",
-    }
-    return f"MERGE INTO {target} t USING (SELECT {aliased} FROM {_rows()}) s ON {joined}" + actions.get(
-        operation.kind, "".join(actions.values())
+    return (
+        f"MERGE INTO {target} t USING (SELECT {aliased} FROM {_rows()}) s ON {joined}"
+        f" WHEN MATCHED THEN UPDATE SET {_assignments(table)}"
+        f" WHEN NOT MATCHED THEN INSERT ({_columns(table)}) VALUES ({values})"
     )
 
 
@@ -248,8 +246,6 @@ _WRITERS: Final = {
     "insert strictly": _insert_strictly,
     "upsert": _upsert,
     "merge": _merge,
-    "merge known": _merge,
-    "merge new": _merge,
     "update": _update,
     "rekey": _rekey,
     "shift": _shift,

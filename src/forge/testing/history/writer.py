@@ -234,8 +234,6 @@ def _values(operation: Operation, mark: str) -> dict[str, Any]:
 
 
 def _effect(operation: Operation, mark: str, rows: int) -> Effect:
-    if operation.kind == "merge" and operation.table == "parted" and not operation.leaf:
-        return Effect(mark, operation.table, "wipe", None)
     return Effect(mark, operation.table, "delete" if operation.kind == "delete" else "write", rows)
 
 

@@ -12,6 +12,7 @@ from forge.pipeline.session import session
 from forge.testing.lake.keeper import QUICK
 from forge.testing.lake.run import Plan, run
 from forge.testing.postgres import available_versions, temporary_postgres
+from forge.testing.session_settings import of_database, shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report = run(plan, server, spark, Path(folder))
             rounds += 1
             print(f"  {report}", flush=True)
+            if report.discrepancies:
+                print(f"  settings: {shown(of_database(plan.seed))}")
             for discrepancy in report.discrepancies:
                 print(f"  {discrepancy}", flush=True)
             failed += bool(report.discrepancies)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import psycopg
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -25,6 +26,7 @@ from forge.postgres import PostgresServer
 from forge.testing.lake.keeper import MOST, STEPS
 from forge.testing.lake.traffic import TABLES, act, prepare
 from forge.testing.postgres import fresh_database
+from forge.testing.session_settings import of_database, set_defaults
 
 PATIENCE: Final = 180.0
 """How long a keeper may take before it counts as stuck."""
@@ -82,6 +84,7 @@ def run(plan: Plan, server: PostgresServer, spark: SparkSession, folder: Path) -
     lake = Lake(str(folder / f"lake-{plan.seed}"))
     with fresh_database(server) as url:
         with connect(url) as connection:
+            set_defaults(connection, of_database(plan.seed))
             install(connection)
             prepare(connection)
         killed = []
@@ -98,7 +101,7 @@ def run(plan: Plan, server: PostgresServer, spark: SparkSession, folder: Path) -
 
 
 def _write(url: str, chance: random.Random, plan: Plan) -> None:
-    with connect(url) as connection:
+    with psycopg.connect(url, autocommit=True) as connection:
         for _ in range(plan.transactions):
             act(connection, chance, definitions=plan.definitions)
 

@@ -9,7 +9,7 @@ from forge.testing.oracle import schema as schemas
 from forge.testing.oracle.plan import FAULTS, Ask, Fault, Plan, Round, Subscription
 from forge.testing.oracle.queries import Maker, views
 from forge.testing.oracle.writes import Writer
-from forge.testing.session_settings import chosen
+from forge.testing.session_settings import chosen, of_database
 
 
 def generate(
@@ -47,7 +47,7 @@ def generate(
     filling = tuple(writer.filling())
     planned = tuple(Round(writer.round(), _faults(chance, faults)) for _ in range(rounds))
     plan = Plan(seed, schema, filling, tuple(made), tuple(asked), tuple(subscriptions), planned, nodes)
-    return _in_sessions(plan, random.Random(f"sessions of {seed}"))
+    return _in_sessions(plan, random.Random(f"writers of {seed}"))
 
 
 def _in_sessions(plan: Plan, chance: random.Random) -> Plan:
@@ -67,7 +67,7 @@ def _in_sessions(plan: Plan, chance: random.Random) -> Plan:
     )
     writers = max(len(each.writers) for each in plan.rounds)
     return msgspec.structs.replace(
-        plan, rounds=rounds, settings=chosen(chance, 0.8), writers=tuple(chosen(chance) for _ in range(writers))
+        plan, rounds=rounds, settings=of_database(plan.seed), writers=tuple(chosen(chance) for _ in range(writers))
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from forge.testing.postgres import temporary_postgres
+from forge.testing.session_settings import of_database, shown
 from forge.testing.versions.plan import Mistake, Plan
 from forge.testing.versions.run import run
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with temporary_postgres() as server:
             report = run(plan, server)
         print(report, flush=True)
+        if report.wrong:
+            print(f"  settings: {shown(of_database(plan.seed))}")
         for line in report.wrong[:SHOWN]:
             print(f"  {line}")
         if report.wrong or time.monotonic() > deadline:

@@ -17,6 +17,7 @@ from forge.changelog.queries import queries
 from forge.errors import ServerError
 from forge.postgres import PostgresServer
 from forge.testing.postgres import fresh_database
+from forge.testing.session_settings import of_database, set_defaults
 from forge.testing.versions.checks import Access, accesses, consistent, journaled, source
 from forge.testing.versions.client import Client
 from forge.testing.versions.plan import BY_ACCESS, RESOURCES, SUBJECTS, Plan, Report
@@ -40,6 +41,7 @@ def run(plan: Plan, server: PostgresServer) -> Report:
     began = time.monotonic()
     with fresh_database(server) as url:
         with connect(url) as connection:
+            set_defaults(connection, of_database(plan.seed))
             install(connection)
             for resource in RESOURCES:
                 declare(connection, resource, by_access=resource in BY_ACCESS)
@@ -123,7 +125,7 @@ class _Run:
         """Do it on a connection, and again where that is lost."""
         while not self._ended.is_set():
             try:
-                with connect(self._url, application_name="model") as connection:
+                with psycopg.connect(self._url, autocommit=True, application_name="model") as connection:
                     act(connection)
             except _LOST as error:
                 if not self._plan.crashes:
