@@ -9,6 +9,7 @@ import pytest
 
 from forge.changelog.connection import Connection
 from forge.changelog.maintenance import run_once
+from forge.changelog.tenancy import Tenant
 from forge.errors import CursorInvalid, ForgeError, HistoryUnavailable, RedactError, RevertRefused
 from forge.history.asof import as_of, row_as_of, table_as_of
 from forge.history.audit import Choice as Chosen
@@ -49,7 +50,11 @@ QUESTIONS: dict[str, tuple[Ask, type[ForgeError], str]] = {
     "audit, a user": (lambda db, bad, at: audit(db, Chosen(user=bad)), HistoryUnavailable, "the user has"),
     "audit, a trace": (lambda db, bad, at: audit(db, Chosen(trace=bad)), HistoryUnavailable, "the trace has"),
     "audit, a table": (lambda db, bad, at: audit(db, Chosen(table=bad)), HistoryUnavailable, "the table's name has"),
-    "audit, a tenant": (lambda db, bad, at: audit(db, Chosen(tenant=("w", bad))), HistoryUnavailable, "the tenant has"),
+    "audit, a tenant": (
+        lambda db, bad, at: audit(db, Chosen(tenant=Tenant("w", bad))),
+        HistoryUnavailable,
+        "the tenant has",
+    ),
     "counts, a user": (lambda db, bad, at: counts(db, Chosen(user=bad), by=["op"]), HistoryUnavailable, "the user"),
     "redact, a key": (lambda db, bad, at: redact(db, "word", bad, ["n"]), HistoryUnavailable, "the key of word has"),
     "redact, a column": (lambda db, bad, at: redact(db, "word", "a", [bad]), RedactError, "the name of a column has"),

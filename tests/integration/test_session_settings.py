@@ -287,7 +287,7 @@ async def test_live_queries_mutations_and_their_past_are_the_same(imposed: str) 
         assert answer.xid is not None
         await watcher.until(lambda watcher: len(watcher.value) == 2)
         then = await past.ask(imposed, node.registry.call("mine", {}, ANYBODY), at)
-    assert [found["id"] for found in then] == [1]
+    assert [row["id"] for row in then.value] == [1]
 
 
 async def test_a_mutation_is_on_disk_when_it_is_answered(imposed: str) -> None:
