@@ -22,7 +22,7 @@ from forge.changelog.connection import Connection
 from forge.pipeline.jars import delta_jars
 from forge.pipeline.session import BRIEFLY, QUIETLY, packed
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.timeout(1200)
 
 BIN = Path(pyspark.__file__).parent / "bin"
 SECONDS = 120
@@ -126,17 +126,12 @@ def shop(connection: Connection) -> Connection:
     return connection
 
 
-def test_python_of_the_executors_has_no_forge(cluster: Cluster) -> None:
-    done = subprocess.run([cluster.python, "-c", "import msgspec, psycopg, forge"], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'forge'"
-
-
 DRIVER = """
 import json, os, sys
 import forge.pipeline
 from forge.pipeline.compare import compare
 from forge.pipeline.lake import Lake
-from forge.pipeline.run import Settings, pipeline
+from forge.pipeline.run import pipeline
 from forge.pipeline.session import session
 
 def where(_):
@@ -149,7 +144,7 @@ forge.pipeline.register(spark)
 told = {"master": spark.sparkContext.master}
 told["where"] = spark.sparkContext.parallelize(range(4), 4).map(where).distinct().collect()
 if lake:
-    with pipeline(spark, url, Lake(lake), Settings(most=60)) as running:
+    with pipeline(spark, url, Lake(lake)) as running:
         running.once()
     report = compare(spark, Lake(lake), url, None)
     told["equal"], told["rows"] = report.equal, report.rows
@@ -192,9 +187,12 @@ def test_a_lake_is_kept_by_executors_that_have_no_forge_and_die(
     for forge, python in told["where"]:
         assert re.search(r"/work\d/app-.*/\d/forge-\w+\.zip/forge/__init__\.py$", forge)
         assert python == str(cluster.python)
+    done = subprocess.run([cluster.python, "-c", "import msgspec, psycopg, forge"], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'forge'"
     assert (told["equal"], told["rows"]) == (True, 100)
 
 
+@pytest.mark.long
 def test_a_submitted_application_finds_its_master_and_jars(
     cluster: Cluster, shop: Connection, database: str, tmp_path: Path
 ) -> None:

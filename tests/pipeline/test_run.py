@@ -300,13 +300,14 @@ def test_every_step_of_the_checker_is_there() -> None:
     assert all(callable(getattr(place, name, None)) for place, name, _ in STEPS.values())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.contract("X10")
-@pytest.mark.parametrize("seed", [15, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [15, 3])
 def test_the_pipeline_survives_being_killed_anywhere(
     spark: SparkSession, server: PostgresServer, tmp_path: Path, seed: int
 ) -> None:
-    """At the first history that it writes; long: at the third."""
+    """At the first history that it writes, and at the third."""
     report = run(Plan.generate(seed, kills=1, transactions=10), server, spark, tmp_path)
     assert report.discrepancies == ()
     assert report.killed
