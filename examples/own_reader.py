@@ -37,6 +37,8 @@ COLUMNS = (
 )
 UNSEEN = "(l.transaction_id >= %(xmax)s::xid8 OR l.transaction_id = ANY (%(running)s::xid8[])) AND l.id >= %(first_id)s"
 TRIMMED = "forge.trimmed_since(%(xmax)s::xid8, %(running)s::xid8[], %(first_id)s)"
+IDENTITY = """SELECT uuid::text, system_identifier, timeline, first_id, pg_snapshot_xmax(pg_current_snapshot())::text
+    FROM forge.current_identity()"""
 READ = f"""
 WITH head AS MATERIALIZED (
     SELECT pg_current_snapshot()::text AS snapshot, pg_current_wal_insert_lsn()::text AS lsn, {TRIMMED} AS trimmed)
@@ -50,6 +52,8 @@ SELECT {COLUMNS} FROM forge.forge_event_log l
 WHERE {UNSEEN} AND pg_visible_in_snapshot(l.transaction_id, %(until)s::pg_snapshot)
   AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
 ORDER BY coalesce(l.rank, l.id), l.id LIMIT %(limit)s"""
+TRIMMED_MEANWHILE = """EXISTS (SELECT FROM forge.trimmed t WHERE t.last_id > %(place)s AND (
+    t.last_id >= %(id)s OR pg_snapshot_xmax(t.snapshot) >= pg_snapshot_xmax(%(until)s::pg_snapshot)))"""
 
 
 class Refused(Exception):
@@ -85,11 +89,12 @@ class LogReader:
         self.db.execute("SET TimeZone = 'UTC'")
         set_json_loads(load, self.db)
         self.listener.execute("LISTEN forge_changes")
-        identity = self.query("SELECT uuid::text, system_identifier, timeline, first_id FROM forge.current_identity()")
-        *log, self.first_id = identity[0]
+        [(*log, self.first_id, xmax)] = self.query(IDENTITY)
         self.cursor = cursor or Cursor(*log)  # step 2
         if [self.cursor.log, self.cursor.system, self.cursor.timeline] != log:
             raise Refused("the cursor is of another log: another database, or a failover, a restore or a copy since")
+        if int(xmax) < int(unfinished(self.cursor.until or self.cursor.old)[0]):
+            raise Refused("the server lost transactions that the cursor has seen")
 
     def connect(self) -> psycopg.Connection[Any]:
         alive: dict[str, Any] = {"connect_timeout": 10, "keepalives_idle": 5, "tcp_user_timeout": 10_000}
@@ -101,19 +106,16 @@ class LogReader:
     def page(self) -> tuple[list[dict[str, Any]], Cursor]:
         """The next changes and the cursor after them; it has `until` while the batch goes on."""
         cursor = self.cursor
-        xmax, running = finished(cursor.old)
+        xmax, running = unfinished(cursor.old)
         given = {**asdict(cursor), "xmax": xmax, "running": running, "first_id": self.first_id, "limit": self.limit}
         if cursor.until is None:  # step 3
             rows = self.query(READ, given)
             until, lsn, trimmed = rows[0][:3]
             trimmed = trimmed and cursor.old != START
             rows = [row for row in rows if row.id is not None]
-            if int(finished(until)[0]) < int(xmax):
-                raise Refused("the server lost transactions that the cursor has seen")
         else:  # step 4
             rows, until, lsn = self.query(PAGE, given), cursor.until, None
-            beyond = "(SELECT max(last_id) FROM forge.trimmed) > %(place)s" if cursor.old == START else "true"
-            trimmed = self.query(f"SELECT {TRIMMED} AND {beyond}", given)[0][0]
+            trimmed = self.query(f"SELECT {TRIMMED_MEANWHILE if cursor.old == START else TRIMMED}", given)[0][0]
         if trimmed:
             raise Refused("the log was trimmed beyond the cursor")
         if lsn and not self.query("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", [lsn])[0][0]:  # step 5
@@ -150,7 +152,7 @@ class LogReader:
             "before": before if row.op != "R" else None,
             "after": after,
             "changed": changed,
-            "at": row.at.isoformat(),
+            "at": f"{row.at:%Y-%m-%dT%H:%M:%S.%fZ}",
             "user": row.user_id,
             "id": f"{self.cursor.log}:{row.id}",
             "position": f"{row.place}.{row.id}",  # what a redaction's note refers to
@@ -158,8 +160,8 @@ class LogReader:
         }
 
 
-def finished(snapshot: str) -> tuple[str, str]:
-    """A snapshot's xmax and, as an array, which transactions below it were running."""
+def unfinished(snapshot: str) -> tuple[str, str]:
+    """The transactions that a snapshot does not see: all from xmax on, and an array of those that were running."""
     _, xmax, running = snapshot.split(":")
     return xmax, "{" + running + "}"
 
@@ -233,7 +235,7 @@ def restore(path: Path) -> Cursor:
 
 
 def save(cursor: Cursor, path: Path) -> None:
-    """Replace the file: whenever the machine stops, it has the old cursor or the new one."""
+    """Replace the file, which has the old cursor or the new one whenever the machine stops."""
     new = path.with_name(path.name + ".new")
     with new.open("w") as file:
         json.dump(asdict(cursor), file)
