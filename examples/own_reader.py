@@ -9,7 +9,7 @@ docs/reference/log.md; values are printed in the wire form of docs/reference/val
 Invariants:
 - The cursor is saved after the lines up to it are written. One run prints no change twice; the run after a crash may
   repeat the lines of the last page, with the same ids in the same order.
-- A line that a crash cut off ends before an empty line, and its change is printed again.
+- A line that a crash cut off is not JSON, and its change is printed again. Skip it, and empty lines.
 """
 
 import argparse
@@ -128,9 +128,9 @@ class LogReader:
             after = replace(cursor, until=until, place=rows[-1].place, id=rows[-1].id)
         return [self.change(row) for row in rows], after
 
-    def wait(self) -> None:
+    def wait(self, seconds: float = 1) -> None:
         """Step 6."""
-        list(self.listener.notifies(timeout=1, stop_after=1))
+        list(self.listener.notifies(timeout=seconds, stop_after=1))
 
     def change(self, row: Any) -> dict[str, Any]:
         if row.version not in self.versions:
@@ -245,17 +245,17 @@ def save(cursor: Cursor, path: Path) -> None:
 
 
 def follow(url: str, path: Path | None, once: bool) -> None:
-    """Print changes and save the cursor, for ever or to the end of one batch, on one connection after the other."""
+    """Print changes and save the cursor, for ever or up to what is committed now; connect again when it is lost."""
     cursor = restore(path) if path and path.exists() else None
     output = os.fstat(sys.stdout.fileno())
     on_disk = stat.S_ISREG(output.st_mode)
     if on_disk and output.st_size:
         print()  # ends a line that a crash cut off
-    reader, connected, failures = None, False, 0
+    reader, connected, begun, failures = None, False, False, 0
     while True:
         try:
             reader = reader or LogReader(url, cursor)
-            connected = True
+            connected, begun = True, begun or reader.cursor.until is None  # else it ends a batch of a former run
             changes, cursor = reader.page()
             for change in changes:
                 print(json.dumps(change))
@@ -265,9 +265,9 @@ def follow(url: str, path: Path | None, once: bool) -> None:
             if path and cursor != reader.cursor:
                 save(cursor, path)
             reader.cursor, failures = cursor, 0
-            if once and not cursor.until:
+            if not cursor.until and once and begun:
                 return
-            if not cursor.until:
+            if not cursor.until and not once:
                 reader.wait()
         except psycopg.OperationalError as error:
             if not connected:
