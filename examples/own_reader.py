@@ -56,6 +56,9 @@ TRIMMED_MEANWHILE = """EXISTS (SELECT FROM forge.trimmed t WHERE t.last_id > %(p
     t.last_id >= %(id)s OR pg_snapshot_xmax(t.snapshot) >= pg_snapshot_xmax(%(until)s::pg_snapshot)))"""
 
 
+Connection = psycopg.Connection[Any]
+
+
 class Refused(Exception):
     """The cursor cannot be used: step 7."""
 
@@ -80,25 +83,20 @@ class Cursor:
 class LogReader:
     """The changes after a cursor, page by page. What `page` returns is on the server's disk."""
 
-    def __init__(self, url: str, cursor: Cursor | None, limit: int = 500) -> None:
-        self.url, self.limit = url, limit
+    def __init__(self, db: Connection, listener: Connection, cursor: Cursor | None, limit: int = 500) -> None:
+        self.db, self.listener, self.limit = db, listener, limit
         self.versions: dict[int, Any] = {}
-        self.db, self.listener = self.connect(), self.connect()  # step 1
-        self.db.execute("SET synchronous_commit = local")
-        self.db.execute("SET enable_seqscan = off")
-        self.db.execute("SET TimeZone = 'UTC'")
-        set_json_loads(load, self.db)
-        self.listener.execute("LISTEN forge_changes")
+        db.execute("SET synchronous_commit = local")  # step 1
+        db.execute("SET enable_seqscan = off")
+        db.execute("SET TimeZone = 'UTC'")
+        set_json_loads(load, db)
+        listener.execute("LISTEN forge_changes")
         [(*log, self.first_id, xmax)] = self.query(IDENTITY)
         self.cursor = cursor or Cursor(*log)  # step 2
         if [self.cursor.log, self.cursor.system, self.cursor.timeline] != log:
             raise Refused("the cursor is of another log: another database, or a failover, a restore or a copy since")
         if int(xmax) < int(unfinished(self.cursor.until or self.cursor.old)[0]):
             raise Refused("the server lost transactions that the cursor has seen")
-
-    def connect(self) -> psycopg.Connection[Any]:
-        alive: dict[str, Any] = {"connect_timeout": 10, "keepalives_idle": 5, "tcp_user_timeout": 10_000}
-        return psycopg.connect(self.url, autocommit=True, row_factory=namedtuple_row, client_encoding="utf8", **alive)
 
     def query(self, statement: str, parameters: Any = None) -> list[Any]:
         return self.db.execute(statement, parameters).fetchall()
@@ -227,6 +225,11 @@ def tagged(part: Any) -> Any:
     return part
 
 
+def connect(url: str) -> Connection:
+    alive: dict[str, Any] = {"connect_timeout": 10, "keepalives_idle": 5, "tcp_user_timeout": 10_000}
+    return psycopg.connect(url, autocommit=True, row_factory=namedtuple_row, client_encoding="utf8", **alive)
+
+
 def restore(path: Path) -> Cursor:
     try:
         return Cursor(**json.loads(path.read_text()))
@@ -251,28 +254,32 @@ def follow(url: str, path: Path | None, once: bool) -> None:
     on_disk = stat.S_ISREG(output.st_mode)
     if on_disk and output.st_size:
         print()  # ends a line that a crash cut off
-    reader, connected, begun, failures = None, False, False, 0
+    connected, begun, failures = False, False, 0
     while True:
         try:
-            reader = reader or LogReader(url, cursor)
-            connected, begun = True, begun or reader.cursor.until is None  # else it ends a batch of a former run
-            changes, cursor = reader.page()
-            for change in changes:
-                print(json.dumps(change))
-            sys.stdout.flush()
-            if on_disk and changes:
-                os.fsync(sys.stdout.fileno())
-            if path and cursor != reader.cursor:
-                save(cursor, path)
-            reader.cursor, failures = cursor, 0
-            if not cursor.until and once and begun:
-                return
-            if not cursor.until and not once:
-                reader.wait()
+            with connect(url) as db, connect(url) as listener:
+                connected = True
+                reader = LogReader(db, listener, cursor)
+                while True:
+                    begun = begun or reader.cursor.until is None  # else it ends the batch of an earlier run first
+                    changes, cursor = reader.page()
+                    for change in changes:
+                        print(json.dumps(change))
+                    sys.stdout.flush()
+                    if on_disk and changes:
+                        os.fsync(sys.stdout.fileno())
+                    if path and cursor != reader.cursor:
+                        save(cursor, path)
+                    reader.cursor, failures = cursor, 0
+                    if cursor.until is None and once and begun:
+                        return
+                    if cursor.until is None and not once:
+                        reader.wait()
         except psycopg.OperationalError as error:
             if not connected:
                 raise
-            reader, pause, failures = None, min(5, 0.1 * 2**failures) * random.uniform(0.5, 1), failures + 1
+            pause = min(5, 0.1 * 2**failures) * random.uniform(0.5, 1)
+            failures = min(failures + 1, 10)
             print(f"{str(error).splitlines()[0]}; next try in {pause:.1f} s", file=sys.stderr)
             time.sleep(pause)
 
