@@ -9,7 +9,7 @@ docs/reference/log.md; values are printed in the wire form of docs/reference/val
 Invariants:
 - The cursor is saved after the lines up to it are written. One run prints no change twice; the run after a crash may
   repeat the lines of the last page, with the same ids in the same order.
-- A line that a crash cut off ends before an empty line, and its change is printed again.
+- A line that a crash cut off is not JSON, and its change is printed again. Skip it, and empty lines.
 """
 
 import argparse
@@ -37,6 +37,8 @@ COLUMNS = (
 )
 UNSEEN = "(l.transaction_id >= %(xmax)s::xid8 OR l.transaction_id = ANY (%(running)s::xid8[])) AND l.id >= %(first_id)s"
 TRIMMED = "forge.trimmed_since(%(xmax)s::xid8, %(running)s::xid8[], %(first_id)s)"
+IDENTITY = """SELECT uuid::text, system_identifier, timeline, first_id, pg_snapshot_xmax(pg_current_snapshot())::text
+    FROM forge.current_identity()"""
 READ = f"""
 WITH head AS MATERIALIZED (
     SELECT pg_current_snapshot()::text AS snapshot, pg_current_wal_insert_lsn()::text AS lsn, {TRIMMED} AS trimmed)
@@ -50,6 +52,11 @@ SELECT {COLUMNS} FROM forge.forge_event_log l
 WHERE {UNSEEN} AND pg_visible_in_snapshot(l.transaction_id, %(until)s::pg_snapshot)
   AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
 ORDER BY coalesce(l.rank, l.id), l.id LIMIT %(limit)s"""
+TRIMMED_MEANWHILE = """EXISTS (SELECT FROM forge.trimmed t WHERE t.last_id > %(place)s AND (
+    t.last_id >= %(id)s OR pg_snapshot_xmax(t.snapshot) >= pg_snapshot_xmax(%(until)s::pg_snapshot)))"""
+
+
+Connection = psycopg.Connection[Any]
 
 
 class Refused(Exception):
@@ -76,24 +83,20 @@ class Cursor:
 class LogReader:
     """The changes after a cursor, page by page. What `page` returns is on the server's disk."""
 
-    def __init__(self, url: str, cursor: Cursor | None, limit: int = 500) -> None:
-        self.url, self.limit = url, limit
+    def __init__(self, db: Connection, listener: Connection, cursor: Cursor | None, limit: int = 500) -> None:
+        self.db, self.listener, self.limit = db, listener, limit
         self.versions: dict[int, Any] = {}
-        self.db, self.listener = self.connect(), self.connect()  # step 1
-        self.db.execute("SET synchronous_commit = local")
-        self.db.execute("SET enable_seqscan = off")
-        self.db.execute("SET TimeZone = 'UTC'")
-        set_json_loads(load, self.db)
-        self.listener.execute("LISTEN forge_changes")
-        identity = self.query("SELECT uuid::text, system_identifier, timeline, first_id FROM forge.current_identity()")
-        *log, self.first_id = identity[0]
+        db.execute("SET synchronous_commit = local")  # step 1
+        db.execute("SET enable_seqscan = off")
+        db.execute("SET TimeZone = 'UTC'")
+        set_json_loads(load, db)
+        listener.execute("LISTEN forge_changes")
+        [(*log, self.first_id, xmax)] = self.query(IDENTITY)
         self.cursor = cursor or Cursor(*log)  # step 2
         if [self.cursor.log, self.cursor.system, self.cursor.timeline] != log:
             raise Refused("the cursor is of another log: another database, or a failover, a restore or a copy since")
-
-    def connect(self) -> psycopg.Connection[Any]:
-        alive: dict[str, Any] = {"connect_timeout": 10, "keepalives_idle": 5, "tcp_user_timeout": 10_000}
-        return psycopg.connect(self.url, autocommit=True, row_factory=namedtuple_row, client_encoding="utf8", **alive)
+        if int(xmax) < int(unfinished(self.cursor.until or self.cursor.old)[0]):
+            raise Refused("the server lost transactions that the cursor has seen")
 
     def query(self, statement: str, parameters: Any = None) -> list[Any]:
         return self.db.execute(statement, parameters).fetchall()
@@ -101,19 +104,16 @@ class LogReader:
     def page(self) -> tuple[list[dict[str, Any]], Cursor]:
         """The next changes and the cursor after them; it has `until` while the batch goes on."""
         cursor = self.cursor
-        xmax, running = finished(cursor.old)
+        xmax, running = unfinished(cursor.old)
         given = {**asdict(cursor), "xmax": xmax, "running": running, "first_id": self.first_id, "limit": self.limit}
         if cursor.until is None:  # step 3
             rows = self.query(READ, given)
             until, lsn, trimmed = rows[0][:3]
             trimmed = trimmed and cursor.old != START
             rows = [row for row in rows if row.id is not None]
-            if int(finished(until)[0]) < int(xmax):
-                raise Refused("the server lost transactions that the cursor has seen")
         else:  # step 4
             rows, until, lsn = self.query(PAGE, given), cursor.until, None
-            beyond = "(SELECT max(last_id) FROM forge.trimmed) > %(place)s" if cursor.old == START else "true"
-            trimmed = self.query(f"SELECT {TRIMMED} AND {beyond}", given)[0][0]
+            trimmed = self.query(f"SELECT {TRIMMED_MEANWHILE if cursor.old == START else TRIMMED}", given)[0][0]
         if trimmed:
             raise Refused("the log was trimmed beyond the cursor")
         if lsn and not self.query("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", [lsn])[0][0]:  # step 5
@@ -126,9 +126,9 @@ class LogReader:
             after = replace(cursor, until=until, place=rows[-1].place, id=rows[-1].id)
         return [self.change(row) for row in rows], after
 
-    def wait(self) -> None:
+    def wait(self, seconds: float = 1) -> None:
         """Step 6."""
-        list(self.listener.notifies(timeout=1, stop_after=1))
+        list(self.listener.notifies(timeout=seconds, stop_after=1))
 
     def change(self, row: Any) -> dict[str, Any]:
         if row.version not in self.versions:
@@ -150,7 +150,7 @@ class LogReader:
             "before": before if row.op != "R" else None,
             "after": after,
             "changed": changed,
-            "at": row.at.isoformat(),
+            "at": f"{row.at:%Y-%m-%dT%H:%M:%S.%fZ}",
             "user": row.user_id,
             "id": f"{self.cursor.log}:{row.id}",
             "position": f"{row.place}.{row.id}",  # what a redaction's note refers to
@@ -158,8 +158,8 @@ class LogReader:
         }
 
 
-def finished(snapshot: str) -> tuple[str, str]:
-    """A snapshot's xmax and, as an array, which transactions below it were running."""
+def unfinished(snapshot: str) -> tuple[str, str]:
+    """The transactions that a snapshot does not see: all from xmax on, and an array of those that were running."""
     _, xmax, running = snapshot.split(":")
     return xmax, "{" + running + "}"
 
@@ -225,6 +225,11 @@ def tagged(part: Any) -> Any:
     return part
 
 
+def connect(url: str) -> Connection:
+    alive: dict[str, Any] = {"connect_timeout": 10, "keepalives_idle": 5, "tcp_user_timeout": 10_000}
+    return psycopg.connect(url, autocommit=True, row_factory=namedtuple_row, client_encoding="utf8", **alive)
+
+
 def restore(path: Path) -> Cursor:
     try:
         return Cursor(**json.loads(path.read_text()))
@@ -233,7 +238,7 @@ def restore(path: Path) -> Cursor:
 
 
 def save(cursor: Cursor, path: Path) -> None:
-    """Replace the file: whenever the machine stops, it has the old cursor or the new one."""
+    """Replace the file, which has the old cursor or the new one whenever the machine stops."""
     new = path.with_name(path.name + ".new")
     with new.open("w") as file:
         json.dump(asdict(cursor), file)
@@ -243,34 +248,38 @@ def save(cursor: Cursor, path: Path) -> None:
 
 
 def follow(url: str, path: Path | None, once: bool) -> None:
-    """Print changes and save the cursor, for ever or to the end of one batch, on one connection after the other."""
+    """Print changes and save the cursor, for ever or up to what is committed now; connect again when it is lost."""
     cursor = restore(path) if path and path.exists() else None
     output = os.fstat(sys.stdout.fileno())
     on_disk = stat.S_ISREG(output.st_mode)
     if on_disk and output.st_size:
         print()  # ends a line that a crash cut off
-    reader, connected, failures = None, False, 0
+    connected, begun, failures = False, False, 0
     while True:
         try:
-            reader = reader or LogReader(url, cursor)
-            connected = True
-            changes, cursor = reader.page()
-            for change in changes:
-                print(json.dumps(change))
-            sys.stdout.flush()
-            if on_disk and changes:
-                os.fsync(sys.stdout.fileno())
-            if path and cursor != reader.cursor:
-                save(cursor, path)
-            reader.cursor, failures = cursor, 0
-            if once and not cursor.until:
-                return
-            if not cursor.until:
-                reader.wait()
+            with connect(url) as db, connect(url) as listener:
+                connected = True
+                reader = LogReader(db, listener, cursor)
+                while True:
+                    begun = begun or reader.cursor.until is None  # else it ends the batch of an earlier run first
+                    changes, cursor = reader.page()
+                    for change in changes:
+                        print(json.dumps(change))
+                    sys.stdout.flush()
+                    if on_disk and changes:
+                        os.fsync(sys.stdout.fileno())
+                    if path and cursor != reader.cursor:
+                        save(cursor, path)
+                    reader.cursor, failures = cursor, 0
+                    if cursor.until is None and once and begun:
+                        return
+                    if cursor.until is None and not once:
+                        reader.wait()
         except psycopg.OperationalError as error:
             if not connected:
                 raise
-            reader, pause, failures = None, min(5, 0.1 * 2**failures) * random.uniform(0.5, 1), failures + 1
+            pause = min(5, 0.1 * 2**failures) * random.uniform(0.5, 1)
+            failures = min(failures + 1, 10)
             print(f"{str(error).splitlines()[0]}; next try in {pause:.1f} s", file=sys.stderr)
             time.sleep(pause)
 

@@ -1,18 +1,24 @@
-"""docs/reference/log.md is true: its columns are the catalog's, and its reader reads what Forge's own does."""
+"""docs/reference/log.md is true: its columns are the catalog's, and its example reads what Forge's own reader does."""
 
 import asyncio
-import random
+import importlib.util
+import json
 import re
-import threading
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forge.change import JSON_NULL, UNAVAILABLE, Change
+from forge import wire
+from forge.change import Change, Op
 from forge.changelog import partitions
-from forge.changelog.connection import Connection, connect
+from forge.changelog.connection import Connection
 from forge.changelog.decode import OPS
 from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.reader import Reader
@@ -20,7 +26,8 @@ from forge.history.redact import redact
 from forge.postgres import PostgresServer
 from forge.values import _FIXES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "log.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "reference" / "log.md").read_text()
 TABLES = """
     CREATE TYPE mood AS ENUM ('calm', 'busy');
     CREATE TABLE kinds (
@@ -43,7 +50,8 @@ WRITES = r"""
         (2, 'null', '-0', 'Infinity', 'infinity', '', '[0:1]={7,8}'),
         (3, '{"$json": 1}', '-Infinity', -5e-3, NULL, NULL, '{}');
     UPDATE kinds SET exact = 1.0 WHERE id = 2;
-    UPDATE kinds SET exact = 1.0 WHERE id = 2;
+    UPDATE kinds SET exact = 1.00 WHERE id = 2;
+    UPDATE kinds SET exact = 1.00 WHERE id = 2;
     INSERT INTO pairs VALUES ('x y', 1, 'n', 's', '4711'), ('q"\', 2, NULL, NULL, NULL);
     UPDATE pairs SET note = 'm', secret = 'z', card = '1' WHERE a = 1;
     UPDATE pairs SET a = 3, note = 'moved' WHERE a = 2;
@@ -51,6 +59,9 @@ WRITES = r"""
     UPDATE keyless SET y = 'b';
     DELETE FROM keyless;
     INSERT INTO orders VALUES (1, 0), (2, 0);
+    INSERT INTO kinds (id, doc) SELECT n, (repeat('[', n) || '1.50, "[{"' || repeat(']', n))::jsonb
+        FROM unnest('{199,200,201,3000}'::int[]) n;
+    INSERT INTO kinds (id, doc) VALUES (4, repeat('9', 5000)::jsonb), (5, '{"$x": 9007199254740993}');
     TRUNCATE keyless;
     ALTER TABLE pairs RENAME note TO remark;
     INSERT INTO pairs VALUES ('later', 9, 'n', 's', NULL);
@@ -70,12 +81,16 @@ def shop(connection: Connection) -> Connection:
 
 
 @pytest.fixture(scope="module")
-def reader_of_the_page() -> dict[str, Any]:
-    """What the page's Python block defines."""
-    [block] = re.findall(r"^```python\n(import json\n.*?)^```", PAGE, re.M | re.S)
-    names: dict[str, Any] = {}
-    exec(compile(block, "log.md", "exec"), names)
-    return names
+def example() -> Iterator[Any]:
+    """examples/own_reader.py as a module."""
+    spec = importlib.util.spec_from_file_location("own_reader", ROOT / "examples" / "own_reader.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["own_reader"] = module  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["own_reader"]
 
 
 @pytest.mark.parametrize(
@@ -112,42 +127,58 @@ def test_the_documented_kinds_and_operations_are_all_there_are() -> None:
     assert set(re.findall(r"^\| `([A-Z])` \|", operations, re.M)) == OPS.keys()
 
 
-def own(url: str) -> list[Change]:
+def own(url: str) -> list[dict[str, Any]]:
+    """What Forge's own reader reads, as the example prints it."""
+
     async def read() -> list[Change]:
         async with Reader.open(url) as reader:
             return [change async for batch in reader.read(reader.start()) for change in batch.changes]
 
-    return asyncio.run(read())
+    return [printed(change) for change in asyncio.run(read())]
 
 
-def known(image: Any) -> Any:
-    """An image as a reader has it that leaves out what is not known."""
-    if image is None:
-        return None
-    return {name: None if value is JSON_NULL else value for name, value in image.items() if value is not UNAVAILABLE}
-
-
-def told(change: Change) -> dict[str, Any]:
-    """A Change as the page's reader gives it. NaN is not equal to itself, so values are compared by their text."""
+def printed(change: Change) -> dict[str, Any]:
+    told = json.loads(wire.encode(change))
+    whole_table = change.op in (Op.SCHEMA, Op.INVALIDATE, Op.REDACT)
     return {
-        "id": change.id,
-        "op": next(letter for letter, op in OPS.items() if op is change.op),
+        "op": change.op.value,
         "schema": change.schema,
         "table": change.table,
-        "transaction": change.source.transaction,
-        "at": change.at,
-        "row_id": None if change.row_id == "*" else change.row_id,
-        "key": change.key,
-        "before": known(change.before),
-        "after": known(change.after),
-        "hidden": list(change.hidden),
+        "key": told["key"],
+        "before": told["before"],
+        "after": told["after"],
+        "changed": list(change.changed),
+        "at": told["timestamp"],
+        "user": change.context.user_id,
+        "id": change.id,
+        "position": change.source.position,
+        "note": told["context"]["more"] or None if whole_table else None,
     }
+
+
+@contextmanager
+def reading(example: Any, url: str, cursor: Any, limit: int = 500) -> Iterator[Any]:
+    with example.connect(url) as db, example.connect(url) as listener:
+        yield example.LogReader(db, listener, cursor, limit)
+
+
+def pages(reader: Any) -> Iterator[tuple[list[dict[str, Any]], Any]]:
+    """The pages up to the end of a batch, each with the cursor after it."""
+    while True:
+        changes, reader.cursor = reader.page()
+        yield json.loads(json.dumps(changes)), reader.cursor
+        if reader.cursor.until is None:
+            return
+
+
+def everything(reader: Any) -> list[dict[str, Any]]:
+    return [change for changes, _ in pages(reader) for change in changes]
 
 
 @pytest.mark.contract("T11")
 @pytest.mark.parametrize("limit", [1, 3, 1000])
-def test_the_reader_of_the_page_reads_what_forge_reads(
-    shop: Connection, database: str, server: PostgresServer, reader_of_the_page: dict[str, Any], limit: int
+def test_the_example_reads_what_forge_reads(
+    shop: Connection, database: str, server: PostgresServer, example: Any, limit: int
 ) -> None:
     shop.execute(WRITES)
     role = f"reader_{shop.info.dbname}"
@@ -157,140 +188,88 @@ def test_the_reader_of_the_page_reads_what_forge_reads(
     try:
         for grant in grants:
             shop.execute(grant.replace("TO reader", f"TO {role}").encode())
-        reader = reader_of_the_page["Reader"](server.url(shop.info.dbname, role), limit)
-        pages = list(reader.read(reader.start()))
-        changes = [change for page, _ in pages for change in page]
-        wanted = [told(change) for change in own(database)]
-        assert [repr(change) for change in map(sorted_out, changes)] == [repr(sorted_out(each)) for each in wanted]
-        assert {change["op"] for change in changes} == {"I", "U", "D", "T", "S"}
-        read = 0
-        for page, cursor in pages:
-            read += len(page)
-            rest = [change for found, _ in reader.read(cursor) for change in found]
-            assert [change["id"] for change in rest] == [change["id"] for change in changes[read:]]
-        reader.close()
+        with reading(example, server.url(shop.info.dbname, role), None, limit) as reader:
+            read = list(pages(reader))
+            changes = [change for page, _ in read for change in page]
+            assert changes == own(database)
+            assert {change["op"] for change in changes} == {"insert", "update", "delete", "truncate", "schema"}
+            count = 0
+            for page, cursor in read:
+                count += len(page)
+                reader.cursor = cursor
+                assert everything(reader) == changes[count:]
     finally:
         shop.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def sorted_out(change: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: dict(sorted(value.items())) if isinstance(value, dict) else value
-        for name, value in sorted(change.items())
-    }
-
-
-def test_the_reader_of_the_page_leaves_redacted_values_out(
-    shop: Connection, database: str, reader_of_the_page: dict[str, Any]
-) -> None:
+def test_the_example_has_redacted_values_as_unavailable(shop: Connection, database: str, example: Any) -> None:
     shop.execute("INSERT INTO pairs VALUES ('x', 1, 'n', 's', 'c')")
     redact(shop, "pairs", {"b": "x", "a": 1}, ["note"], reason="asked for")
-    reader = reader_of_the_page["Reader"](database)
-    changes = [change for page, _ in reader.read(reader.start()) for change in page]
-    assert [repr(sorted_out(change)) for change in changes] == [repr(sorted_out(told(each))) for each in own(database)]
-    [insert] = (change for change in changes if change["op"] == "I")
-    assert insert["after"] == {"b": "x", "a": 1, "card": "***"}
-    [redaction] = (change for change in changes if change["op"] == "R")
-    assert (redaction["key"], redaction["hidden"], redaction["before"]) == ({"b": "x", "a": 1}, ["note"], None)
-    reader.close()
-
-
-@pytest.mark.contract("T11")
-def test_the_reader_of_the_page_loses_and_doubles_nothing_under_writers(
-    shop: Connection, database: str, reader_of_the_page: dict[str, Any]
-) -> None:
-    ended = threading.Event()
-
-    def write(number: int) -> None:
-        chance = random.Random(number)
-        with connect(database) as connection:
-            for turn in range(60):
-                with connection.transaction(force_rollback=chance.random() < 0.2):
-                    first = number * 100_000 + turn * 100
-                    connection.execute(
-                        "INSERT INTO keyless SELECT n, 'x' FROM generate_series(%s::int, %s) n",
-                        (first, first + chance.randrange(40)),
-                    )
-                    ended.wait(chance.random() / 50)
-
-    reader = reader_of_the_page["Reader"](database, 7)
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    cursor, seen = reader.start(), []
-    while True:
-        alive = any(thread.is_alive() for thread in threads)
-        for place, (page, behind) in enumerate(reader.read(cursor)):
-            seen += [change["id"] for change in page]
-            cursor = behind
-            if place == 3:
-                break  # stands inside a batch, and goes on from there
-        if not alive and cursor[2] is None and not page:
-            break
-    wanted = [change.id for change in own(database)]
-    assert len(seen) == len(set(seen))
-    assert set(seen) == set(wanted)
-    reader.close()
+    with reading(example, database, None) as reader:
+        changes = everything(reader)
+    assert changes == own(database)
+    unavailable = {"$unavailable": True}
+    [insert] = (change for change in changes if change["op"] == "insert")
+    assert insert["after"] == {"b": "x", "a": 1, "note": unavailable, "secret": unavailable, "card": "***"}
+    [redaction] = (change for change in changes if change["op"] == "redact")
+    assert (redaction["key"], redaction["before"]) == ({"b": "x", "a": 1}, None)
+    assert redaction["note"]["columns"] == ["note"]
 
 
 @pytest.mark.contract("R8")
-def test_the_reader_of_the_page_notices_what_it_cannot_go_on_from(
-    shop: Connection, database: str, reader_of_the_page: dict[str, Any]
-) -> None:
-    resync = reader_of_the_page["Resync"]
-    reader = reader_of_the_page["Reader"](database, 2)
+def test_the_example_refuses_to_go_on_where_changes_are_gone(shop: Connection, database: str, example: Any) -> None:
     shop.execute("INSERT INTO orders VALUES (1, 0)")
-    before = reader.now()
+    with reading(example, database, None) as reader:
+        everything(reader)
+        before = reader.cursor
     old = datetime.now(UTC).date() - timedelta(days=40)
     partitions.make(shop, old)
     shop.execute("INSERT INTO keyless SELECT n, 'x' FROM generate_series(1, 5) n")
     shop.execute("UPDATE forge.forge_event_log SET day = %s WHERE version = (SELECT max(id) FROM forge.table_version"
                  " WHERE table_name = 'keyless') AND op = 'I'", (old,))  # fmt: skip
-    pages = reader.read(before)
-    _, inside = next(pages)
-    pages.close()
+    inside = []
+    for cursor in (before, None):  # the second is from the start on, and stands before what goes
+        with reading(example, database, cursor, 6 if cursor is None else 2) as reader:
+            inside.append(next(pages(reader))[1])
+    assert all(cursor.until for cursor in inside)
     run_once(database, Policy(retention_days=1, hold_days=0))
-    for cursor in (before, inside):
-        with pytest.raises(resync, match="trimmed"):
-            list(reader.read(cursor))
-    whole = reader_of_the_page["Reader"](database)
-    left = [change for page, _ in whole.read(whole.start()) for change in page]
-    assert [change["op"] for change in left if change["op"] != "S"] == ["I", "U"]
-    whole.close()
-    identity, snapshot, *rest = reader.now()
-    xmin, xmax, _ = snapshot.split(":")
-    with pytest.raises(resync, match="ahead"):
-        list(reader.read((identity, f"{xmin}:{int(xmax) + 1000}:", *rest)))
-    with pytest.raises(resync, match="another log"):
-        list(reader.read((("other", *identity[1:]), snapshot, *rest)))
-    reader.close()
-
-
-def test_the_reader_of_the_page_is_woken_and_saves_what_is_flushed(
-    shop: Connection, database: str, reader_of_the_page: dict[str, Any]
-) -> None:
-    reader = reader_of_the_page["Reader"](database)
-    cursor = reader.now()
-    reader.close()
-    seen: list[int] = []
-    saved: list[Any] = []
-
-    class Enough(Exception):
+    for cursor in (before, *inside):
+        with (
+            reading(example, database, cursor) as reader,
+            pytest.raises(example.Refused, match="trimmed"),
+        ):
+            everything(reader)
+    with reading(example, database, None) as reader:
+        left = everything(reader)
+    assert [change["op"] for change in left if change["op"] != "schema"] == ["insert", "update"]
+    for snapshots in ({"old": "1:90000000:"}, {"until": "1:90000000:", "place": 1, "id": 1}):
+        with (
+            pytest.raises(example.Refused, match="lost transactions"),
+            reading(example, database, replace(before, **snapshots)),
+        ):
+            pass
+    with (
+        pytest.raises(example.Refused, match="another log"),
+        reading(example, database, replace(before, timeline=before.timeline + 1)),
+    ):
         pass
 
-    def handle(change: dict[str, Any]) -> None:
-        seen.append(change["after"]["id"])
 
-    def save(cursor: Any) -> None:
-        saved.append(cursor)
-        number = len(seen)
-        if number >= 3:
-            raise Enough
-        shop.execute("SET synchronous_commit = off")
-        if len(saved) < 10:
-            shop.execute("DELETE FROM orders WHERE false")
-        shop.execute("INSERT INTO kinds (id) VALUES (%s)", (number,))
+def test_the_example_is_woken_by_a_commit(shop: Connection, database: str, example: Any) -> None:
+    with reading(example, database, None) as reader:
+        everything(reader)
+        began = time.monotonic()
+        shop.execute("INSERT INTO orders VALUES (1, 0)")
+        reader.wait(100)
+        assert time.monotonic() - began < 50
+        assert [change["op"] for change in everything(reader)] == ["insert", "update"]
 
-    with pytest.raises(Enough):
-        reader_of_the_page["follow"](database, cursor, save, handle)
-    assert seen[:3] == [0, 1, 2]
+
+def test_the_example_has_what_it_prints_flushed(shop: Connection, database: str, example: Any) -> None:
+    shop.execute("SET synchronous_commit = off")
+    with reading(example, database, None) as reader:
+        for number in range(20):
+            shop.execute("INSERT INTO kinds (id) VALUES (%s)", (number,))
+            (lsn,) = shop.execute("SELECT pg_current_wal_insert_lsn()").fetchone() or ()
+            assert everything(reader)[-1]["key"] == {"id": number}
+            assert shop.execute("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", (lsn,)).fetchone() == (True,)

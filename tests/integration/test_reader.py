@@ -441,6 +441,69 @@ async def test_a_cursor_inside_the_first_batch_expires_when_what_follows_it_is_t
             await changes(first, inside)
 
 
+async def test_a_read_from_the_start_expires_when_what_follows_its_first_page_is_trimmed(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "PAGE", 20)
+    orders(connection)
+    connection.execute("INSERT INTO orders SELECT n, '' FROM generate_series(1, 400) n")
+    async with Reader.open(database) as first:
+        pages = first.read(first.start())
+        assert len((await anext(pages)).changes) == 20
+        move_to_yesterday(connection, 3)
+        assert run_once(database, Policy(retention_days=1)).trimmed_rows
+        with pytest.raises(CursorExpired):
+            await anext(pages)
+        await pages.aclose()
+
+
+NESTED = """
+    CREATE FUNCTION pay() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN UPDATE orders SET note = ''paid'' WHERE id = NEW.id; RETURN NULL; END';
+    CREATE TRIGGER pay AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION pay();
+"""
+
+
+@pytest.mark.parametrize("outer", [3, 0], ids=["one day", "over midnight"])
+async def test_a_cursor_between_a_statement_and_those_of_its_triggers_expires_when_they_are_trimmed(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch, outer: int
+) -> None:
+    """What follows the cursor has lower ids than the row that it stands on."""
+    monkeypatch.setattr(reader, "PAGE", 2)
+    orders(connection)
+    connection.execute(NESTED)
+    connection.execute("DELETE FROM forge.forge_event_log")
+    connection.execute("INSERT INTO orders VALUES (1, ''), (2, '')")
+    async with Reader.open(database) as first:
+        page = (await batches(first, first.start()))[0]
+        assert [change.op.value for change in page.changes] == ["insert", "insert"]
+        today = connection.execute("SELECT max(day) FROM forge.forge_event_log").fetchone()
+        move_to_yesterday(connection, 3)
+        if not outer:
+            connection.execute("UPDATE forge.forge_event_log SET day = %s, at = now() WHERE op = 'I'", today)
+        assert run_once(database, Policy(retention_days=1)).trimmed_rows
+        with pytest.raises(CursorExpired):
+            await changes(first, page.cursor)
+
+
+async def test_what_was_trimmed_before_is_not_missed_by_a_statement_that_began_before_midnight(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "PAGE", 2)
+    orders(connection)
+    connection.execute(NESTED)
+    connection.execute("DELETE FROM forge.forge_event_log")
+    connection.execute("INSERT INTO orders SELECT n, '' FROM generate_series(1, 5) n")
+    today = connection.execute("SELECT max(day) FROM forge.forge_event_log").fetchone()
+    move_to_yesterday(connection, 3)
+    connection.execute("UPDATE forge.forge_event_log SET day = %s, at = now() WHERE op = 'I'", today)
+    assert run_once(database, Policy(retention_days=1)).trimmed_rows
+    async with Reader.open(database) as first:
+        pages = await batches(first, first.start())
+        assert keys([change for page in pages for change in page.changes]) == [1, 2, 3, 4, 5]
+        assert keys(await changes(first, pages[0].cursor)) == [3, 4, 5]
+
+
 @pytest.mark.parametrize("text", ["", "garbage", "forge1_x_1_1_1:1:", "0/16B3748", "17"])
 def test_garbage_is_no_cursor(text: str) -> None:
     with pytest.raises(CursorInvalid) as caught:

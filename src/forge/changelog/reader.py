@@ -120,7 +120,7 @@ class Reader:
         snapshot, lsn, flush, trimmed, today = head[-6:-1]
         until = Snapshot.parse(snapshot)
         self._calendar.note(until, today)
-        self._check(after, until, trimmed, None)
+        self._check(after, until, trimmed and after.snapshot != START)
         done = wal_position(flush) >= wal_position(lsn)
         rows = [row[:-6] for row in found[:PAGE] if row[-1]]
         if len(rows) == len(found):
@@ -160,7 +160,8 @@ class Reader:
             gone = await (await self.connection.execute(query("trimmed"), bounds)).fetchone()
             assert head is not None
             assert gone is not None
-            self._check(after, Snapshot.parse(head[0]), *gone)
+            # from the start on, what was trimmed before the batch began is not missed
+            self._check(after, Snapshot.parse(head[0]), gone[1] if after.snapshot == START else gone[0])
             if lsn is None:
                 lsn, flushed = head[1], wal_position(head[2]) >= wal_position(head[1])
             rows = await self._fetch(page)
@@ -182,15 +183,12 @@ class Reader:
         await self._rows.execute(sql.SQL("FETCH {} FROM forge_batch").format(count), prepare=False)
         return await self._rows.fetchall()
 
-    def _check(self, after: Cursor, now: Snapshot, trimmed: bool, trimmed_id: int | None) -> None:
+    def _check(self, after: Cursor, now: Snapshot, trimmed: bool) -> None:
         if now.xmax < (after.until or after.snapshot).xmax:
             raise CursorForeign(
                 "the cursor is ahead of the server: it was made before a crash or restore",
                 fix="take a cursor now, read the tables anew, then follow from that cursor",
             )
-        if after.snapshot == START:
-            # all that is retained follows, so only what a cursor inside has not come to yet can be missing
-            trimmed = after.last is not None and (trimmed_id or 0) > after.last.id
         if trimmed:
             raise CursorExpired(
                 "what follows this cursor has been trimmed from the log",

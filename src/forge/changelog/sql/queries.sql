@@ -17,9 +17,12 @@ SELECT pg_postmaster_start_time(), b.stats_reset FROM pg_stat_bgwriter b;
 -- head: The snapshot now, how far the WAL must be flushed for it to be safe, and how far it is.
 SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text;
 
--- trimmed: Whether something is gone that an older snapshot did not show, and the newest id that is gone.
+-- trimmed: Whether something is gone that an older snapshot did not show; and whether something may have gone from behind
+-- a position since the batch began. An unread row has an id above the position's place, which is below its id if it has a rank.
 SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first)s),
-       (SELECT max(t.last_id) FROM forge.trimmed t WHERE t.last_id >= %(first)s);
+       EXISTS (SELECT FROM forge.trimmed t
+               WHERE t.last_id >= %(first)s AND t.last_id > %(place)s
+                 AND (t.last_id >= %(id)s OR pg_snapshot_xmax(t.snapshot) >= pg_snapshot_xmax(%(until)s::text::pg_snapshot)));
 
 -- poll: A head, then what is visible now and was not in an older snapshot, in order; one statement, so one snapshot.
 -- A row has no images when those of the rows before it are enough to carry.
