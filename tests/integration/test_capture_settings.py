@@ -174,7 +174,8 @@ SELECT l.id, l.rank, l.version, l.op::text, l.row_id, l.before::text, l.after::t
        l.context::text, l.db_user, l.application_name, l.day IN ('infinity', (l.at AT TIME ZONE 'UTC')::date)
 FROM forge.forge_event_log l ORDER BY coalesce(l.rank, l.id), l.id"""
 VERSIONS: Final = """
-SELECT v.id, v.tracked_table, v.schema_name, v.table_name, v.columns::text, v.key_columns, v.empty
+SELECT v.id, v.tracked_table, v.schema_name, v.table_name,
+       pg_catalog.regexp_replace(v.columns::text, '[0-9]{5,}', 'oid', 'g'), v.key_columns, v.empty
 FROM forge.table_version v ORDER BY v.id"""
 FINGERPRINTS: Final = """
 SELECT r.id, forge.fingerprint(r.table_oid) FROM forge.tracked_relation r ORDER BY r.id"""

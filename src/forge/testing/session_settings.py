@@ -74,7 +74,7 @@ def shown(settings: Mapping[str, str]) -> str:
     """For people, on one line.
 
     >>> shown({"TimeZone": "Asia/Kathmandu", "array_nulls": "off"}), shown({})
-    ("TimeZone = Asia/Kathmandu, array_nulls = off", "the server's")
+    ('TimeZone = Asia/Kathmandu, array_nulls = off', "the server's")
     """
     return ", ".join(f"{name} = {value}" for name, value in settings.items()) or "the server's"
 

@@ -1,9 +1,9 @@
 -- last_value: The newest is what the sequence gave last.
-CREATE OR REPLACE FUNCTION forge_versions.newest(record boolean, lock bigint) RETURNS bigint LANGUAGE sql AS
+CREATE OR REPLACE FUNCTION forge_versions.newest(record boolean) RETURNS bigint LANGUAGE sql AS
 'SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM forge_versions.change_version';
 
 -- xmax: The newest is what the sequence gave last before a snapshot in which nobody runs below its xmax.
-CREATE OR REPLACE FUNCTION forge_versions.newest(record boolean, lock bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION forge_versions.newest(record boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     last     bigint;
     snapshot pg_snapshot;
