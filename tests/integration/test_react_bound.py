@@ -302,7 +302,7 @@ def test_what_postgresql_answers_is_among_what_may_be(session: Connection, conne
     counts = {"answers": 0, "decided": 0, "refused": 0}
 
     @settings(
-        max_examples=150,
+        max_examples=75,
         deadline=None,
         phases=[Phase.explicit, Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
@@ -352,10 +352,9 @@ def simple(column: str) -> list[Condition]:
 
 @pytest.mark.contract("X3")
 @pytest.mark.every_version
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
-def test_every_value_with_every_operand(zone: str, session: Connection, connection: Connection) -> None:
+def test_every_value_with_every_operand(session: Connection, connection: Connection) -> None:
     """Each type, all of its values, all operands, each simple condition: nothing is left to chance."""
-    session.execute("SELECT set_config('TimeZone', %s, false)", [zone])
+    session.execute("SELECT set_config('TimeZone', 'America/New_York', false)")
     undecided = set()
     for column, kind in KINDS.items():
         images = images_of(connection, [dict.fromkeys(KINDS) | {column: value} for value in [None, *kind.values]])

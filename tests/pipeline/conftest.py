@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 from forge.demo import lake as lakes
 from forge.pipeline.jars import jdbc_driver
 from forge.pipeline.lake import Lake
-from forge.pipeline.session import BRIEFLY, QUIETLY, session
+from forge.pipeline.session import session
+from forge.testing.lake.keeper import QUICK
 
 HERE = Path(__file__).parent
 
@@ -33,8 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     conf = {
+        **QUICK,
         "spark.driver.memory": "1500m",
-        "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}",
         "spark.driver.extraClassPath": str(jdbc_driver()),
     }
     spark = session(master="local[2]", conf=conf, app="forge tests")

@@ -21,6 +21,7 @@ import pytest
 from forge.changelog.connection import Connection
 from forge.pipeline.jars import delta_jars
 from forge.pipeline.session import BRIEFLY, QUIETLY, packed
+from forge.testing.lake.keeper import INTERPRETED
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -37,6 +38,7 @@ class Cluster(msgspec.Struct, frozen=True):
     @property
     def conf(self) -> dict[str, str]:
         return {
+            **INTERPRETED,
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "1g",

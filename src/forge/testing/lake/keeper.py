@@ -34,7 +34,11 @@ STEPS: Final[dict[str, tuple[Any, str, bool]]] = {
 MOST: Final = 2_000
 """Changes in one batch at the most: few enough that there are several."""
 
+INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Compiling a query takes longer than interpreting it for a few rows."""
+
 QUICK: Final = {
+    **INTERPRETED,
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}",
 }

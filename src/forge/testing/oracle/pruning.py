@@ -50,11 +50,14 @@ class Pruning(msgspec.Struct, frozen=True):
         )
 
 
-def check(plan: Plan, server: PostgresServer, *, seconds: float = 1e9) -> Pruning:
-    """Carry out the plan's statements one by one in a new database, as many as begin within the time."""
+def check(plan: Plan, server: PostgresServer, *, seconds: float = 1e9, least: int = 0) -> Pruning:
+    """Carry out the plan's statements one by one in a new database, as many as begin within the time.
+
+    At least `least` are carried out, however long that takes.
+    """
     with fresh_database(server) as url:
         prepare(plan, url)
-        return asyncio.run(_Check(plan, url).carry_out(seconds))
+        return asyncio.run(_Check(plan, url).carry_out(seconds, least))
 
 
 class _Held(msgspec.Struct):
@@ -73,7 +76,7 @@ class _Check:
         self._found: list[Discrepancy] = []
         self._statements = self._changed = self._wasted = self._pruned = 0
 
-    async def carry_out(self, seconds: float) -> Pruning:
+    async def carry_out(self, seconds: float, least: int) -> Pruning:
         async with AsyncExitStack() as stack:
             await self._runner.open()
             stack.push_async_callback(self._runner.close)
@@ -84,7 +87,7 @@ class _Check:
             began = time.monotonic()
             cursor = await reader.now()
             for sql in _statements(self._plan):
-                if time.monotonic() - began > seconds:
+                if time.monotonic() - began > seconds and self._statements >= least:
                     break
                 if await _written(writer, sql):
                     cursor, changes = await _read(reader, cursor)
