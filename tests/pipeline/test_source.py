@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from forge.changelog import partitions
 from forge.changelog.connection import Connection, connect
-from forge.errors import TrackingError
+from forge.changelog.maintenance import Policy, run_once
+from forge.errors import CursorExpired, TrackingError
 from forge.pipeline.changes import CHANGES
 from forge.pipeline.failures import translate
 from forge.pipeline.source import register
@@ -254,6 +256,22 @@ class TestPlan:
             (piece,) = plan.next(begin, None).pieces
             assert isinstance(piece, LogPiece)
             assert piece.count == 1
+
+
+def test_an_offset_inside_the_history_expires_when_what_follows_it_is_trimmed(database: str, shop: Connection) -> None:
+    shop.execute("insert into orders select i, 'x', 0 from generate_series(100, 999) i")
+    with planner(database) as plan:
+        offsets = drained(plan, most=120)
+        inside = next(offset for offset in offsets if offset.cursor.last is not None)
+    day = datetime.now(UTC).date() - timedelta(days=40)
+    partitions.make(shop, day)
+    shop.execute("update forge.forge_event_log set day = %s, at = at - interval '40 days'", (day,))
+    assert run_once(database, Policy(retention_days=1, hold_days=0)).trimmed_rows
+    with planner(database) as later, pytest.raises(CursorExpired):
+        later.next(inside, 120)
+    with planner(database) as afresh:  # what was gone before the beginning is not missed
+        ops = [row["op"] for row in rows(database, afresh, *drained(afresh))]
+        assert (ops.count("read"), set(ops)) == (923, {"read", "snapshot"})
 
 
 class TestSpark:

@@ -131,10 +131,18 @@ class Planner:
             raise CursorForeign(
                 "the stream stands in another log, or in this one before a failover or restore", fix=RESNAPSHOT
             )
-        if cursor.snapshot == START:
+        if cursor.snapshot == START and cursor.last is None:
             return  # all that is retained follows; that a planned piece is whole is seen when it is read
-        values = {**snapshot_bounds(cursor.snapshot), "first": self.first_id}
-        if self.connection.execute(source_query("trimmed"), values).fetchone() == (True,):
+        values = {
+            **snapshot_bounds(cursor.snapshot),
+            **_position(cursor.last or NOWHERE),
+            "first": self.first_id,
+            "until": str(cursor.until or cursor.snapshot),
+        }
+        row = self.connection.execute(query("trimmed"), values).fetchone()
+        assert row is not None
+        since, meanwhile = row
+        if meanwhile if cursor.snapshot == START else since:
             raise CursorExpired("what follows the stream's offset has been trimmed from the log", fix=RESNAPSHOT)
 
     def _with_new_tables(self, offset: Offset) -> Offset:
