@@ -49,6 +49,8 @@ class Cluster(msgspec.Struct, frozen=True):
             "spark.cores.max": "2",
             "spark.scheduler.minRegisteredResourcesRatio": "1",
             "spark.sql.shuffle.partitions": "2",
+            "spark.databricks.delta.snapshotPartitions": "2",
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
             "spark.ui.enabled": "false",
         }
 
