@@ -157,7 +157,7 @@ class Reader:
         try:
             # asked after the rows are kept: whatever they lack was recorded as trimmed by then
             head = await (await self.connection.execute(query("head"))).fetchone()
-            gone = await (await self.connection.execute(query("trimmed"), bounds)).fetchone()
+            gone = await (await self.connection.execute(query("trimmed_behind"), bounds)).fetchone()
             assert head is not None
             assert gone is not None
             # from the start on, what was trimmed before the batch began is not missed

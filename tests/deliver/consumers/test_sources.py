@@ -743,7 +743,8 @@ async def test_the_log_is_kept_for_nobody_who_does_not_read_it(
     async with working(database, one([], file)):
         await ready(database)
     assert unread.cursors(connection) == []
-    (finding,) = consumers_of(Case(database, connection))
+    idle, finding = consumers_of(Case(database, connection))
+    assert idle.what.startswith("nobody works on consumer ")
     assert finding.what == "1 consumer, none near the end of retention"
 
 

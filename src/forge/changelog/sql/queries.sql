@@ -17,8 +17,11 @@ SELECT pg_postmaster_start_time(), b.stats_reset FROM pg_stat_bgwriter b;
 -- head: The snapshot now, how far the WAL must be flushed for it to be safe, and how far it is.
 SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text;
 
--- trimmed: Whether something is gone that an older snapshot did not show; and whether something may have gone from behind
--- a position since the batch began. An unread row has an id above the position's place, which is below its id if it has a rank.
+-- trimmed: Whether something is gone that an older snapshot did not show.
+SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first)s);
+
+-- trimmed_behind: As trimmed; and whether something behind a position may have gone since the batch began. An unread row has an id
+-- above the position's place, which is below its id if it has a rank.
 SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first)s),
        EXISTS (SELECT FROM forge.trimmed t
                WHERE t.last_id >= %(first)s AND t.last_id > %(place)s

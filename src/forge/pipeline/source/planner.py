@@ -139,7 +139,7 @@ class Planner:
             "first": self.first_id,
             "until": str(cursor.until or cursor.snapshot),
         }
-        row = self.connection.execute(query("trimmed"), values).fetchone()
+        row = self.connection.execute(query("trimmed_behind"), values).fetchone()
         assert row is not None
         since, meanwhile = row
         if meanwhile if cursor.snapshot == START else since:

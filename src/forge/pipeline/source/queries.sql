@@ -25,9 +25,6 @@ ORDER BY t.id;
 -- times: When the oldest retained change was written, and the time.
 SELECT min(l.at), clock_timestamp() FROM forge.forge_event_log l WHERE l.id >= %(first)s;
 
--- trimmed: Whether something is gone that an older snapshot did not show.
-SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first)s);
-
 -- survey: What lies between two snapshots after a position, by stretches of 1024 places: how many changes, the transactions and
 -- days that they span, and whether a table was defined anew or changed in a way that was not logged.
 SELECT coalesce(l.rank, l.id) >> 10, count(*), min(l.transaction_id)::text::bigint, max(l.transaction_id)::text::bigint,

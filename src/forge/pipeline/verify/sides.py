@@ -13,6 +13,7 @@ from pyspark.sql.types import DataType, IntegerType, LongType, ShortType, Varian
 
 from forge import values
 from forge.changelog.connection import Connection
+from forge.changelog.queries import query
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable, LakeError
 from forge.pipeline.silver.rows import quoted
@@ -20,7 +21,6 @@ from forge.pipeline.silver.texts import joined, prefixed, sql_joined, sql_md5, s
 from forge.pipeline.source.offset import TableShare, snapshot_bounds
 from forge.pipeline.source.shares import as_of
 from forge.pipeline.source.statements import quoted as sql_quoted
-from forge.pipeline.source.statements import source_query
 from forge.pipeline.verify.slices import Slices
 
 Sums = dict[int, tuple[int, int]]
@@ -156,7 +156,7 @@ class InDatabase:
         self._images = self._told(then.images)
         connection.execute("SET LOCAL TimeZone = 'UTC'")
         gone = {**snapshot_bounds(snapshot), "first": first_id}
-        if connection.execute(source_query("trimmed"), gone).fetchone() == (True,):
+        if connection.execute(query("trimmed"), gone).fetchone() == (True,):
             raise HistoryUnavailable(
                 f"the log of {self._name} since the lake's last batch has been trimmed",
                 fix="forge pipeline run --once, then ask again",
