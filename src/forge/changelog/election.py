@@ -81,7 +81,7 @@ def strangers(connection: Connection) -> list[Holder]:
 
 
 def functions(schema: Schema) -> str:
-    """What writes the functions of leases anew, for the table `lease` of a schema."""
+    """Return the SQL that replaces the functions of leases, for the table `lease` of a schema."""
     return (SQL / "functions" / "92_leases.sql").read_text("utf-8").replace("forge.", f"{schema}.")
 
 

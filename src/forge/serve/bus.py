@@ -261,7 +261,7 @@ class Bus(Exchange):
         """Take a message, if a node or the database sent it, and lately."""
         message = self._opened(text)
         if (message is None or self._stale(message)) and time.monotonic() - self._refreshed >= _REFRESH:
-            await self._look_again()  # perhaps the log was installed anew, or the clock was set
+            await self._look_again()  # perhaps the log was installed again, or the clock was set
             message = self._opened(text)
         if message is None:
             self._drop("forged", "no node sent it: some role of this database sends on the channel of the nodes")

@@ -36,7 +36,7 @@ def install(connection: Connection) -> bool:
 
 
 def _install(connection: Connection) -> int:
-    """Make what is not there, and write the functions anew; returns the version that was there."""
+    """Create what is missing and replace the functions; return the schema version found."""
     with connection.transaction():
         check_server(connection)
         version = installed_version(connection)

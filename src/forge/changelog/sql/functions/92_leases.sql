@@ -2,7 +2,7 @@
 -- A row of forge.lease can be written by those alone whom the owner lets.
 
 -- Whether the session of a lease still runs. A role that may not see when another's session began knows the pid and the role
--- of it: a session of Forge's counts as the one, so that there are never two; of anybody else's, the pid was given anew.
+-- of it: a session of Forge's counts as the one, so that there are never two; of any other role, the pid was reused.
 CREATE OR REPLACE FUNCTION forge.lease_holds(pid integer, started timestamptz) RETURNS boolean LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp AS $body$
     SELECT EXISTS (
@@ -15,7 +15,7 @@ $body$;
 
 -- Take a lease for this session, until it ends or gives it up; false when another session holds it. A holder that has ended
 -- never comes back, so whoever replaces exactly the row that it found is the only one. The row is read before it is looked
--- who lives: the other way round a session that began in between would pass for dead.
+-- who lives: in the opposite order a session that began in between would count as ended.
 CREATE OR REPLACE FUNCTION forge.take_lease(wanted text) RETURNS boolean LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
