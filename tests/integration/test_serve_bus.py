@@ -179,7 +179,7 @@ async def test_others_overhear_nothing_that_is_said(
         assert len(found) == 3
         assert len(found[-1]) > 20_000
         for text in found:
-            for word in ("ada", "salaries", "confidential", "channels", "test"):
+            for word in ("lovelace", "salaries", "confidential", "channels"):
                 assert word not in text
         for statement in (
             "SELECT secret FROM forge.log_identity",
