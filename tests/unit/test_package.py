@@ -46,3 +46,12 @@ def test_importing_it_imports_nothing_else() -> None:
 def test_an_interrupt_while_a_command_is_imported_is_quiet(name: str) -> None:
     found = run(INTERRUPTED_AT.format(name=name))
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+
+
+def test_a_command_imports_no_other_command() -> None:
+    found = run(
+        "import sys; from forge.cli.command import application; application(['tail']);"
+        " print(*sorted(name for name in sys.modules if name.startswith('forge.cli.') and 'register' in"
+        " vars(sys.modules[name])))"
+    )
+    assert found.stdout.split() == ["forge.cli.tail"], found.stderr

@@ -35,6 +35,23 @@ def hoist(arguments: Sequence[str]) -> list[str]:
     return front + rest
 
 
+def command_name(words: Sequence[str]) -> str | None:
+    """The command's name: the first of the hoisted words that is no global flag and no value of one.
+
+    >>> command_name(["--json", "-d", "postgresql://db", "tail", "--once"])
+    'tail'
+    """
+    rest = iter(words)
+    for word in rest:
+        if word in VALUED:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return word
+        elif word not in SWITCHES and not word.startswith((*_JOINED, "-d")):
+            return None
+    return None
+
+
 class Command(TyperCommand):
     """A command whose help has a panel with the global flags. `hoist` has moved them away before it is parsed."""
 

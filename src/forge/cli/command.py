@@ -1,5 +1,9 @@
-"""The command line as a whole: global flags, the commands, and what becomes of an error."""
+"""The command line: global flags, the commands, and error messages.
 
+Only the module of the command that is called is imported; for the help, all are.
+"""
+
+import importlib
 import logging
 import signal
 import sys
@@ -7,65 +11,46 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import psycopg
 import typer
 
 from forge.changelog.connection import translate
-from forge.cli import (
-    asof,
-    audit,
-    codegen,
-    config,
-    consumers,
-    crosscheck,
-    demo,
-    disable,
-    doctor,
-    enable,
-    history,
-    init,
-    maintain,
-    outbox,
-    pipeline,
-    redact,
-    revert,
-    serve,
-    slot,
-    status,
-    tail,
-    trim,
-    verify_log,
-    versions,
-    webhooks,
-)
-from forge.cli.arguments import Command, hoist
+from forge.cli.arguments import Command, command_name, hoist
 from forge.cli.session import Session, forget_output
 from forge.errors import ForgeError
 from forge.feed import shown
 
 INTERRUPTED = 130
 
-app = typer.Typer(
-    name="forge",
-    help="Every change of a PostgreSQL database, captured once: durable, gap-free, with who and why.",
-    epilog="These options may stand before or after a command.\n\n"
-    "With no database URL, forge runs a PostgreSQL of its own in .forge/.\n\n"
-    "Example: forge init; forge enable orders; forge tail",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-COMMANDS = (
-    init, enable, disable, status, tail, serve, codegen, consumers, webhooks, outbox, pipeline, slot, crosscheck,
-    history, audit, asof, revert, redact, verify_log, versions, trim, maintain, doctor, config, demo,
+COMMANDS: Final = (
+    "init", "enable", "disable", "status", "tail", "serve", "codegen", "consumers", "webhooks", "outbox", "pipeline",
+    "slot", "crosscheck", "history", "audit", "as-of", "revert", "redact", "verify-log", "versions", "trim", "maintain",
+    "doctor", "config", "demo",
 )  # fmt: skip
-for command in COMMANDS:
-    command.register(app)
-for registered in app.registered_commands:
-    registered.cls = Command
+"""In the order of the help. Each is a module of this package."""
+
+
+def application(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands."""
+    app = typer.Typer(
+        name="forge",
+        help="Every change of a PostgreSQL database, captured once: durable, gap-free, with who and why.",
+        epilog="These options may stand before or after a command.\n\n"
+        "With no database URL, forge runs a PostgreSQL of its own in .forge/.\n\n"
+        "Example: forge init; forge enable orders; forge tail",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(everywhere)
+    for name in names:
+        importlib.import_module(f"forge.cli.{name.replace('-', '_')}").register(app)
+    for registered in app.registered_commands:
+        registered.cls = Command
+    return app
 
 
 def show_version(wanted: bool) -> None:
@@ -75,7 +60,6 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def everywhere(
     context: typer.Context,
     database_url: Annotated[
@@ -112,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of rollbacks that an interrupt cut short
     signal.signal(signal.SIGTERM, _terminated)
     try:
+        name = command_name(words)
+        app = application([name] if name in COMMANDS else COMMANDS)
         code = app(words, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -7,7 +7,7 @@ import typer
 from rich.text import Text
 
 from forge.change import Op, text
-from forge.cli.asof import show_gap, show_rows
+from forge.cli.as_of import show_gap, show_rows
 from forge.cli.session import Session, session
 from forge.cli.tables import known
 from forge.feed import ABSENT, HIDDEN, details, shown, value_text, who

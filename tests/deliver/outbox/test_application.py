@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from forge.app import Forge
 from forge.changelog.connection import Connection
-from forge.cli.command import app as command
+from forge.cli.command import application
 from forge.deliver.message import Message
 from forge.react.registry import ANYONE
 from tests.deliver.outbox.draining import put, rows, until
@@ -48,7 +48,7 @@ def test_the_command_line_shows_and_replays(database: str, connection: Connectio
     )
 
     def run(*words: str) -> str:
-        done = CliRunner().invoke(command, ["--database-url", database, *words], catch_exceptions=False)
+        done = CliRunner().invoke(application(), ["--database-url", database, *words], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.output
 
