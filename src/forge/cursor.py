@@ -78,6 +78,15 @@ class Snapshot(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.running))}"
 
+    @property
+    def bounds(self) -> dict[str, str | list[str]]:
+        """Parameters of the SQL fragment `since`, which holds for what this snapshot does not see.
+
+        >>> Snapshot.parse("5:9:6,7").bounds
+        {'xmax': '9', 'running': ['6', '7']}
+        """
+        return {"xmax": str(self.xmax), "running": [str(xid) for xid in self.running]}
+
     def sees(self, xid: int) -> bool:
         """Whether the transaction was finished in this snapshot."""
         if xid >= self.xmax or not self.running:

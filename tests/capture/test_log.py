@@ -8,9 +8,10 @@ import pytest
 from forge.capture import Filter, open_source, until_now
 from forge.capture.log import LogSource
 from forge.capture.source import in_snapshot
-from forge.change import Change, Op
+from forge.change import UNAVAILABLE, Change, Op
 from forge.changelog.connection import Connection
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, NotInstalled, ServerError
+from forge.history.redact import redact
 from tests.integration.following import track
 
 TABLES = """
@@ -183,3 +184,17 @@ async def test_a_snapshot_goes_on_when_its_connections_are_ended(database: str, 
                 )
                 await asyncio.sleep(0)
     assert len(rows) == len(set(rows)) == 4725
+
+
+async def test_a_resumed_snapshot_shows_no_redacted_value(database: str, connection: Connection) -> None:
+    connection.execute("CREATE TABLE people (id int PRIMARY KEY, email text, phone bytea)")
+    track(connection, "people")
+    connection.execute("""INSERT INTO people SELECT n, 'e' || n, 'old' FROM generate_series(1, 1200) n""")
+    source = LogSource(database)
+    rows, cursors = await snapshot(source)
+    connection.execute("UPDATE people SET phone = 'new' WHERE id >= 1100")  # several rows: before has what changed
+    redact(connection, "people", 1100, ["email", "phone"])
+    rest, _ = await snapshot(source, cursors[0])
+    changed = next(row for row in rest if row.key == {"id": 1100})
+    assert changed.after == {"id": 1100, "email": UNAVAILABLE, "phone": UNAVAILABLE}
+    assert [row for row in rest if row != changed] == [row for row in rows[-len(rest) :] if row.id != changed.id]

@@ -21,24 +21,26 @@ import asyncio
 import logging
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Self
 
 import psycopg
+from psycopg import sql
 
 from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.source import Batch, Status, in_snapshot
 from forge.change import Change, Op, Source
-from forge.changelog import session
+from forge.changelog import rewind
 from forge.changelog.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.changelog.decode import SOURCE_KIND
 from forge.changelog.follow import Ears, Wakeup, follow
 from forge.changelog.queries import queries, query
 from forge.changelog.reader import PAGE, Reader
+from forge.changelog.rewind import CurrentTable
 from forge.closing import Closing
 from forge.config import hide
 from forge.cursor import Cursor, Position, Snapshot
@@ -62,7 +64,6 @@ CAPABILITIES: Final = Capabilities(
 PAGE_BYTES: Final = 4 * 1024 * 1024
 """A batch of a snapshot ends when its rows have so many bytes, or there are as many as a page of the log has."""
 
-_PINS: Final = session.set_local(session.TEXTS, session.CATALOG, session.ALL_ROWS)
 _SORTABLE: Final = (
     "boolean", "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid", "bytea", "date",
     "timestamp without time zone", "timestamp with time zone",
@@ -260,68 +261,56 @@ class _Place(NamedTuple):
         return f"{start}.{self.table}.{urlsafe_b64encode(self.last.encode()).decode()}"
 
 
-class _Tracked(NamedTuple):
-    """A tracked table as it is now, and the SQL of its rows."""
+class _Ordered:
+    """A tracked table whose rows are read in the order of their key."""
 
-    number: int
-    schema: str
-    table: str
-    images: Images
-    relation: str
-    row_id: str
-    source: str
-    versions: list[int]
-    key_types: list[str]
-    collations: list[str]
+    def __init__(self, table: CurrentTable) -> None:
+        self.number = table.id
+        self.schema = table.schema
+        self.table = table.name
+        self.images = Images([Column(each["name"], each["type"], each["kind"]) for each in table.columns], table.key)
+        self.now = table
+        self._sortable = all(name in _SORTABLE for name in table.key_types)
 
-    @property
-    def sortable(self) -> bool:
-        return all(name in _SORTABLE for name in self.key_types)
-
-    def statement(self, connection: AsyncConnection, since: dict[str, Any], *, fresh: bool) -> str:
-        """The rows, `(row_id, image)`, as they were, in the order of their key."""
-        keyed = bool(self.images.key_names)
-        name = "counted" if not keyed else "fresh" if fresh else "keyed"
-        text = psycopg.AsyncClientCursor(connection).mogrify(_query(name), {**since, "last": since["last"] or "0"})
-        for word, words in {**(self._key_words(connection, since["last"]) if keyed else {}), **self._words()}.items():
-            text = text.replace("{" + word + "}", words)
-        return text
-
-    def _words(self) -> dict[str, str]:
-        return {
-            "row_id": self.row_id,
-            "relation": self.relation,
-            "source": self.source,
-            "before": _query("before"),
-        }
-
-    def _key_words(self, connection: AsyncConnection, last: str | None) -> dict[str, str]:
-        """Three ways to name the key: of a row in the table, of a change in the log, of the row to go on behind."""
-        literal = psycopg.AsyncClientCursor(connection).mogrify("%s::text", (last,))
-        if not self.sortable:
-            stored, logged, behind = ([f'({word}) COLLATE "C"'] for word in (self.row_id, "l.row_id", literal))
-        else:
-            names = [name.replace('"', '""') for name in self.images.key_names]
-            kinds = list(zip(self.key_types, self.collations, strict=True))
-            stored = [f'(forge_now_59c1."{n}"::{t}){c}' for n, (t, c) in zip(names, kinds, strict=True)]
-            logged, behind = (
-                [f"({part}::{t}){c}" for part, (t, c) in zip(self._parts(word), kinds, strict=True)]
-                for word in ("l.row_id", literal)
+    def statement(self, connection: AsyncConnection, since: Mapping[str, Any], last: str | None, *, fresh: bool) -> str:
+        """The rows as of a snapshot, `(row_id, image)`, behind the row of a key."""
+        binder = psycopg.AsyncClientCursor(connection)
+        if not self.now.key:
+            rows = f"SELECT r.n::text, r.image::text FROM ({self.now.counted()}) r"
+            return binder.mogrify(
+                f"{rows} WHERE r.n > %(last)s::text::bigint ORDER BY r.n", {**since, "last": last or "0"}
             )
+        stored = self._key(self.now.row_id, f"{self.now.alias}.")
+        if fresh:
+            rows = self.now.unchanged_rows(f"ORDER BY {', '.join(stored)}")
+            return binder.mogrify(f"SELECT r.row_id, r.image::text FROM ({rows}) r", since)
+        logged = self._key("l.row_id", None)
         order = [f"o{place}" for place in range(len(stored))]
-        return {
-            "order_stored": ", ".join(stored),
-            "order": ", ".join(order),
-            "stored": ", ".join(f"{word} AS {o}" for word, o in zip(stored, order, strict=True)),
-            "logged": ", ".join(f"{word} AS {o}" for word, o in zip(logged, order, strict=True)),
-            "stored_after": "true" if last is None else f"({', '.join(stored)}) > ({', '.join(behind)})",
-            "logged_after": "true" if last is None else f"({', '.join(logged)}) > ({', '.join(behind)})",
-        }
+        behind = "true"
+        if last is not None:
+            literal = binder.mogrify("%s::text", (last,))
+            behind = f"({{}}) > ({', '.join(self._key(literal, None))})"
+        rows = self.now.keyed(
+            stored_bounds=behind.replace("{}", ", ".join(stored), 1),
+            logged_bounds=behind.replace("{}", ", ".join(logged), 1),
+            stored_keys="".join(f", {word} AS {name}" for word, name in zip(stored, order, strict=True)),
+            logged_keys="".join(f", {word} AS {name}" for word, name in zip(logged, order, strict=True)),
+            order=f"ORDER BY {', '.join(order)}",
+        )
+        return binder.mogrify(f"SELECT r.row_id, r.image::text FROM ({rows}) r ORDER BY {', '.join(order)}", since)
 
-    def _parts(self, row_id: str) -> list[str]:
-        if len(self.key_types) == 1:
-            return [row_id]
-        return [f"({row_id}::json ->> {place})" for place in range(len(self.key_types))]
+    def _key(self, row_id: str, row: str | None) -> list[str]:
+        """The expressions that a key is sorted by: from a row of the table, or from the word for its key."""
+        types = zip(self.now.key_types, self.now.collations, strict=True)
+        if not self._sortable:
+            return [f'({row_id}) COLLATE "C"']
+        if row is not None:
+            parts = [row + sql.Identifier(name).as_string() for name in self.now.key]
+        elif len(self.now.key) == 1:
+            parts = [row_id]
+        else:
+            parts = [f"({row_id}::json ->> {place})" for place in range(len(self.now.key))]
+        return [f"({part}::{type}){collation}" for part, (type, collation) in zip(parts, types, strict=True)]
 
 
 class _Tables:
@@ -365,31 +354,29 @@ class _Tables:
         """Every row behind the place, in batches."""
         if place.cursor.log != self._reader.identity:
             raise CursorForeign("the cursor belongs to another log, or to this one before a failover", fix=_AGAIN)
-        since = {
-            "xmax": str(place.cursor.snapshot.xmax),
-            "running": [str(xid) for xid in place.cursor.snapshot.running],
-            "first": self._first_id,
-        }
         fresh = self._own == place.cursor.snapshot
         if not fresh:
-            await self._check(place, since)
-        rows = await (await self._connection.execute(_query("tracked"), {"first_table": place.table})).fetchall()
-        for pin in _PINS:
+            await self._check(place)
+        first = {"first_table": place.table, "table": None}
+        rows = await (await self._connection.execute(rewind.rewind_query("tables"), first)).fetchall()
+        for pin in rewind.PINS:
             await self._connection.execute(pin)
         for row in rows:
-            table = _tracked(row)
+            table = _Ordered(CurrentTable(*row))
             if not self._filter.wants_table(table.schema, table.table):
                 continue
+            since = table.now.since(place.cursor.snapshot, self._first_id)
             if not fresh and await self._emptied(table, since):
                 continue
             last = place.last if table.number == place.table else None
-            text = table.statement(self._connection, {**since, "versions": table.versions, "last": last}, fresh=fresh)
+            text = table.statement(self._connection, since, last, fresh=fresh)
             async for found in _pages(self._connection, text):
                 place = place._replace(table=table.number, last=found[-1][0])
                 changes = [_read(place, table, self._reader.identity.uuid, row_id, image) for row_id, image in found]
                 yield Batch(changes, str(place), [table.images.columns] * len(changes))
 
-    async def _check(self, place: _Place, since: dict[str, Any]) -> None:
+    async def _check(self, place: _Place) -> None:
+        since = {**place.cursor.snapshot.bounds, "first": self._first_id}
         row = await (await self._connection.execute(query("trimmed"), since)).fetchone()
         head = await (await self._connection.execute(query("head"))).fetchone()
         assert row is not None
@@ -399,8 +386,8 @@ class _Tables:
         if row[0]:
             raise CursorExpired("what was written since the snapshot began has been trimmed from the log", fix=_AGAIN)
 
-    async def _emptied(self, table: _Tracked, since: dict[str, Any]) -> bool:
-        cursor = await self._connection.execute(_query("whole"), {**since, "versions": table.versions})
+    async def _emptied(self, table: _Ordered, since: Mapping[str, Any]) -> bool:
+        cursor = await self._connection.execute(rewind.rewind_query("whole"), since)
         found = {op for (op,) in await cursor.fetchall()}
         if found & {"S", "X"}:
             what = "defined anew" if "S" in found else "changed in a way that was not logged"
@@ -423,13 +410,7 @@ async def _pages(connection: AsyncConnection, text: str) -> AsyncIterator[list[t
         yield page
 
 
-def _tracked(row: Sequence[Any]) -> _Tracked:
-    number, schema, table, columns, key, *rest = row
-    shape = [Column(column["name"], column["type"], column["kind"]) for column in columns]
-    return _Tracked(number, schema, table, Images(shape, key), *rest)
-
-
-def _read(place: _Place, table: _Tracked, log: str, row_id: str, image: str) -> Change:
+def _read(place: _Place, table: _Ordered, log: str, row_id: str, image: str) -> Change:
     row = table.images.row(image)
     return Change(
         id=f"{log}:{place.cursor.snapshot}:{table.number}:{row_id}",

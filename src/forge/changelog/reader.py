@@ -134,7 +134,7 @@ class Reader:
                 yield batch
 
     async def _poll(self, after: Cursor, scope: dict[str, Any], days: Days) -> list[tuple[Any, ...]]:
-        bounds = {**_bounds(after.snapshot), **scope, **days._asdict(), "limit": PAGE + 1, "kilobytes": PAGE_KILOBYTES}
+        bounds = {**after.snapshot.bounds, **scope, **days._asdict(), "limit": PAGE + 1, "kilobytes": PAGE_KILOBYTES}
         await self._rows.execute(query("poll"), bounds, prepare=True)
         return await self._rows.fetchall()
 
@@ -148,7 +148,7 @@ class Reader:
         lsn: str | None,
         flushed: bool,
     ) -> AsyncGenerator[Batch]:
-        bounds = {**_bounds(after.snapshot), **scope, "until": str(until), "place": last.rank, "id": last.id}
+        bounds = {**after.snapshot.bounds, **scope, "until": str(until), "place": last.rank, "id": last.id}
         widest = await (await self.connection.execute(query("widest"), bounds)).fetchone()
         assert widest is not None
         page = max(1, min(PAGE, PAGE_KILOBYTES // (widest[0] + 1)))
@@ -209,7 +209,3 @@ class Reader:
             if await (await self.connection.execute(query("flushed"), {"lsn": lsn})).fetchone() == (True,):
                 return
         await self.connection.execute(query("flush"))
-
-
-def _bounds(snapshot: Snapshot) -> dict[str, Any]:
-    return {"xmax": str(snapshot.xmax), "running": [str(xid) for xid in snapshot.running]}

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from forge.changelog import partitions
 from forge.changelog.connection import Connection
+from forge.changelog.queries import query
 from forge.cursor import Cursor
 
 
@@ -73,11 +74,5 @@ def hold(going: dict[date, str], waiting: dict[date, list[str]], first_kept: dat
 
 
 def _lacks(connection: Connection, partition: str, cursor: Cursor) -> bool:
-    statement = sql.SQL(
-        "SELECT EXISTS (SELECT FROM {} l WHERE (l.transaction_id >= %(xmax)s::text::xid8"
-        " OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))"
-        " AND l.id >= (SELECT i.first_id FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1))"
-    ).format(sql.Identifier("forge", partition))
-    snapshot = cursor.snapshot
-    values = {"xmax": str(snapshot.xmax), "running": [str(xid) for xid in snapshot.running]}
-    return connection.execute(statement, values).fetchone() == (True,)
+    statement = sql.SQL(query("unread_in")).format(partition=sql.Identifier("forge", partition))
+    return connection.execute(statement, cursor.snapshot.bounds).fetchone() == (True,)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from forge.changelog import unread
 from forge.changelog.maintenance import Policy, doomed
 from forge.changelog.partitions import sizes
+from forge.changelog.queries import query
 from forge.cursor import Cursor
 from forge.doctor.finding import Case, Finding, count, ok, problem, value, warning
 
@@ -89,13 +90,5 @@ def _held(case: Case) -> Iterator[Finding]:
 def _age(case: Case, text: str) -> timedelta | None:
     """How long the first change waits that a consumer has not handled; None when none does."""
     snapshot = Cursor.parse(text).snapshot
-    found = value(
-        case,
-        "SELECT clock_timestamp() - l.at FROM forge.forge_event_log l"
-        " WHERE (l.transaction_id >= %s::text::xid8 OR l.transaction_id = ANY (%s::text[]::xid8[]))"
-        " AND l.id >= (SELECT i.first_id FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1)"
-        " ORDER BY l.transaction_id LIMIT 1",
-        str(snapshot.xmax),
-        [str(xid) for xid in snapshot.running],
-    )
-    return found if isinstance(found, timedelta) else None
+    row = case.connection.execute(query("oldest_unread"), snapshot.bounds).fetchone()
+    return row[0] if row is not None else None

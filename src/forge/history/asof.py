@@ -16,7 +16,7 @@ As of now (None), or of an instant after the newest recorded one, is answered fr
 written after the instant. A transaction that was committed between such an instant and the question, but wrote before
 the instant, is in the answer. An instant in the future means now.
 
-The answer is computed in one read-only snapshot of the database, as `forge.history.rewind` says; it costs as much as
+The answer is computed in one read-only snapshot of the database, as `forge.history.past` says; it costs as much as
 the table is large and the changes since are many. Rows have the columns that the table had then. Values are in the
 forms that `forge.values` states; excluded and virtual columns are UNAVAILABLE, masked ones are masked. UNAVAILABLE is
 also what a column that was dropped or retyped since held, in a row whose last change is not in the log.
@@ -41,7 +41,7 @@ from forge.changelog.connection import Connection, typed_errors
 from forge.errors import HistoryUnavailable
 from forge.history import tracked
 from forge.history.instants import Answered, Gap, answered, aware
-from forge.history.rewind import Past
+from forge.history.past import Past
 from forge.values import Column
 
 

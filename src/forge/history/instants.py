@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 from psycopg import Cursor as Rows
 
+from forge.changelog.queries import fragment
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
 from forge.wire import timestamp
@@ -234,8 +235,7 @@ def _without_later(
     values = {
         "asked": asked,
         "first_id": first_id,
-        "xmax": str(known.xmax),
-        "running": [str(xid) for xid in known.running],
+        **known.bounds,
         "most": LATER + 1,
     }
     whole = rows.execute(
@@ -248,8 +248,7 @@ def _without_later(
     later = rows.execute(
         "SELECT DISTINCT l.transaction_id::text FROM forge.forge_event_log l"
         " WHERE l.at > %(asked)s AND l.day >= (%(asked)s AT TIME ZONE 'UTC')::date AND l.id >= %(first_id)s"
-        " AND (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))"
-        " LIMIT %(most)s",
+        f" AND {fragment('after_snapshot')} LIMIT %(most)s",
         values,
     ).fetchall()
     return None if len(later) > LATER else snapshot.without(int(xid) for (xid,) in later)

@@ -46,40 +46,34 @@ UNION ALL (
             SELECT l.id, coalesce(l.rank, l.id) AS place, l.transaction_id, l.at, l.version, l.op, l.before, l.after,
                    l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name
             FROM forge.forge_event_log l
-            WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+            WHERE {after_snapshot}
               AND l.id >= %(first)s
               AND (l.day BETWEEN %(since)s::text::date AND %(upto)s::text::date OR l.day = 'infinity')
-              AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
-                  SELECT v.id FROM forge.table_version v
-                  WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
-            ORDER BY coalesce(l.rank, l.id), l.id
+              AND {of_tables}
+            ORDER BY {position}
             LIMIT %(limit)s) l) p
     ORDER BY p.place, p.id);
 
 -- widest: How many kilobytes the largest row has of what the query rest finds.
 SELECT coalesce(max(coalesce(octet_length(l.before::text), 0) / 1024 + coalesce(octet_length(l.after::text), 0) / 1024), 0)
 FROM forge.forge_event_log l
-WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+WHERE {after_snapshot}
   AND l.id >= %(first)s
-  AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
-      SELECT v.id FROM forge.table_version v
-      WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
+  AND {of_tables}
   AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
-  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s);
+  AND ({position}) > (%(place)s, %(id)s);
 
 -- rest: What comes after a position between two snapshots, kept by the server and fetched page by page.
 DECLARE forge_batch NO SCROLL CURSOR WITH HOLD FOR
 SELECT l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after,
        l.hidden, l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name
 FROM forge.forge_event_log l
-WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+WHERE {after_snapshot}
   AND l.id >= %(first)s
-  AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
-      SELECT v.id FROM forge.table_version v
-      WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
+  AND {of_tables}
   AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
-  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
-ORDER BY coalesce(l.rank, l.id), l.id;
+  AND ({position}) > (%(place)s, %(id)s)
+ORDER BY {position};
 
 -- versions: Tables as they were defined while log rows were written.
 SELECT v.id, v.schema_name, v.table_name, v.columns, v.key_columns FROM forge.table_version v WHERE v.id = ANY (%(ids)s);
@@ -107,3 +101,9 @@ BEGIN
     END LOOP;
 END
 $body$;
+
+-- unread_in: Whether a partition of the log has a row that a snapshot does not see.
+SELECT EXISTS (SELECT FROM {partition} l WHERE {after_snapshot} AND {of_this_log});
+
+-- oldest_unread: How long ago the first row was written that a snapshot does not see.
+SELECT clock_timestamp() - l.at FROM forge.forge_event_log l WHERE {after_snapshot} AND {of_this_log} ORDER BY l.transaction_id LIMIT 1;

@@ -10,7 +10,7 @@ Workers look at what is stored here several times a second. Nothing that is done
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -284,10 +284,6 @@ async def _check(connection: AsyncConnection, cursor: Cursor) -> None:
         raise CursorForeign("the cursor is ahead of the server: it was made before a crash or restore", fix=_ELSE)
     if cursor.snapshot == START and cursor.last is None:
         return
-    values: Mapping[str, Any] = {
-        "xmax": str(cursor.snapshot.xmax),
-        "running": [str(xid) for xid in cursor.snapshot.running],
-    }
-    ((gone,),) = await _rows(connection, "trimmed", **values)
+    ((gone,),) = await _rows(connection, "trimmed", **cursor.snapshot.bounds)
     if gone:
         raise CursorExpired("what follows that place has been trimmed from the log", fix=_ELSE)

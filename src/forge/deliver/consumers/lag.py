@@ -27,8 +27,7 @@ def lag_values(cursor: Cursor, tables: Sequence[str], most: int = MOST) -> dict[
     """What the query `lag` needs."""
     patterns = [re.escape(word).replace(r"\*", ".*").replace(r"\?", ".") for word in tables]
     return {
-        "xmax": str(cursor.snapshot.xmax),
-        "running": [str(xid) for xid in cursor.snapshot.running],
+        **cursor.snapshot.bounds,
         "until": None if cursor.until is None else str(cursor.until),
         "place": 0 if cursor.last is None else cursor.last.rank,
         "last": 0 if cursor.last is None else cursor.last.id,

@@ -97,10 +97,10 @@ WHERE name = %(name)s AND shard = %(shard)s AND state = 'running';
 -- lag: How many changes of its tables lie behind a cursor, up to a limit, and since when the first of them waits.
 WITH behind AS (
     SELECT l.at FROM forge.forge_event_log l
-    WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
-      AND l.id >= (SELECT i.first_id FROM forge.log_identity i ORDER BY i.id DESC LIMIT 1)
+    WHERE {after_snapshot}
+      AND {of_this_log}
       AND (%(until)s::text IS NULL OR NOT pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
-           OR (coalesce(l.rank, l.id), l.id) > (%(place)s::bigint, %(last)s::bigint))
+           OR ({position}) > (%(place)s::bigint, %(last)s::bigint))
       AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
           SELECT v.id FROM forge.table_version v
           WHERE v.table_name ~ ANY (%(tables)s) OR v.schema_name || '.' || v.table_name ~ ANY (%(tables)s))))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.cursor import Cursor, Position, Snapshot
+from forge.cursor import Cursor, Position
 
 NOWHERE: Final = Position(-1, -1)
 """Before every position."""
@@ -111,8 +111,3 @@ class Offset(msgspec.Struct, frozen=True):
 
 def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def snapshot_bounds(snapshot: Snapshot) -> dict[str, Any]:
-    """What the queries take for "not shown by this snapshot"."""
-    return {"xmax": str(snapshot.xmax), "running": [str(xid) for xid in snapshot.running]}

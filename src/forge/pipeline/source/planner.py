@@ -20,7 +20,7 @@ from forge.changelog.queries import query
 from forge.changelog.reader import START
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
 from forge.errors import CursorExpired, CursorForeign, NotInstalled, TrackingError
-from forge.pipeline.source.offset import NOWHERE, LogPiece, Offset, TableShare, snapshot_bounds
+from forge.pipeline.source.offset import NOWHERE, LogPiece, Offset, TableShare
 from forge.pipeline.source.options import Options
 from forge.pipeline.source.statements import quoted, source_query
 
@@ -134,7 +134,7 @@ class Planner:
         if cursor.snapshot == START and cursor.last is None:
             return  # all that is retained follows; that a planned piece is whole is seen when it is read
         values = {
-            **snapshot_bounds(cursor.snapshot),
+            **cursor.snapshot.bounds,
             **_position(cursor.last or NOWHERE),
             "first": self.first_id,
             "until": str(cursor.until or cursor.snapshot),
@@ -249,7 +249,7 @@ class Planner:
                 since = self._seen[1]
         parts = self._options.partitions
         step = -(-min(most or self._options.most, self._options.most) // parts)
-        bounds = {**snapshot_bounds(since), **self._scope(), **_position(after), "until": str(until)}
+        bounds = {**since.bounds, **self._scope(), **_position(after), "until": str(until)}
         with typed_errors():
             surveyed = self.connection.execute(source_query("survey"), bounds).fetchall()
             if any(row[1] > step for row in surveyed):
@@ -283,7 +283,7 @@ class Planner:
     def _stale(self, piece: LogPiece) -> list[int]:
         """The tables that must be read anew after a piece."""
         values = {
-            **snapshot_bounds(Snapshot.parse(piece.since)),
+            **Snapshot.parse(piece.since).bounds,
             **self._scope(),
             **_position(piece.after),
             "until": piece.until,

@@ -30,13 +30,11 @@ SELECT min(l.at), clock_timestamp() FROM forge.forge_event_log l WHERE l.id >= %
 SELECT coalesce(l.rank, l.id) >> 10, count(*), min(l.transaction_id)::text::bigint, max(l.transaction_id)::text::bigint,
        min(l.day)::text, max(l.day)::text, bool_or(l.op IN ('S', 'X'))
 FROM forge.forge_event_log l
-WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+WHERE {after_snapshot}
   AND l.id >= %(first)s
   AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
-  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
-  AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
-      SELECT v.id FROM forge.table_version v
-      WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))
+  AND ({position}) > (%(place)s, %(id)s)
+  AND {of_tables}
 GROUP BY coalesce(l.rank, l.id) >> 10
 ORDER BY coalesce(l.rank, l.id) >> 10;
 
@@ -45,16 +43,14 @@ SELECT w.piece, count(*), max(ARRAY[w.place, w.id]), min(w.transaction_id)::text
        min(w.day)::text, max(w.day)::text, bool_or(w.op IN ('S', 'X'))
 FROM (
     SELECT coalesce(l.rank, l.id) AS place, l.id, l.transaction_id, l.day, l.op,
-           (row_number() OVER (ORDER BY coalesce(l.rank, l.id), l.id) - 1)
+           (row_number() OVER (ORDER BY {position}) - 1)
                / least(%(step)s, (count(*) OVER () + %(parts)s - 1) / %(parts)s) AS piece
     FROM forge.forge_event_log l
-    WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+    WHERE {after_snapshot}
       AND l.id >= %(first)s
       AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
-      AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
-      AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
-          SELECT v.id FROM forge.table_version v
-          WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))))) w
+      AND ({position}) > (%(place)s, %(id)s)
+      AND {of_tables}) w
 GROUP BY w.piece
 ORDER BY w.piece;
 
@@ -63,12 +59,12 @@ ORDER BY w.piece;
 SELECT DISTINCT v.tracked_table
 FROM forge.forge_event_log l
 JOIN forge.table_version v ON v.id = l.version
-WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+WHERE {after_snapshot}
   AND l.transaction_id BETWEEN %(lowest)s::text::xid8 AND %(highest)s::text::xid8
   AND l.id >= %(first)s
   AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
-  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
-  AND (coalesce(l.rank, l.id), l.id) <= (%(last_place)s, %(last_id)s)
+  AND ({position}) > (%(place)s, %(id)s)
+  AND ({position}) <= (%(last_place)s, %(last_id)s)
   AND (%(tables)s::text[] IS NULL OR v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))
   AND l.op IN ('S', 'X')
   AND NOT (l.op = 'S' AND l.context IS NULL AND NOT EXISTS (
@@ -77,12 +73,10 @@ WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(run
 -- waiting: How many changes are committed that a snapshot does not show, after a position, and when the oldest was written.
 SELECT count(*), min(l.at)
 FROM forge.forge_event_log l
-WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+WHERE {after_snapshot}
   AND l.id >= %(first)s
-  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
-  AND (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
-      SELECT v.id FROM forge.table_version v
-      WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))));
+  AND ({position}) > (%(place)s, %(id)s)
+  AND {of_tables};
 
 -- changes: One piece of the log as the frame of changes.
 SELECT %(generation)s || lpad(to_hex(coalesce(l.rank, l.id)), 16, '0')
@@ -94,85 +88,27 @@ SELECT %(generation)s || lpad(to_hex(coalesce(l.rank, l.id)), 16, '0')
        l.user_id, l.function_name, l.trace_id, l.context, l.db_user, l.application_name
 FROM forge.forge_event_log l
 JOIN forge.table_version v ON v.id = l.version
-WHERE (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
+WHERE {after_snapshot}
   AND l.transaction_id BETWEEN %(lowest)s::text::xid8 AND %(highest)s::text::xid8
   AND l.id >= %(first)s
   AND (l.day BETWEEN %(since)s::text::date AND %(upto)s::text::date OR l.day = 'infinity')
   AND pg_visible_in_snapshot(l.transaction_id, %(until)s::text::pg_snapshot)
-  AND (coalesce(l.rank, l.id), l.id) > (%(place)s, %(id)s)
-  AND (coalesce(l.rank, l.id), l.id) <= (%(last_place)s, %(last_id)s)
+  AND ({position}) > (%(place)s, %(id)s)
+  AND ({position}) <= (%(last_place)s, %(last_id)s)
   AND (%(tables)s::text[] IS NULL OR v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s));
-
--- relation: A tracked table now: its relation, its newest version and key, and how its key and its image are written.
-SELECT format('%%I.%%I', n.nspname, k.relname), v.id, v.key_columns, v.schema_name, v.table_name,
-       forge.row_id_expression(r.table_oid, %(alias)s), forge.image_source(r.table_oid, t, %(alias)s, %(alias)s, false),
-       ARRAY(SELECT o.id FROM forge.table_version o WHERE o.tracked_table = t.id),
-       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = r.table_oid AND a.attnum > 0)
-FROM forge.tracked_relation r
-JOIN forge.tracked_table t ON t.id = r.id
-JOIN pg_class k ON k.oid = r.table_oid
-JOIN pg_namespace n ON n.oid = k.relnamespace
-JOIN LATERAL (SELECT * FROM forge.table_version v WHERE v.tracked_table = t.id ORDER BY v.id DESC LIMIT 1) v ON true
-WHERE r.id = %(tracked)s;
-
--- whole: Whether a table changed as a whole after a snapshot, so that its rows of then cannot be told. That tracking began is
--- no such change.
-SELECT EXISTS (
-    SELECT FROM forge.forge_event_log l
-    WHERE l.row_id IS NULL AND l.op IN ('T', 'S', 'X') AND l.version = ANY (%(versions)s) AND l.id >= %(first)s
-      AND NOT (l.op = 'S' AND l.context IS NULL AND l.version <= ALL (%(versions)s))
-      AND (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[])));
 
 -- announced: The row that announces a snapshot of a table; its rows follow.
 SELECT %(generation)s, %(name)s, 'snapshot', %(schema)s, %(table)s, %(version)s, NULL::text, NULL::json, NULL::json, NULL::json,
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
 WHERE %(first_share)s;
 
--- keyed_images: A share of a table with a key, as it was: what nobody changed since, and what was there before the first change of
--- each other row. The text in braces is put there by forge.pipeline.source.shares.
-WITH changed AS MATERIALIZED (
-    SELECT DISTINCT ON (l.row_id) l.row_id, l.op, l.before, l.after
-    FROM forge.forge_event_log l
-    WHERE l.op IN ('I', 'U', 'D') AND l.id >= %(first)s AND l.version = ANY (%(versions)s)
-      AND (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))
-      AND {logged_here}
-    ORDER BY l.row_id, coalesce(l.rank, l.id), l.id
-)
-SELECT {row_id} AS row_id, row_to_json({image}) AS image
-FROM {relation} {alias}{source}
-WHERE {stored_here} AND NOT EXISTS (SELECT FROM changed c WHERE c.row_id = {row_id})
-UNION ALL
-SELECT l.row_id, {before}::json FROM changed l WHERE l.op <> 'I' AND l.before IS NOT NULL;
-
 -- keyed_rows: Those as the frame of changes.
 SELECT %(generation)s || '!', %(name)s || ':' || k.row_id, 'read', %(schema)s, %(table)s, %(version)s, k.row_id, NULL::json, k.image, NULL::json,
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
 FROM ({images}) k;
-
--- counted_images: A table without a key, as it was: the rows now, less those that came, and those that went. Equal rows are counted.
-WITH counted AS (
-    SELECT w.image, sum(w.number) AS number
-    FROM (
-        SELECT row_to_json({image})::text AS image, 1 AS number FROM {relation} {alias}{source}
-        UNION ALL
-        SELECT w.image, w.number
-        FROM forge.forge_event_log l
-        CROSS JOIN LATERAL (VALUES (l.after::text, -1), (CASE WHEN l.before IS NOT NULL THEN {before} END, 1)) w (image, number)
-        WHERE w.image IS NOT NULL AND l.op IN ('I', 'U', 'D') AND l.id >= %(first)s AND l.version = ANY (%(versions)s)
-          AND (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))) w
-    GROUP BY w.image
-)
-SELECT NULL::text AS row_id, c.image::json AS image, row_number() OVER (ORDER BY c.image) AS n
-FROM counted c CROSS JOIN LATERAL generate_series(1, c.number);
 
 -- counted_rows: Those as the frame of changes.
 SELECT %(generation)s || '!' || lpad(k.n::text, 12, '0'), %(name)s || ':' || k.n, 'read', %(schema)s, %(table)s, %(version)s,
        NULL::text, NULL::json, k.image, NULL::json,
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
 FROM ({images}) k;
-
--- before: The whole row before a change, printed as row_to_json prints a row. What was redacted the row after tells, which has all columns.
-CASE WHEN l.after IS NULL THEN l.before::text ELSE (
-    SELECT '{' || string_agg(to_json(a.key)::text || ':' || coalesce(b.value, a.value)::text, ',' ORDER BY a.n) || '}'
-    FROM json_each(l.after) WITH ORDINALITY a (key, value, n)
-    LEFT JOIN json_each(l.before) b ON b.key = a.key AND b.key <> '$redacted') END;

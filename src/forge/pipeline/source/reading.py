@@ -15,7 +15,7 @@ from pyarrow import csv
 from forge.changelog.connection import Connection, connect, typed_errors
 from forge.cursor import Snapshot
 from forge.errors import CursorExpired
-from forge.pipeline.source.offset import LogPiece, Piece, TableShare, snapshot_bounds
+from forge.pipeline.source.offset import LogPiece, Piece, TableShare
 from forge.pipeline.source.planner import RESNAPSHOT
 from forge.pipeline.source.shares import statements
 from forge.pipeline.source.statements import bound, source_query
@@ -81,7 +81,7 @@ def read(scope: Scope, piece: Piece) -> Iterator[pa.RecordBatch]:
 
 def _changes(connection: Connection, scope: Scope, piece: LogPiece) -> Iterator[pa.RecordBatch]:
     values = {
-        **snapshot_bounds(Snapshot.parse(piece.since)),
+        **Snapshot.parse(piece.since).bounds,
         "until": piece.until,
         "place": piece.after.rank,
         "id": piece.after.id,

@@ -18,7 +18,7 @@ from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable, LakeError
 from forge.pipeline.silver.rows import quoted
 from forge.pipeline.silver.texts import joined, prefixed, sql_joined, sql_md5, sql_prefixed, sql_text, text
-from forge.pipeline.source.offset import TableShare, snapshot_bounds
+from forge.pipeline.source.offset import TableShare
 from forge.pipeline.source.shares import as_of
 from forge.pipeline.source.statements import quoted as sql_quoted
 from forge.pipeline.verify.slices import Slices
@@ -151,11 +151,11 @@ class InDatabase:
         then = as_of(connection, tracked, snapshot, first_id)
         if then is None:
             raise HistoryUnavailable("the table is not tracked any more", fix="leave it out")
-        self.version = then.version
-        self._name = f"{then.schema}.{then.table}"
+        self.version = then.now.version
+        self._name = f"{then.now.schema}.{then.now.name}"
         self._images = self._told(then.images)
         connection.execute("SET LOCAL TimeZone = 'UTC'")
-        gone = {**snapshot_bounds(snapshot), "first": first_id}
+        gone = {**snapshot.bounds, "first": first_id}
         if connection.execute(query("trimmed"), gone).fetchone() == (True,):
             raise HistoryUnavailable(
                 f"the log of {self._name} since the lake's last batch has been trimmed",

@@ -15,13 +15,15 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import msgspec
 from psycopg.rows import tuple_row
 
 from forge.change import UNAVAILABLE
 from forge.changelog.connection import Connection
+from forge.changelog.queries import filled, fragment, queries
+from forge.changelog.rewind import CurrentTable, rewind_query
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
 from forge.history import tracked
@@ -31,50 +33,6 @@ from forge.history.tracked import Tracked, escaped, quoted
 from forge.values import REDACTED, Column, parts
 
 PAGE: Final = 500
-
-_OF_TABLE: Final = "l.id >= %(first_id)s AND l.version = ANY (%(versions)s)"
-_AFTER: Final = (
-    f"{_OF_TABLE}"
-    " AND (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]))"
-)
-_SINCE: Final = (
-    f"{_AFTER} AND (%(barrier_place)s::bigint IS NULL"
-    " OR (coalesce(l.rank, l.id), l.id) < (%(barrier_place)s::bigint, %(barrier_id)s::bigint))"
-)
-_UNTIL: Final = (
-    f"{_OF_TABLE} AND pg_visible_in_snapshot(l.transaction_id, %(snapshot)s::text::pg_snapshot)"
-    " AND l.id > %(trimmed_id)s AND (coalesce(l.rank, l.id), l.id) > (%(floor_place)s::bigint, %(floor_id)s::bigint)"
-)
-_ONE: Final = " AND (%(row_id)s::text IS NULL OR l.row_id = %(row_id)s::text)"
-_FIRST: Final = (
-    "first AS MATERIALIZED (SELECT DISTINCT ON (l.row_id) l.row_id, l.op, l.version, l.before, l.after"
-    f" FROM forge.forge_event_log l WHERE l.op IN ('I', 'U', 'D') AND {_SINCE}{{one}}"
-    " ORDER BY l.row_id, coalesce(l.rank, l.id), l.id)"
-)
-_LAST: Final = (
-    "last AS MATERIALIZED (SELECT DISTINCT ON (l.row_id) l.row_id, l.op, l.version, l.after"
-    f" FROM forge.forge_event_log l WHERE l.op IN ('I', 'U', 'D') AND {_UNTIL}{{one}}"
-    " ORDER BY l.row_id, coalesce(l.rank, l.id) DESC, l.id DESC)"
-)
-_NO_LAST: Final = (
-    "last AS (SELECT NULL::text AS row_id, NULL::text AS op, NULL::int AS version, NULL::json AS after WHERE false)"
-)
-_CHANGED: Final = (
-    "SELECT f.op::text, f.version, f.before::text, f.after::text, a.version, a.after::text"
-    " FROM first f LEFT JOIN last a USING (row_id) WHERE f.op <> 'I'"
-)
-_MERGED: Final = (
-    "(SELECT '{' || string_agg(to_json(n.key)::text || ':' || coalesce(o.value, n.value)::text, ',' ORDER BY n.n)"
-    " || '}'"
-    " FROM json_each(l.after) WITH ORDINALITY n (key, value, n) LEFT JOIN json_each(l.before) o ON o.key = n.key)"
-)
-
-_PROJECTED: Final = (
-    "CASE WHEN r.version = ANY (%(others)s) THEN (SELECT '{' || coalesce(string_agg(to_json(m.new)::text || ':'"
-    " || e.value::text, ',' ORDER BY m.n), '') || '}' FROM json_each(r.image::json) e"
-    " JOIN unnest(%(others)s::int[], %(old_names)s::text[], %(new_names)s::text[], %(numbers)s::int[])"
-    " m (version, old, new, n) ON m.version = r.version AND m.old = e.key) ELSE r.image END"
-)
 
 _MARK: Final = f'"{REDACTED}"'.encode()
 
@@ -103,10 +61,9 @@ class Past:
         self._plan: Plan = found
         self.version: Version = found.target
         self._values = {
-            "first_id": first_id,
+            **answered.snapshot.bounds,
+            "first": first_id,
             "versions": list(table.versions),
-            "xmax": str(answered.snapshot.xmax),
-            "running": [str(xid) for xid in answered.snapshot.running],
             "snapshot": str(answered.snapshot),
             "trimmed_id": self._trimmed_id,
             "barrier_place": found.barrier and found.barrier.place,
@@ -132,20 +89,9 @@ class Past:
 
     def _changes(self, older: Snapshot, newer: Snapshot | None) -> int:
         """How many changes, written by the instant asked for, one snapshot sees and an older one does not; bounded."""
-        (found,) = self._one(
-            f"SELECT count(*) FROM (SELECT FROM forge.forge_event_log l WHERE {_AFTER} AND l.at <= %(asked)s"
-            " AND (%(newer)s::text IS NULL OR pg_visible_in_snapshot(l.transaction_id, %(newer)s::text::pg_snapshot))"
-            " LIMIT %(most)s) c",
-            {
-                **self._values,
-                "xmax": str(older.xmax),
-                "running": [str(xid) for xid in older.running],
-                "asked": self._asked,
-                "newer": newer and str(newer),
-                "most": COUNTED + 1,
-            },
-        )
-        return int(found)
+        bounds = {**older.bounds, "asked": self._asked, "newer": newer and str(newer), "most": COUNTED + 1}
+        (count,) = self._one(_query("changes"), {**self._values, **bounds})
+        return int(count)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -183,47 +129,36 @@ class Past:
                 yield image.encode()
 
     def _keyed(self, word: str | None, key: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-        one = "" if word is None else _ONE
+        one = "true" if word is None else _query("of_row")
         behind = self._plan.barrier is not None
-        last = _LAST.format(one=one) if behind or self._plan.lost_since else _NO_LAST
-        values = {**self._values, "row_id": word}
-        if behind:
-            rest = (
-                "SELECT NULL, NULL, NULL, NULL, a.version, a.after::text FROM last a"
-                " WHERE a.op <> 'D' AND NOT EXISTS (SELECT FROM first f WHERE f.row_id = a.row_id)"
-            )
-        else:
-            row_id, image, source = self._now()
-            rest = (
-                f"SELECT NULL, {self._table.newest.id}, {image}::text, NULL, a.version, a.after::text FROM {source}"
-                f" LEFT JOIN last a ON a.row_id = {row_id}"
-                f" WHERE NOT EXISTS (SELECT FROM first f WHERE f.row_id = {row_id})"
-            )
-            if key is not None:
-                # by the key's own index, and by the very word of it
-                typed, given = tracked.key_values(self._table, key)
-                names = (quoted(self._alias(), name) for name in self._table.newest.key)
-                same = [f"{name} = {value}" for name, value in zip(names, typed, strict=True)]
-                rest += "".join(f" AND {part}" for part in (*same, f"{row_id} = %(row_id)s"))
-                values.update(given)
-        return f"WITH {_FIRST.format(one=one)}, {last} {_CHANGED} UNION ALL {rest}", values
+        last = _query("last" if behind or self._plan.lost_since else "no_last")
+        rest, values = (_query("rest_behind"), {}) if behind else self._unchanged(key)
+        bounds = f"{_query('before_barrier')} AND {one}"
+        parts = {
+            "first": filled(rewind_query("first"), {"bounds": bounds}),
+            "last": filled(last, {"until": _query("until"), "one": one}),
+            "rest": rest,
+        }
+        return filled(_query("keyed"), parts), {**self._values, **values, "row_id": word}
+
+    def _unchanged(self, key: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+        """The rows that nobody changed since; one by its key's own index, and by the very word of it."""
+        if key is None:
+            return self._of_now("rest_now", same="true"), {}
+        typed, values = tracked.key_values(self._table, key)
+        names = (quoted(self._now.alias, name) for name in self._table.newest.key)
+        same = [f"{name} = {value}" for name, value in zip(names, typed, strict=True)]
+        return self._of_now("rest_now", same=" AND ".join((*same, f"{escaped(self._now.row_id)} = %(row_id)s"))), values
 
     def _counted(self) -> tuple[str, dict[str, Any]]:
         """How many of each image there were."""
-        now, bounds, signs = "", _UNTIL, ("-1", "1")
+        words = {"now": "", "bounds": _query("until"), "removed": "-1", "added": "1"}
         if self._plan.barrier is None and not self._plan.lost_since:
-            _, image, source = self._now()
-            now = f"SELECT 1, {image}::text, {self._table.newest.id} FROM {source} UNION ALL "
-            bounds, signs = _SINCE, ("1", "-1")
+            bounds = f"l.id >= %(first)s AND l.version = ANY (%(versions)s) AND {fragment('after_snapshot')}"
+            words = {"now": f"{self._of_now('rows_now')} UNION ALL", "bounds": bounds, "removed": "1", "added": "-1"}
         image, values = self._projected()
-        return (
-            f"SELECT sum(c.n)::bigint, c.image FROM (SELECT r.n, {image} AS image FROM ({now}"
-            f"SELECT {signs[0]}, CASE l.op WHEN 'U' THEN {_MERGED} ELSE l.before::text END, l.version"
-            f" FROM forge.forge_event_log l WHERE l.op IN ('U', 'D') AND {bounds} UNION ALL"
-            f" SELECT {signs[1]}, l.after::text, l.version FROM forge.forge_event_log l"
-            f" WHERE l.op IN ('I', 'U') AND {bounds}) r (n, image, version)) c"
-            " GROUP BY c.image HAVING sum(c.n) <> 0"
-        ), {**self._values, **values}
+        words |= {"image": image, "before": rewind_query("before")}
+        return filled(_query("counted"), words), {**self._values, **values}
 
     def _projected(self) -> tuple[str, dict[str, Any]]:
         """An image as the definition of then has it: without the columns that came since, under the names of then."""
@@ -239,26 +174,18 @@ class Past:
         if not names:
             return "r.image", {}
         others, old, new, numbers = map(list, zip(*names, strict=True))
-        return _PROJECTED, {"others": others, "old_names": old, "new_names": new, "numbers": numbers}
+        return _query("projected"), {"others": others, "old_names": old, "new_names": new, "numbers": numbers}
 
-    def _now(self) -> tuple[str, str, str]:
-        """The word for a row's key, its image, and the table as it is."""
-        alias = self._alias()
-        row_id, lateral, name = self._one(
-            "SELECT forge.row_id_expression(%(relation)s, %(alias)s),"
-            " forge.image_source(%(relation)s, t, %(alias)s, %(alias)s, false), %(relation)s::oid::regclass::text"
-            " FROM forge.tracked_table t WHERE t.id = %(tracked)s",
-            {"relation": self._table.relation, "alias": alias, "tracked": self._table.id},
-        )
-        return escaped(row_id), f"row_to_json({alias}_image)", escaped(f"{name} {alias}{lateral}")
+    @cached_property
+    def _now(self) -> CurrentTable:
+        return CurrentTable(*self._one(rewind_query("tables"), {"table": self._table.id, "first_table": 0}))
 
-    def _alias(self) -> str:
-        """A name that no column has: row_to_json(name) would mean the column."""
-        taken = {field.name for field in self._table.newest.fields}
-        alias = "forge_now"
-        while alias in taken or f"{alias}_image" in taken:
-            alias += "_"
-        return alias
+    def _of_now(self, name: str, **words: str) -> str:
+        """A query about the table as it is; the words may have parameters."""
+        now = self._now
+        own = {"row_id": now.row_id, "relation": now.relation, "alias": now.alias, "source": now.source}
+        safe = {word: escaped(text) for word, text in own.items()}
+        return filled(_query(name), {**safe, **words, "version": str(self._table.newest.id)})
 
     def _streamed(self, statement: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """The rows of a statement, kept by the server and fetched page by page."""
@@ -307,8 +234,7 @@ class Past:
             raise self._unknown("columns were changed between the time when it was empty and then", self._oldest())
 
     def _trimmed(self) -> bool:
-        gone = "SELECT forge.trimmed_since(%(xmax)s::text::xid8, %(running)s::text[]::xid8[], %(first_id)s)"
-        return self._one(gone, self._values) == (True,)
+        return self._one(_query("trimmed"), self._values) == (True,)
 
     def _oldest(self) -> datetime | None:
         """The oldest recorded instant that can be answered."""
@@ -323,18 +249,13 @@ class Past:
         return self._first_seeing(ends[-1][0] if ends else None, whole=False)
 
     def _first_seeing(self, event: Event | None, *, whole: bool = True) -> datetime | None:
-        found = self._rows.execute(
-            "SELECT i.at FROM forge.instant i WHERE i.at >= %(at)s"
-            " AND (%(xid)s::text IS NULL OR pg_visible_in_snapshot(%(xid)s::text::xid8, i.snapshot))"
-            " AND (%(whole)s OR NOT forge.trimmed_since(pg_snapshot_xmax(i.snapshot),"
-            " ARRAY(SELECT pg_snapshot_xip(i.snapshot)), %(first_id)s)) ORDER BY i.at LIMIT 1",
-            {
-                "at": event.at if event else "-infinity",
-                "xid": event.transaction if event else None,
-                "whole": whole,
-                "first_id": self._first_id,
-            },
-        ).fetchone()
+        values = {
+            "at": event.at if event else "-infinity",
+            "xid": event.transaction if event else None,
+            "whole": whole,
+            "first": self._first_id,
+        }
+        found = self._rows.execute(_query("first_seeing"), values).fetchone()
         return None if found is None else found[0]
 
     def _unknown(self, why: str, oldest: datetime | None) -> HistoryUnavailable:
@@ -423,3 +344,7 @@ def _known(image: str | bytes) -> dict[str, msgspec.Raw]:
 
 def _joined(values: Mapping[str, msgspec.Raw]) -> bytes:
     return msgspec.json.encode(values)
+
+
+def _query(name: str) -> LiteralString:
+    return queries("forge.history", "past.sql")[name]
