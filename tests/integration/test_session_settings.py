@@ -31,7 +31,7 @@ from forge.postgres import PostgresServer
 from forge.react import past
 from forge.react.registry import ANYONE as ANYBODY
 from forge.testing import fresh_database
-from forge.testing.session_settings import ANYONE, HOSTILE, set_defaults, with_settings
+from forge.testing.session_settings import ANYONE, HOSTILE, set_defaults, shown, with_settings
 from forge.versions.documents import put
 from forge.versions.install import install as install_versions
 from forge.versions.reading import changes as version_changes
@@ -196,6 +196,29 @@ async def test_the_past_is_the_same_in_a_session_of_the_users_own(database: str,
         at = datetime.now(UTC)
         connection.execute("DELETE FROM public.t WHERE id = 2")
         the_past_is_known(connection, at, (await read(database))[3])
+
+
+@pytest.mark.contract("X22")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"transform_null_equals": "on"},
+        {"standard_conforming_strings": "off", "escape_string_warning": "off"},
+        {"search_path": "elsewhere, pg_catalog, public"},
+    ],
+    ids=shown,
+)
+def test_a_condition_on_the_past_means_the_same(connection: Connection, settings: dict[str, str]) -> None:
+    connection.execute("CREATE SCHEMA elsewhere")
+    for name in ("format(text, VARIADIC text[])", "md5(text)", "lower(text)"):
+        connection.execute(f"CREATE FUNCTION elsewhere.{name} RETURNS text LANGUAGE sql AS $$SELECT 'bad'$$".encode())
+    connection.execute("CREATE TABLE public.item (id int PRIMARY KEY, n int, name text)")
+    connection.execute("SELECT public.forge_enable_reactivity('public.item')")
+    connection.execute("INSERT INTO public.item VALUES (1, NULL, %s), (2, 2, 'B')", (r"a\nb",))
+    with psycopg.connect(with_settings(connection.info.dsn, settings), autocommit=True) as own:
+        for condition, ids in {"n = NULL": [], r"name = 'a\nb'": [1], "lower(name) = 'b'": [2]}.items():
+            assert [row["id"] for row in table_as_of(own, "item", None, where=condition).rows] == ids, condition
 
 
 def the_past_is_known(connection: Connection, at: datetime, deletion: Change) -> None:

@@ -4,6 +4,7 @@
 meant for applications. Here is what Forge sets in their place, the one definition for every connection:
 
 - `TEXTS`: how the log prints values. A session that reads values of tables as text has these.
+- `STATEMENTS`: what the text of a statement means, also of a condition that somebody gives.
 - `OWN`: a session in which Forge alone runs statements.
 - `USERS`: a session in which statements of users run too: `ctx.db`, `ctx.tx`, the cache. It keeps what decides whose
   tables are meant and how long a statement may take: search_path, role, statement_timeout, lock_timeout,
@@ -36,6 +37,13 @@ TEXTS: Final[Mapping[str, str]] = {
 INPUT: Final = frozenset({"lc_monetary", "xmloption", "array_nulls"})
 """Those of `TEXTS` that decide what the log's texts mean when they are read back; the others change nothing there."""
 
+STATEMENTS: Final[Mapping[str, str]] = {
+    "standard_conforming_strings": "on",
+    "backslash_quote": "safe_encoding",
+    "transform_null_equals": "off",
+}
+"""What the text of a statement means: PostgreSQL's defaults."""
+
 CATALOG: Final[Mapping[str, str]] = {"search_path": "pg_catalog, pg_temp"}
 """Names mean what is built in, and the printed names of all else have their schema."""
 ALL_ROWS: Final[Mapping[str, str]] = {"row_security": "off"}
@@ -45,9 +53,7 @@ USERS: Final[Mapping[str, str]] = {
     **TEXTS,
     "DateStyle": "ISO",  # the order of day and month stays, as literals of users depend on it
     "IntervalStyle": "postgres",  # the only one that psycopg reads
-    "standard_conforming_strings": "on",
-    "backslash_quote": "safe_encoding",
-    "transform_null_equals": "off",
+    **STATEMENTS,
     "row_security": "on",
     "session_replication_role": "origin",
     "synchronous_commit": "on",

@@ -109,9 +109,11 @@ def at_instant(
     rows = connection.cursor(row_factory=tuple_row)
     with typed_errors():
         with connection.transaction():
+            relations = {table: tracked.find(rows, table) for table in tables}
+            for pin in tracked.PINS:
+                connection.execute(pin)
             identity = rows.execute("SELECT (forge.current_identity()).first_id").fetchone()
             assert identity is not None
-            relations = {table: tracked.find(rows, table) for table in tables}
             names = [
                 found[0]
                 for oid in relations.values()
