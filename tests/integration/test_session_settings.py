@@ -17,7 +17,7 @@ from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import run_once
 from forge.changelog.reader import Reader
-from forge.changelog.session import OWN, USERS
+from forge.changelog.session import ANALYSIS, OWN, USERS
 from forge.deliver.consumers import Consumers, Context
 from forge.doctor import examine
 from forge.doctor.finding import Level
@@ -127,6 +127,39 @@ def test_a_session_has_its_settings_whatever_its_database_sets(any_database: str
             assert found["datestyle"].startswith("ISO, ")
         elif name.lower() in found:
             assert found[name.lower()] == value, name
+
+
+@pytest.mark.contract("X22")
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("elsewhere, pg_catalog, public", "elsewhere, public"),
+        ('"$user", pg_catalog', '"$user"'),
+        ("pg_catalog", "pg_catalog"),
+        ("elsewhere, public", "elsewhere, public"),
+    ],
+)
+async def test_what_is_built_in_comes_first_in_sessions_of_forges_own(database: str, given: str, path: str) -> None:
+    with connect(database) as connection:
+        connection.execute("SELECT forge.current_identity()")  # a copied database is another log, from here on
+        connection.execute("CREATE SCHEMA elsewhere; CREATE TABLE public.item (id int PRIMARY KEY)")
+        connection.execute("SELECT public.forge_enable_reactivity('public.item')")
+        connection.execute("INSERT INTO public.item VALUES (1), (2)")
+        for head, body in {
+            "octet_length(text) RETURNS int": "SELECT 99999999",
+            "pg_current_snapshot() RETURNS pg_snapshot": "SELECT '1:1:'::pg_snapshot",
+            "clock_timestamp() RETURNS timestamptz": "SELECT timestamptz '2001-01-01'",
+            "lower(text) RETURNS text": "SELECT 'other'::text",
+            "same(text, text) RETURNS boolean": "SELECT false",
+        }.items():
+            connection.execute(f"CREATE FUNCTION elsewhere.{head} LANGUAGE sql IMMUTABLE AS $${body}$$".encode())
+        connection.execute("CREATE OPERATOR elsewhere.= (LEFTARG = text, RIGHTARG = text, FUNCTION = elsewhere.same)")
+        set_defaults(connection, {"search_path": given})
+    assert [change.row_id for change in await read(database)] == ["1", "2"]
+    for settings, wanted in ((OWN, path), (ANALYSIS, given)):
+        with connect(database, settings=settings) as connection:
+            assert connection.execute("SHOW search_path").fetchone() == (wanted,)
+            assert connection.execute("SHOW TimeZone").fetchone() == ("UTC",)
 
 
 @pytest.mark.parametrize("level", ["local", "on", "remote_apply"])

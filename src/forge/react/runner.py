@@ -28,7 +28,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, connect_async, parameters, pin, translate
-from forge.changelog.session import OWN, USERS
+from forge.changelog.session import ANALYSIS, OWN, USERS
 from forge.cursor import Snapshot, wal_position
 from forge.errors import ForgeError, ServerError
 from forge.react import catalog
@@ -420,7 +420,7 @@ class Runner:
 
     async def _analyst_connection(self) -> AsyncConnection:
         if self._analyst is None or self._analyst.closed:
-            self._analyst = await connect_async(self._url, application_name="forge analysis")
+            self._analyst = await connect_async(self._url, settings=ANALYSIS, application_name="forge analysis")
         return self._analyst
 
     @contextlib.asynccontextmanager
