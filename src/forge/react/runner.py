@@ -28,6 +28,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, connect_async, parameters, pin, translate
+from forge.changelog.election import MAINTENANCE
 from forge.changelog.session import ANALYSIS, OWN, USERS
 from forge.cursor import Snapshot, wal_position
 from forge.errors import ForgeError, ServerError
@@ -53,6 +54,9 @@ MOST_ANALYSED: Final = 8 * 1024 * 1024
 """Characters that those statements have together."""
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PRIMARY: Final = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
+_MAINTAINER: Final = (
+    f"SELECT concat_ws(', ', 'pid ' || pid, application_name) FROM forge.held_lease WHERE name = '{MAINTENANCE}'"
+)
 _REPLICA: Final = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()::text END"
 MOST_WRITTEN: Final = 1000
 """Rows of a mutation that are looked at to know its tables."""
@@ -393,6 +397,12 @@ class Runner:
             row = await (await connection.execute(_PRIMARY)).fetchone()
             assert row is not None
             return Reached(Snapshot.parse(row[0]), wal_position(row[1]))
+
+    async def maintainer(self) -> str | None:
+        """The session that maintains the log, as an operator may tell it; asked where `reached` is."""
+        async with self._errors(), self._probe.connection() as connection:
+            row = await (await connection.execute(_MAINTAINER)).fetchone()
+            return None if row is None else str(row[0])
 
     async def _analyze(self, role: str | None, statement: str, parameters: Parameters, /) -> Analysis:
         """What a statement reads; the types of its parameters and the reader's search_path may decide it."""
