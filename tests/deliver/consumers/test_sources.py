@@ -652,7 +652,8 @@ async def test_a_place_that_the_source_has_forgotten_expires_it(
     async with working(database, one(seen, file)):
         begun = await ready(database)
         file.run("INSERT INTO item VALUES (1, 0)")
-        await until(lambda: file.run("SELECT count(*) FROM forge_queue") == [(1,)])
+        acknowledged = "SELECT removed = (SELECT max(id) FROM forge_queue) FROM forge_state"
+        await until(lambda: file.run(acknowledged) == [(1,)])
         await Control(database).rewind("all", begun)
         await until(lambda: connection.execute(state).fetchone()[0] == "expired")  # type: ignore[index]
         assert "was acknowledged" in str(connection.execute(state).fetchone())
