@@ -53,22 +53,23 @@ MOST_ANALYSES: Final = 10_000
 MOST_ANALYSED: Final = 8 * 1024 * 1024
 """Characters that those statements have together."""
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_PRIMARY: Final = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
+_PRIMARY: Final = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text"
 _MAINTAINER: Final = (
     f"SELECT concat_ws(', ', 'pid ' || pid, application_name) FROM forge.held_lease WHERE name = '{MAINTENANCE}'"
 )
-_REPLICA: Final = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()::text END"
+_REPLICA: Final = "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()::text END"
 MOST_WRITTEN: Final = 1000
 """Rows of a mutation that are looked at to know its tables."""
-_NUMBER: Final = "SELECT pg_current_xact_id_if_assigned()::text"
+_NUMBER: Final = "SELECT pg_catalog.pg_current_xact_id_if_assigned()::text"
 # Whatever is deferred runs now, as whoever it is; what follows is done as Forge.
 _SETTLED: Final = "SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE"
 _UNSCANNED: Final = "SET LOCAL enable_seqscan = off"
 _WRITTEN: Final = f"""
-    SELECT pg_current_xact_id_if_assigned()::text,
+    SELECT pg_catalog.pg_current_xact_id_if_assigned()::text,
            coalesce(array_agg(DISTINCT v.schema_name || '.' || v.table_name), '{{}}'), count(*)
     FROM (SELECT l.version FROM forge.forge_event_log l
-          WHERE l.transaction_id = pg_current_xact_id_if_assigned() AND l.day >= (now() AT TIME ZONE 'UTC')::date
+          WHERE l.transaction_id = pg_catalog.pg_current_xact_id_if_assigned()
+            AND l.day >= (now() AT TIME ZONE 'UTC')::date
           LIMIT {MOST_WRITTEN + 1}) l
     JOIN forge.table_version v ON v.id = l.version"""
 _STALE_PLAN: Final = "RevalidateCachedQuery"  # messages are in the server's language
