@@ -17,7 +17,7 @@ from psycopg import sql
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.partitions import partition_name
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 
 Variant = str

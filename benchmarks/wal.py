@@ -23,7 +23,7 @@ from benchmarks.figures import Figure, at_least, at_most, figure, ratios
 from forge.capture.wal import WalSource
 from forge.capture.wal.position import Place, lsn_text
 from forge.changelog.connection import connect
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 
 CHANGES = 1_000_000

@@ -14,7 +14,7 @@ import pytest
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import available_versions, fresh_database, temporary_postgres
 
 TEMPLATE = "forge_installed"

@@ -14,8 +14,8 @@ import psycopg
 from forge.capture.urls import split_option
 from forge.changelog.connection import typed_errors
 from forge.config import Config, database_kind, url_source
+from forge.embedded import embedded
 from forge.errors import ConfigError, ForgeError, ServerError
-from forge.postgres import embedded
 
 _REFUSED: Final = ("28000", "28P01", "3D000")
 

@@ -15,7 +15,7 @@ import pytest
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.cli import main
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 
 TEMPLATE = "forge_installed"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forge.changelog.connection import connect
-from forge.postgres import PostgresServer, embedded
+from forge.embedded import PostgresServer, embedded
 from tests.acceptance.conftest import environment
 
 

@@ -21,8 +21,8 @@ from forge.changelog.reader import Reader
 from forge.demo import lake as lakes
 from forge.demo import shop
 from forge.demo.lake import LakeBeside
+from forge.embedded import PostgresServer
 from forge.errors import LakeError
-from forge.postgres import PostgresServer
 from tests.acceptance.conftest import Forge, environment
 
 STANDS_IN = """

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from forge.changelog.connection import connect
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing.history.checks import check_reader
 from forge.testing.history.model import ReaderRecord, Record
 from forge.testing.history.oracle import beginning, prepare, read_from, truth

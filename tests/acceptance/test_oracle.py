@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from forge.change import Change, Op
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.react.index import Index
 from forge.testing.oracle.generate import generate
 from forge.testing.oracle.plan import Plan

@@ -24,7 +24,7 @@ from forge.change import Change
 from forge.changelog import partitions
 from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Policy, run_once
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database
 from tests.acceptance.conftest import TEMPLATE, environment
 

@@ -24,7 +24,7 @@ import msgspec
 from forge.app import Forge
 from forge.changelog.connection import Connection
 from forge.cursor import NOW, After
-from forge.postgres.machine import free_port
+from forge.embedded.system import free_port
 from forge.react.registry import ANYONE
 from forge.serve.auth import Identity
 from forge.serve.node import Node

@@ -12,6 +12,7 @@ from forge.change import UNAVAILABLE
 from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Keeper, Policy
 from forge.errors import HistoryUnavailable, TrackingError
+from forge.history import tracked
 from forge.history.asof import as_of, row_as_of, table_as_of
 from forge.history.redact import redact
 
@@ -178,6 +179,34 @@ def test_now_is_answered_from_the_table_itself(connection: Connection) -> None:
     assert table_as_of(connection, "item", None).rows == []
     with pytest.raises(HistoryUnavailable, match="first recorded instant"):
         table_as_of(connection, "item", datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.contract("T9")
+def test_all_that_was_committed_before_the_instant_of_an_answer_is_in_it(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is committed while the definition is read, behind the snapshot of the answer, is later than its instant."""
+    connection.execute("CREATE TABLE item (id int PRIMARY KEY)")
+    connection.execute("SELECT public.forge_enable_reactivity('item')")
+    load = tracked.load
+    with connect(database) as writer:
+
+        def loaded(*given: Any) -> tracked.Tracked:
+            found = load(*given)
+            writer.execute("INSERT INTO item VALUES (1)")
+            return found
+
+        monkeypatch.setattr(tracked, "load", loaded)
+        found = table_as_of(connection, "item", None)
+        assert (found.rows, found.gap.changes) == ([], 0)
+        assert found.at < logged_at(connection)
+
+
+def logged_at(connection: Connection) -> datetime:
+    row = connection.execute("SELECT min(at) FROM forge.forge_event_log WHERE op = 'I'").fetchone()
+    assert row is not None
+    assert isinstance(row[0], datetime)
+    return row[0]
 
 
 @pytest.mark.contract("T9")

@@ -11,11 +11,11 @@ from forge.changelog import partitions
 from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import run_once
 from forge.changelog.reader import Reader
+from forge.embedded import PostgresServer
 from forge.errors import HistoryUnavailable, RedactError, RevertRefused, TrackingError
 from forge.history.asof import table_as_of
 from forge.history.redact import Redacted, redact
 from forge.history.revert import Choice, revert
-from forge.postgres import PostgresServer
 from tests.integration.log import enable
 
 SECRET = "ada@example.com"

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from forge.postgres import PostgresServer, machine
+from forge.embedded import PostgresServer
+from forge.embedded import system as machine
 from forge.testing.postgres import TEST_SETTINGS
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from forge.changelog.connection import connect
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database
 from tests.conftest import TEMPLATE
 from tests.integration.log import enable

@@ -13,7 +13,7 @@ from forge.change import Change
 from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.changelog.reader import PAGE, Reader
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import temporary_postgres
 from forge.track.notify import listen
 from tests.integration.following import Follower, eventually, now

@@ -6,7 +6,7 @@ import pytest
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from tests.integration.log import enable, everything, logged
 
 SETUP = (
@@ -211,6 +211,19 @@ def test_ddl_that_changes_how_values_read(connection: Connection) -> None:
     ):
         connection.execute(ddl)
         assert len(everything(connection)) == n + 2, ddl
+
+
+@pytest.mark.contract("X11")
+@pytest.mark.parametrize("column", ["moods", "moods[]", "feeling", "feelings"])
+def test_a_renamed_label_is_seen_within_other_types(connection: Connection, column: str) -> None:
+    connection.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN moods AS mood[];"
+        "CREATE TYPE feeling AS (at date, mood mood); CREATE DOMAIN feelings AS feeling[];"
+        f"CREATE TABLE t (id int PRIMARY KEY, v {column})".encode()
+    )
+    enable(connection, "t")
+    connection.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
+    assert [row.op for row in everything(connection)] == ["S", "S"]
 
 
 def test_new_empty_partitions_are_tracked_without_a_schema_change(tables: Connection) -> None:

@@ -19,7 +19,7 @@ from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
 from forge.doctor import Finding, Level, examine, healthy
 from forge.doctor.clock import skew
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 
 pytestmark = pytest.mark.contract("X9")

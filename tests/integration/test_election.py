@@ -12,8 +12,8 @@ import pytest
 from forge.changelog import election
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install, installed_version, migrations
-from forge.changelog.maintenance import Policy, run_once
-from forge.postgres import PostgresServer
+from forge.changelog.maintenance import _TRIM_LEASES, Policy, run_once
+from forge.embedded import PostgresServer
 
 JOB = "job"
 
@@ -192,6 +192,26 @@ def test_maintenance_forgets_the_leases_of_sessions_that_ended(connection: Conne
 
 
 @pytest.mark.every_version
+def test_maintenance_keeps_the_lease_that_a_new_session_takes_meanwhile(connection: Connection, database: str) -> None:
+    """Who lives is looked up once per statement: a session that begins after that must not count as ended."""
+    connection.execute("INSERT INTO forge.lease (name, pid, started) VALUES (%s, 1, '2020-01-01')", (JOB,))
+    with ExitStack() as stack, ThreadPoolExecutor(1) as threads:
+        keeper, taking = (stack.enter_context(connect(database)) for _ in range(2))
+        with taking.transaction():
+            taking.execute("SELECT FROM forge.lease WHERE name = %s FOR UPDATE", (JOB,))
+            trimmed = threads.submit(keeper.execute, _TRIM_LEASES.encode())
+            wait_for_lock(connection, keeper.info.backend_pid)
+            new = stack.enter_context(connect(database))
+            taking.execute(
+                "UPDATE forge.lease SET pid = a.pid, started = a.backend_start FROM pg_stat_activity a"
+                " WHERE a.pid = %s",
+                (new.info.backend_pid,),
+            )
+        assert trimmed.result(timeout=20).rowcount == 0
+        assert holder(connection) == new.info.backend_pid
+
+
+@pytest.mark.every_version
 def test_two_first_installs_at_once(empty_database: str) -> None:
     together = threading.Barrier(3)
 
@@ -205,6 +225,15 @@ def test_two_first_installs_at_once(empty_database: str) -> None:
     assert sorted(applied) == [0, 0, len(migrations())]
     with connect(empty_database) as connection:
         assert installed_version(connection) == migrations()[-1].version
+
+
+def wait_for_lock(connection: Connection, pid: int) -> None:
+    """Wait until a session waits for a lock."""
+    deadline = time.monotonic() + 20
+    waiting = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+    while connection.execute(waiting, (pid,)).fetchone() is None:
+        assert time.monotonic() < deadline, "the session does not wait"
+        time.sleep(0.01)
 
 
 def wait_for_end(connection: Connection, pid: int) -> None:

@@ -24,8 +24,8 @@ from forge.changelog.install import install
 from forge.changelog.locks import PACE
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor, LogIdentity
+from forge.embedded import PostgresServer
 from forge.errors import CursorExpired, CursorForeign, NotInstalled, ServerError
-from forge.postgres import PostgresServer
 from forge.testing import FaultProxy, temporary_postgres
 from tests.integration.following import (
     Follower,

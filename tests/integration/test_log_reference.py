@@ -22,8 +22,8 @@ from forge.changelog.connection import Connection
 from forge.changelog.decode import OPS
 from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.reader import Reader
+from forge.embedded import PostgresServer
 from forge.history.redact import redact
-from forge.postgres import PostgresServer
 from forge.values import _FIXES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,14 +20,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from forge.embedded import EMBEDDED_SETTINGS, PostgresServer, embedded
+from forge.embedded import system as machine
 from forge.errors import ServerError
-from forge.postgres import EMBEDDED_SETTINGS, PostgresServer, embedded, machine
 from forge.testing import FaultProxy, available_versions, fresh_database, temporary_postgres
 
 HOLD = """
 import sys
 from pathlib import Path
-from forge.postgres import embedded
+from forge.embedded import embedded
 server = embedded(Path(sys.argv[1]))
 print(server.pid, flush=True)
 sys.stdin.read()
@@ -36,7 +37,7 @@ sys.stdin.read()
 FORK = """
 import os, sys
 from pathlib import Path
-from forge.postgres import embedded
+from forge.embedded import embedded
 server = embedded(Path(sys.argv[1]))
 child = os.fork()
 if child == 0:

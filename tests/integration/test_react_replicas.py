@@ -6,7 +6,7 @@ import pytest
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing.postgres import temporary_postgres
 from tests.integration.following import eventually
 from tests.integration.live import QUICK, Live, Watcher, live

@@ -9,7 +9,7 @@ import pytest
 
 from forge.change import Op
 from forge.changelog.connection import Connection, connect
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.react.group import Settings
 from forge.react.reactor import Reactor
 from forge.react.registry import Auth, Registry

@@ -19,9 +19,9 @@ from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor, Position, Snapshot
+from forge.embedded import PostgresServer
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, NotInstalled
 from forge.history.asof import table_as_of
-from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 from tests.integration.following import add, batches, between, changes, keys, now, orders, track
 

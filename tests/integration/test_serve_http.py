@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from forge.app import Forge
+from forge.changelog import election
 from forge.changelog.connection import Connection
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
@@ -379,11 +380,20 @@ async def test_comments_keep_a_quiet_stream_alive(database: str, shop: Connectio
         assert line == "event: update"
 
 
+async def test_readiness_names_who_maintains_the_log(database: str, connection: Connection) -> None:
+    assert election.take(connection, election.MAINTENANCE)
+    async with serving(application(database)) as served:
+        told = (await served.client.get("/readyz")).json()["maintained_by"]
+        assert told == f"pid {connection.info.backend_pid}, forge"
+        election.give_up(connection, election.MAINTENANCE)
+
+
 async def test_what_operators_ask(database: str, shop: Connection) -> None:
     async with serving(application(database)) as served, served.stream("/forge/live/ours") as stream:
         await stream.next()
         assert (await served.client.get("/healthz")).json() == {"ok": True}
-        assert (await served.client.get("/readyz")).status_code == 200
+        ready = await served.client.get("/readyz")
+        assert (ready.status_code, ready.json()["ok"]) == (200, True)
         metrics = (await served.client.get("/metrics")).text
         assert "forge_sessions 1.0" in metrics
         assert "forge_missed_total 0.0" in metrics

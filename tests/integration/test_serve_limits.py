@@ -11,7 +11,7 @@ import pytest
 
 from forge.app import Forge
 from forge.changelog.connection import Connection
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.serve.limits import Limits
 from forge.serve.node import Options
 from forge.testing import FaultProxy

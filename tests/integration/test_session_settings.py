@@ -17,21 +17,21 @@ from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import run_once
 from forge.changelog.reader import Reader
-from forge.changelog.session import OWN, USERS
+from forge.changelog.session import ANALYSIS, OWN, USERS
 from forge.deliver.consumers import Consumers, Context
 from forge.doctor import examine
 from forge.doctor.finding import Level
+from forge.embedded import PostgresServer
 from forge.errors import ServerError
 from forge.history.asof import table_as_of
 from forge.history.audit import audit
 from forge.history.revert import Choice as Chosen
 from forge.history.revert import revert
 from forge.history.timeline import timeline
-from forge.postgres import PostgresServer
 from forge.react import past
 from forge.react.registry import ANYONE as ANYBODY
 from forge.testing import fresh_database
-from forge.testing.session_settings import ANYONE, HOSTILE, set_defaults, with_settings
+from forge.testing.session_settings import ANYONE, HOSTILE, set_defaults, shown, with_settings
 from forge.versions.documents import put
 from forge.versions.install import install as install_versions
 from forge.versions.reading import changes as version_changes
@@ -129,6 +129,39 @@ def test_a_session_has_its_settings_whatever_its_database_sets(any_database: str
             assert found[name.lower()] == value, name
 
 
+@pytest.mark.contract("X22")
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("elsewhere, pg_catalog, public", "elsewhere, public"),
+        ('"$user", pg_catalog', '"$user"'),
+        ("pg_catalog", "pg_catalog"),
+        ("elsewhere, public", "elsewhere, public"),
+    ],
+)
+async def test_what_is_built_in_comes_first_in_sessions_of_forges_own(database: str, given: str, path: str) -> None:
+    with connect(database) as connection:
+        connection.execute("SELECT forge.current_identity()")  # a copied database is another log, from here on
+        connection.execute("CREATE SCHEMA elsewhere; CREATE TABLE public.item (id int PRIMARY KEY)")
+        connection.execute("SELECT public.forge_enable_reactivity('public.item')")
+        connection.execute("INSERT INTO public.item VALUES (1), (2)")
+        for head, body in {
+            "octet_length(text) RETURNS int": "SELECT 99999999",
+            "pg_current_snapshot() RETURNS pg_snapshot": "SELECT '1:1:'::pg_snapshot",
+            "clock_timestamp() RETURNS timestamptz": "SELECT timestamptz '2001-01-01'",
+            "lower(text) RETURNS text": "SELECT 'other'::text",
+            "same(text, text) RETURNS boolean": "SELECT false",
+        }.items():
+            connection.execute(f"CREATE FUNCTION elsewhere.{head} LANGUAGE sql IMMUTABLE AS $${body}$$".encode())
+        connection.execute("CREATE OPERATOR elsewhere.= (LEFTARG = text, RIGHTARG = text, FUNCTION = elsewhere.same)")
+        set_defaults(connection, {"search_path": given})
+    assert [change.row_id for change in await read(database)] == ["1", "2"]
+    for settings, wanted in ((OWN, path), (ANALYSIS, given)):
+        with connect(database, settings=settings) as connection:
+            assert connection.execute("SHOW search_path").fetchone() == (wanted,)
+            assert connection.execute("SHOW TimeZone").fetchone() == ("UTC",)
+
+
 @pytest.mark.parametrize("level", ["local", "on", "remote_apply"])
 def test_a_stronger_synchronous_commit_stays(empty_database: str, level: str) -> None:
     with connect(with_settings(empty_database, {"synchronous_commit": level})) as connection:
@@ -196,6 +229,29 @@ async def test_the_past_is_the_same_in_a_session_of_the_users_own(database: str,
         at = datetime.now(UTC)
         connection.execute("DELETE FROM public.t WHERE id = 2")
         the_past_is_known(connection, at, (await read(database))[3])
+
+
+@pytest.mark.contract("X22")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"transform_null_equals": "on"},
+        {"standard_conforming_strings": "off", "escape_string_warning": "off"},
+        {"search_path": "elsewhere, pg_catalog, public"},
+    ],
+    ids=shown,
+)
+def test_a_condition_on_the_past_means_the_same(connection: Connection, settings: dict[str, str]) -> None:
+    connection.execute("CREATE SCHEMA elsewhere")
+    for name in ("format(text, VARIADIC text[])", "md5(text)", "lower(text)"):
+        connection.execute(f"CREATE FUNCTION elsewhere.{name} RETURNS text LANGUAGE sql AS $$SELECT 'bad'$$".encode())
+    connection.execute("CREATE TABLE public.item (id int PRIMARY KEY, n int, name text)")
+    connection.execute("SELECT public.forge_enable_reactivity('public.item')")
+    connection.execute("INSERT INTO public.item VALUES (1, NULL, %s), (2, 2, 'B')", (r"a\nb",))
+    with psycopg.connect(with_settings(connection.info.dsn, settings), autocommit=True) as own:
+        for condition, ids in {"n = NULL": [], r"name = 'a\nb'": [1], "lower(name) = 'b'": [2]}.items():
+            assert [row["id"] for row in table_as_of(own, "item", None, where=condition).rows] == ids, condition
 
 
 def the_past_is_known(connection: Connection, at: datetime, deletion: Change) -> None:

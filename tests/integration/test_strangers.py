@@ -18,8 +18,8 @@ from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
 from forge.deliver.consumers import Consumers
 from forge.doctor import examine
+from forge.embedded import PostgresServer
 from forge.pipeline.lease import lease
-from forge.postgres import PostgresServer
 from forge.versions import Resource, declare, maintain, newest, put, use_strategy
 from forge.versions import install as install_versions
 from tests.deliver.consumers.working import table, until, working

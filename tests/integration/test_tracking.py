@@ -7,8 +7,8 @@ import pytest
 
 from forge.changelog.connection import Connection, connect, typed_errors
 from forge.changelog.install import install
+from forge.embedded import PostgresServer
 from forge.errors import ServerError, TrackingError
-from forge.postgres import PostgresServer
 from tests.integration.log import enable, everything, logged, ops
 
 SECRET = "correct horse"

@@ -13,10 +13,10 @@ from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
 from forge.cli import main
+from forge.embedded import PostgresServer
 from forge.pipeline.lake import Lake
 from forge.pipeline.lease import lease
 from forge.pipeline.tables import load
-from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -17,6 +17,7 @@ from pyspark.sql.types import VariantType
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
+from forge.embedded import PostgresServer
 from forge.errors import CursorError, CursorExpired, HistoryUnavailable, LakeError, TrackingError
 from forge.history.asof import table_as_of as rewound
 from forge.pipeline import ledger
@@ -29,7 +30,6 @@ from forge.pipeline.run import Pipeline, Settings, pipeline
 from forge.pipeline.silver import merge
 from forge.pipeline.silver.replay import replay
 from forge.pipeline.tables import exists, load
-from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 from forge.testing.lake import Plan, run
 from forge.testing.lake.keeper import STEPS

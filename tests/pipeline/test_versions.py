@@ -11,12 +11,12 @@ from pyspark.sql import DataFrame, SparkSession
 from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install as install_log
 from forge.cli import main
+from forge.embedded import PostgresServer
 from forge.errors import HistoryUnavailable, ServerError
 from forge.pipeline import session
 from forge.pipeline.lake import Lake
 from forge.pipeline.run import Settings, pipeline
 from forge.pipeline.versions import Corpus, derived, jdbc, of_database, of_lake
-from forge.postgres import PostgresServer
 from forge.testing import fresh_database
 from forge.versions.documents import delete, put
 from forge.versions.identity import change_identity

@@ -28,8 +28,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 import forge
+from forge.embedded import PostgresServer
 from forge.errors import ConfigError
-from forge.postgres import PostgresServer
 from forge.react.registry import Auth
 from forge.react.runner import Runner
 from forge.track.bus import QueryEvent, Subscription, sinks

@@ -12,7 +12,7 @@ import pytest
 from forge.errors import ServerError
 from forge.react.registry import Auth, BadArguments
 from forge.serve.auth import Identity
-from forge.serve.bus import Exchange, wire_revocations
+from forge.serve.bus import Envelope, Exchange, wire_revocations
 from forge.serve.channels import LONGEST_NAME, MOST_BYTES, MOST_CHANNELS, Channels
 from forge.serve.limits import TooMany
 from forge.serve.session import Session
@@ -27,7 +27,7 @@ class Wire:
     def send(self, text: str) -> None:
         for bus in self.buses:
             if not bus.deaf:
-                asyncio.get_running_loop().call_soon(bus._receive, text)
+                asyncio.get_running_loop().call_soon(bus._take, msgspec.json.decode(text, type=Envelope))
 
 
 class MemoryBus(Exchange):
@@ -324,8 +324,6 @@ async def test_malformed_messages_between_nodes_harm_nothing(caplog: pytest.LogC
         for kind in ("join", "leave", "message", "ask", "state", "beat", "bye"):
             for payload in wrong:
                 await bus.publish(f"channels.{kind}", payload)
-        bus._receive("no json")
-        bus._receive('{"sender": 1}')
         await settle()
         assert users(channels, ada) == ["ada"]
         assert "malformed" in caplog.text

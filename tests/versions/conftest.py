@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from forge.changelog.connection import Connection, connect
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database
 from forge.versions.install import install
 from forge.versions.resources import declare

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.changelog.connection import Connection, connect
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database
 from forge.versions.documents import delete, find, get, put, set_references
 from forge.versions.identity import change_identity

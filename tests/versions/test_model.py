@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import temporary_postgres
 from forge.testing.versions.plan import Mistake, Plan
 from forge.testing.versions.run import run

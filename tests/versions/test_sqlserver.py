@@ -17,7 +17,7 @@ from sqlglot import ErrorLevel, exp
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.queries import queries
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.versions.access import grant, revoke
 from forge.versions.available import available
 from forge.versions.documents import find

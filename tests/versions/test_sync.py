@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from forge.changelog.connection import Connection, connect
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, find, put

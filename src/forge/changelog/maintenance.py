@@ -582,8 +582,14 @@ _TRIM_KEYS: Final = """
     )
     SELECT count(*) FROM gone"""
 
-# Of sessions that have ended, which never come back.
-_TRIM_LEASES: Final = "DELETE FROM forge.lease WHERE NOT forge.lease_holds(pid, started)"
+# Of sessions that have ended, which never come back. Only the holder that was looked at is removed: who lives is known
+# as of the statement's first look, so one that replaced it meanwhile would count as ended.
+_TRIM_LEASES: Final = """
+    WITH ended AS MATERIALIZED (
+        SELECT name, pid, started FROM forge.lease WHERE NOT forge.lease_holds(pid, started)
+    )
+    DELETE FROM forge.lease l USING ended e
+    WHERE l.name = e.name AND l.pid = e.pid AND l.started IS NOT DISTINCT FROM e.started"""
 
 _TRIM_BARRIERS: Final = """
     WITH gone AS (

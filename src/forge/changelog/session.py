@@ -4,7 +4,10 @@
 meant for applications. Here is what Forge sets in their place, the one definition for every connection:
 
 - `TEXTS`: how the log prints values. A session that reads values of tables as text has these.
-- `OWN`: a session in which Forge alone runs statements.
+- `STATEMENTS`: what the text of a statement means, also of a condition that somebody gives.
+- `OWN`: a session in which Forge alone runs statements. Of the role's search_path it keeps where tables are found; what
+  is built in comes first.
+- `ANALYSIS`: as `OWN`, but with the role's search_path as it is, so that names mean what they mean in `USERS`.
 - `USERS`: a session in which statements of users run too: `ctx.db`, `ctx.tx`, the cache. It keeps what decides whose
   tables are meant and how long a statement may take: search_path, role, statement_timeout, lock_timeout,
   transaction_timeout, the defaults of transactions, the order of day and month, the planner's settings.
@@ -36,6 +39,13 @@ TEXTS: Final[Mapping[str, str]] = {
 INPUT: Final = frozenset({"lc_monetary", "xmloption", "array_nulls"})
 """Those of `TEXTS` that decide what the log's texts mean when they are read back; the others change nothing there."""
 
+STATEMENTS: Final[Mapping[str, str]] = {
+    "standard_conforming_strings": "on",
+    "backslash_quote": "safe_encoding",
+    "transform_null_equals": "off",
+}
+"""What the text of a statement means: PostgreSQL's defaults."""
+
 CATALOG: Final[Mapping[str, str]] = {"search_path": "pg_catalog, pg_temp"}
 """Names mean what is built in, and the printed names of all else have their schema."""
 ALL_ROWS: Final[Mapping[str, str]] = {"row_security": "off"}
@@ -45,9 +55,7 @@ USERS: Final[Mapping[str, str]] = {
     **TEXTS,
     "DateStyle": "ISO",  # the order of day and month stays, as literals of users depend on it
     "IntervalStyle": "postgres",  # the only one that psycopg reads
-    "standard_conforming_strings": "on",
-    "backslash_quote": "safe_encoding",
-    "transform_null_equals": "off",
+    **STATEMENTS,
     "row_security": "on",
     "session_replication_role": "origin",
     "synchronous_commit": "on",
@@ -55,7 +63,7 @@ USERS: Final[Mapping[str, str]] = {
     "idle_in_transaction_session_timeout": "0",
 }
 
-OWN: Final[Mapping[str, str]] = {
+ANALYSIS: Final[Mapping[str, str]] = {
     **USERS,
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
@@ -67,18 +75,37 @@ OWN: Final[Mapping[str, str]] = {
     "transaction_timeout": "0",
 }
 
+_BUILT_IN_FIRST: Final = "built_in_first"
+OWN: Final[Mapping[str, str]] = {**ANALYSIS, _BUILT_IN_FIRST: "on"}
+
 # Only what differs, since some may be set by superusers alone; synchronous_commit is never made weaker than it is.
+# Every name has its schema: until this has run, the role's search_path is in force.
 _PIN: Final = """
     SELECT pg_catalog.set_config(s.name, w.value, false)
     FROM (VALUES {values}) w (name, value)
-    JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) = pg_catalog.lower(w.name)
-    WHERE s.setting <> w.value AND (s.name <> 'synchronous_commit' OR s.setting = 'off')"""
+    JOIN pg_catalog.pg_settings s ON pg_catalog.lower(s.name) OPERATOR(pg_catalog.=) pg_catalog.lower(w.name)
+    WHERE s.setting OPERATOR(pg_catalog.<>) w.value
+      AND (s.name OPERATOR(pg_catalog.<>) 'synchronous_commit' OR s.setting OPERATOR(pg_catalog.=) 'off')"""
+
+# A search_path that does not name pg_catalog begins with it; in one that does, other schemas may come before it.
+_SEARCH_BUILT_IN: Final = """
+    UNION ALL
+    SELECT pg_catalog.set_config('search_path', p.rest, false) FROM (
+        SELECT pg_catalog.count(*) AS named,
+               pg_catalog.string_agg(e.name, ',' ORDER BY e.n) FILTER (WHERE {other}) AS rest,
+               pg_catalog.count(*) FILTER (WHERE {other}) AS others
+        FROM pg_catalog.unnest(pg_catalog.string_to_array(pg_catalog.current_setting('search_path'), ','))
+             WITH ORDINALITY e (name, n)) p
+    WHERE p.others OPERATOR(pg_catalog.<>) p.named AND p.others OPERATOR(pg_catalog.>) 0""".format(
+    other="pg_catalog.btrim(e.name, ' \"') OPERATOR(pg_catalog.<>) 'pg_catalog'"
+)
 
 
 def pinning(settings: Mapping[str, str]) -> bytes:
     """The statement that gives a session these settings, those that the server knows."""
     values = ", ".join(f"({_literal(name)}, {_literal(value)})" for name, value in settings.items())
-    return _PIN.format(values=values).encode()
+    first = _BUILT_IN_FIRST in settings and "search_path" not in settings
+    return (_PIN.format(values=values) + (_SEARCH_BUILT_IN if first else "")).encode()
 
 
 def set_local(*settings: Mapping[str, str]) -> tuple[bytes, ...]:

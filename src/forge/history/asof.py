@@ -40,7 +40,7 @@ from psycopg.rows import tuple_row
 from forge.changelog.connection import Connection, typed_errors
 from forge.errors import HistoryUnavailable
 from forge.history import tracked
-from forge.history.instants import Answered, Gap, answered, aware
+from forge.history.instants import Answered, Gap, answered, aware, current
 from forge.history.past import Past
 from forge.values import Column
 
@@ -109,9 +109,11 @@ def at_instant(
     rows = connection.cursor(row_factory=tuple_row)
     with typed_errors():
         with connection.transaction():
+            relations = {table: tracked.find(rows, table) for table in tables}
+            for pin in tracked.PINS:
+                connection.execute(pin)
             identity = rows.execute("SELECT (forge.current_identity()).first_id").fetchone()
             assert identity is not None
-            relations = {table: tracked.find(rows, table) for table in tables}
             names = [
                 found[0]
                 for oid in relations.values()
@@ -124,9 +126,10 @@ def at_instant(
                 connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(name)))
             for pin in tracked.PINS:
                 connection.execute(pin)
+            now = current(rows)
             loaded = {table: tracked.load(rows, table, oid) for table, oid in relations.items()}
             if not isinstance(at, Answered):
-                at = answered(rows, at, identity[0], tuple(table.enabled_at for table in loaded.values()))
+                at = answered(rows, now, at, identity[0], tuple(table.enabled_at for table in loaded.values()))
             yield {table: Past(connection, known, at, identity[0]) for table, known in loaded.items()}
 
 

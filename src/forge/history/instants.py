@@ -192,16 +192,25 @@ def aware(at: datetime) -> datetime:
         raise HistoryUnavailable(f"{at.isoformat()} is beyond all times", fix=EXAMPLE) from None
 
 
-def answered(rows: Rows[Any], asked: datetime | None, first_id: int, since: Sequence[datetime] = ()) -> Answered:
+def current(rows: Rows[Any]) -> Answered:
+    """What answers for now. Ask it first in a transaction: it is then the time at which its snapshot was taken.
+
+    That snapshot must stay the same: REPEATABLE READ.
+    """
+    row = rows.execute("SELECT clock_timestamp(), pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    return Answered(row[0], row[0], Snapshot.parse(row[1]))
+
+
+def answered(
+    rows: Rows[Any], now: Answered, asked: datetime | None, first_id: int, since: Sequence[datetime] = ()
+) -> Answered:
     """What answers for an instant, None for now, in the snapshot of the transaction that `rows` reads in.
 
-    That snapshot must stay the same: REPEATABLE READ. Instants that can be answered are all `since` some others.
+    `now` is what `current` returned in that transaction. Instants that can be answered are all `since` some others.
     """
-    current = rows.execute("SELECT clock_timestamp(), pg_current_snapshot()::text").fetchone()
-    assert current is not None
-    now, snapshot = current[0], Snapshot.parse(current[1])
-    if asked is None or asked >= now:
-        return Answered(asked or now, now, snapshot)
+    if asked is None or asked >= now.at:
+        return now if asked is None else msgspec.structs.replace(now, asked=asked)
     pair, following = (
         rows.execute(statement, (asked,)).fetchone()
         for statement in (
@@ -211,7 +220,7 @@ def answered(rows: Rows[Any], asked: datetime | None, first_id: int, since: Sequ
     )
     before = None if pair is None else Snapshot.parse(pair[1])
     newest = following is None and (pair is None or pair[0] < asked)
-    if newest and (less := _without_later(rows, snapshot, before, asked, first_id)) is not None:
+    if newest and (less := _without_later(rows, now.snapshot, before, asked, first_id)) is not None:
         return Answered(asked, asked, less, sure=before or Snapshot(1, 1))
     if pair is not None and before is not None:
         return Answered(asked, pair[0], before, None if following is None else Snapshot.parse(following[1]))

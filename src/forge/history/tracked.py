@@ -23,7 +23,7 @@ from forge.errors import HistoryUnavailable
 from forge.history.definitions import Event, Field, Version, veils
 from forge.history.words import storable
 
-PINS: Final = session.set_local(session.TEXTS, session.CATALOG, session.ALL_ROWS)
+PINS: Final = session.set_local(session.TEXTS, session.STATEMENTS, session.CATALOG, session.ALL_ROWS)
 _TRACKED: Final = """
     SELECT t.id, format('%%I.%%I', t.schema_name, t.table_name), t.enabled_at, r.table_oid, t.excluded, t.masked,
            forge.sees_ddl(), split_part(forge.fingerprint(r.table_oid), '.', 1)

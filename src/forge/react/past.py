@@ -21,6 +21,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from forge.change import UNAVAILABLE, JsonNull
 from forge.changelog.connection import AsyncConnection, connect, connect_async, translate
+from forge.changelog.session import ANALYSIS
 from forge.errors import HistoryUnavailable
 from forge.history.asof import at_instant
 from forge.history.instants import Answered, Gap
@@ -49,7 +50,7 @@ async def ask(url: str, call: Call, at: datetime | None, timeout: float = 60.0) 
         raise HistoryUnavailable("a query that reads as a role has no past", fix="ask without a role")
     if call.query.reads:
         raise HistoryUnavailable("a query that declares its reads has no past", fix="ask one whose SQL shows them")
-    connection = await connect_async(url, application_name="forge as-of")
+    connection = await connect_async(url, settings=ANALYSIS, application_name="forge as-of")
     try:
         claims = msgspec.json.encode(dict(call.auth.claims)).decode() if call.auth.claims else ""
         await connection.execute(
@@ -107,7 +108,7 @@ class _PastDb(Db):
 
     async def _analyze(self, text: str, values: Parameters) -> Any:
         """What it reads now; its names must mean the tables and not those that were made for an earlier statement."""
-        fresh = await connect_async(self._url, application_name="forge analysis")
+        fresh = await connect_async(self._url, settings=ANALYSIS, application_name="forge analysis")
         try:
             analysis = await catalog.analyze(fresh, text, values)
         finally:

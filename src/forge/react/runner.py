@@ -28,7 +28,8 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.backoff import Backoff
 from forge.changelog.connection import AsyncConnection, connect_async, parameters, pin, translate
-from forge.changelog.session import OWN, USERS
+from forge.changelog.election import MAINTENANCE
+from forge.changelog.session import ANALYSIS, OWN, USERS
 from forge.cursor import Snapshot, wal_position
 from forge.errors import ForgeError, ServerError
 from forge.react import catalog
@@ -52,19 +53,23 @@ MOST_ANALYSES: Final = 10_000
 MOST_ANALYSED: Final = 8 * 1024 * 1024
 """Characters that those statements have together."""
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_PRIMARY: Final = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
-_REPLICA: Final = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()::text END"
+_PRIMARY: Final = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text"
+_MAINTAINER: Final = (
+    f"SELECT concat_ws(', ', 'pid ' || pid, application_name) FROM forge.held_lease WHERE name = '{MAINTENANCE}'"
+)
+_REPLICA: Final = "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()::text END"
 MOST_WRITTEN: Final = 1000
 """Rows of a mutation that are looked at to know its tables."""
-_NUMBER: Final = "SELECT pg_current_xact_id_if_assigned()::text"
+_NUMBER: Final = "SELECT pg_catalog.pg_current_xact_id_if_assigned()::text"
 # Whatever is deferred runs now, as whoever it is; what follows is done as Forge.
 _SETTLED: Final = "SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE"
 _UNSCANNED: Final = "SET LOCAL enable_seqscan = off"
 _WRITTEN: Final = f"""
-    SELECT pg_current_xact_id_if_assigned()::text,
+    SELECT pg_catalog.pg_current_xact_id_if_assigned()::text,
            coalesce(array_agg(DISTINCT v.schema_name || '.' || v.table_name), '{{}}'), count(*)
     FROM (SELECT l.version FROM forge.forge_event_log l
-          WHERE l.transaction_id = pg_current_xact_id_if_assigned() AND l.day >= (now() AT TIME ZONE 'UTC')::date
+          WHERE l.transaction_id = pg_catalog.pg_current_xact_id_if_assigned()
+            AND l.day >= (now() AT TIME ZONE 'UTC')::date
           LIMIT {MOST_WRITTEN + 1}) l
     JOIN forge.table_version v ON v.id = l.version"""
 _STALE_PLAN: Final = "RevalidateCachedQuery"  # messages are in the server's language
@@ -394,6 +399,12 @@ class Runner:
             assert row is not None
             return Reached(Snapshot.parse(row[0]), wal_position(row[1]))
 
+    async def maintainer(self) -> str | None:
+        """The session that maintains the log, as an operator may tell it; asked where `reached` is."""
+        async with self._errors(), self._probe.connection() as connection:
+            row = await (await connection.execute(_MAINTAINER)).fetchone()
+            return None if row is None else str(row[0])
+
     async def _analyze(self, role: str | None, statement: str, parameters: Parameters, /) -> Analysis:
         """What a statement reads; the types of its parameters and the reader's search_path may decide it."""
         asked = (statement, role, kinds(parameters))
@@ -420,7 +431,7 @@ class Runner:
 
     async def _analyst_connection(self) -> AsyncConnection:
         if self._analyst is None or self._analyst.closed:
-            self._analyst = await connect_async(self._url, application_name="forge analysis")
+            self._analyst = await connect_async(self._url, settings=ANALYSIS, application_name="forge analysis")
         return self._analyst
 
     @contextlib.asynccontextmanager

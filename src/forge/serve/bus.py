@@ -113,14 +113,6 @@ class Exchange:
         """The time that revocations and messages are marked with, in seconds since the epoch."""
         return time.time()
 
-    def _receive(self, text: str | bytes) -> None:
-        try:
-            message = msgspec.json.decode(text, type=Envelope)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            _log.warning("a message between nodes is malformed")
-            return
-        self._take(message)
-
     def _take(self, message: Envelope) -> None:
         """Hand a message to who waits for it, once."""
         last = self._heard.pop(message.sender, None)
@@ -264,7 +256,10 @@ class Bus(Exchange):
             await self._look_again()  # perhaps the log was installed again, or the clock was set
             message = self._opened(text)
         if message is None:
-            self._drop("forged", "no node sent it: some role of this database sends on the channel of the nodes")
+            self._drop(
+                "forged",
+                "no node of this version sent it, but perhaps some role of this database",
+            )
         elif self._stale(message):
             self._drop("stale", "it is old: some role of this database sends again what it heard")
         else:
@@ -278,7 +273,10 @@ class Bus(Exchange):
         if (opened := self._cipher.opened(text)) is None:
             return None
         sender, body = opened
-        message = msgspec.json.decode(body, type=Envelope)
+        try:
+            message = msgspec.json.decode(body, type=Envelope)
+        except (msgspec.DecodeError, RecursionError):  # of a node of another version
+            return None
         return message if message.sender == sender else None
 
     def _stale(self, message: Envelope) -> bool:

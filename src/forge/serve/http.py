@@ -164,17 +164,18 @@ class Routes:
         return as_json({"ok": True})
 
     async def ready(self, request: Request) -> Response:
-        """GET /readyz: the database answers and the log is followed, however busy both are."""
+        """GET /readyz: the database answers and the log is followed, however busy both are; and who maintains it."""
         try:
             async with asyncio.timeout(5):
                 reached = await self.node.reactor.runner.reached()
+                maintainer = await self.node.reactor.runner.maintainer()
         except (ForgeError, TimeoutError) as error:
             return as_json({"ok": False, "reason": str(error) or "the database does not answer"}, 503)
         if not self.node.reactor.following:
             return as_json({"ok": False, "reason": "the log cannot be followed now"}, 503)
         if self.node.stopping:
             return as_json({"ok": False, "reason": "stopping"}, 503)
-        return as_json({"ok": True, "snapshot": str(reached.snapshot)})
+        return as_json({"ok": True, "snapshot": str(reached.snapshot), "maintained_by": maintainer})
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics"""

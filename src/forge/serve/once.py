@@ -25,7 +25,7 @@ from forge.react.result import Result, digest
 from forge.react.runner import Answer, Taken
 
 _KEY: Final = re.compile(r"[!-~]{1,200}")
-_LOCK: Final = "SELECT pg_try_advisory_xact_lock(%s)"
+_LOCK: Final = "SELECT pg_catalog.pg_try_advisory_xact_lock(%s)"
 _KNOWN: Final = "SELECT digest, result, xid FROM forge.mutation_key WHERE caller = %s AND key = %s"
 _KEEP: Final = "INSERT INTO forge.mutation_key (caller, key, digest, result, xid) VALUES (%s, %s, %s, %s, %s)"
 

@@ -113,6 +113,7 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     ok: bool
     reason: str | msgspec.UnsetType = msgspec.UNSET
     snapshot: str | msgspec.UnsetType = msgspec.UNSET
+    maintained_by: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class HistoryBody(msgspec.Struct):

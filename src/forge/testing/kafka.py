@@ -26,11 +26,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from forge.embedded.system import free_port
 from forge.errors import SourceError
 from forge.pipeline.jars import Jar, by_ivy, by_maven, resolve
 from forge.pipeline.jars import cache as cached
 from forge.pipeline.java import need_java
-from forge.postgres.machine import free_port
 from forge.testing.ending import end
 
 PRODUCE: Final = 0

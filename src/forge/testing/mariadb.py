@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from forge.embedded.system import free_port
 from forge.errors import SourceError
-from forge.postgres.machine import free_port
 from forge.testing.ending import end
 
 MARIADB_SETTINGS: dict[str, str] = {

@@ -20,7 +20,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from forge.postgres import EMBEDDED_SETTINGS, PostgresServer, wheel_binaries
+from forge.embedded import EMBEDDED_SETTINGS, PostgresServer, wheel_binaries
 from forge.testing.place import temporary_folder
 
 __all__ = ["TEST_SETTINGS", "available_versions", "fresh_database", "temporary_postgres"]

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from forge.embedded.system import free_port
 from forge.errors import SourceError
-from forge.postgres.machine import free_port
 
 _PATIENCE: Final = 30.0
 

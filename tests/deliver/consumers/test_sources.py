@@ -28,8 +28,8 @@ from forge.deliver.consumers.control import Control
 from forge.deliver.message import Message
 from forge.doctor.consumers import consumers as consumers_of
 from forge.doctor.finding import Case
+from forge.embedded import PostgresServer
 from forge.errors import CursorForeign, CursorInvalid
-from forge.postgres import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.mariadb import MariadbServer, connect_mariadb, fresh_mariadb, mariadb_missing, temporary_mariadb
 from forge.testing.mongo import temporary_mongo
@@ -652,7 +652,8 @@ async def test_a_place_that_the_source_has_forgotten_expires_it(
     async with working(database, one(seen, file)):
         begun = await ready(database)
         file.run("INSERT INTO item VALUES (1, 0)")
-        await until(lambda: file.run("SELECT count(*) FROM forge_queue") == [(1,)])
+        acknowledged = "SELECT removed = (SELECT max(id) FROM forge_queue) FROM forge_state"
+        await until(lambda: file.run(acknowledged) == [(1,)])
         await Control(database).rewind("all", begun)
         await until(lambda: connection.execute(state).fetchone()[0] == "expired")  # type: ignore[index]
         assert "was acknowledged" in str(connection.execute(state).fetchone())

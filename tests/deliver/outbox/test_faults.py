@@ -18,7 +18,7 @@ from forge.deliver.outbox import Routes, Settings
 from forge.deliver.outbox.session import Session
 from forge.deliver.outbox.worker import LOST
 from forge.deliver.queues import RedisStreams
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.proxy import FaultProxy
 from forge.testing.redis import redis_missing, temporary_redis

@@ -18,7 +18,7 @@ from forge.changelog import partitions
 from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing.conformance.adapter import Adapter, Opening, Sample, Writer
 from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES, Fill, Operation
 from forge.testing.conformance.proxy import CountingProxy

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from forge.capture import Filter, Source, open_source
 from forge.changelog.connection import connect
 from forge.changelog.install import install
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing.conformance.adapter import Adapter, Opening
 from forge.testing.conformance.log import SAMPLES, PostgresAdapter, sessions
 from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES

@@ -11,7 +11,7 @@ from functools import partial
 import psycopg
 
 from forge.changelog import locks
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing.history.plan import Fault, Plan
 from forge.testing.history.readers import ReaderHandle
 from forge.testing.history.writer import APPLICATION

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing.history import oracle
 from forge.testing.history.checks import check, check_suffix
 from forge.testing.history.faults import Faults

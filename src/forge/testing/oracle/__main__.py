@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from forge.postgres import PostgresServer
+from forge.embedded import PostgresServer
 from forge.testing.oracle.generate import generate
 from forge.testing.oracle.plan import FAULTS, Plan
 from forge.testing.oracle.pruning import check

@@ -7,8 +7,8 @@ import psycopg
 
 from forge.changelog import locks
 from forge.changelog.connection import connect_async
+from forge.embedded import PostgresServer
 from forge.errors import ForgeError
-from forge.postgres import PostgresServer
 from forge.testing.oracle.plan import Fault
 from forge.testing.oracle.writers import APPLICATION
 

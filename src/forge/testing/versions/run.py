@@ -14,8 +14,8 @@ from psycopg import sql
 
 from forge.changelog.connection import Connection, connect
 from forge.changelog.queries import queries
+from forge.embedded import PostgresServer
 from forge.errors import ServerError
-from forge.postgres import PostgresServer
 from forge.testing.postgres import fresh_database
 from forge.testing.session_settings import of_database, set_defaults
 from forge.testing.versions.checks import Access, accesses, consistent, journaled, source

@@ -183,7 +183,7 @@ SET bytea_output = 'hex' SET lc_monetary = 'C' AS $body$
                                      (SELECT string_agg(e.enumlabel, ',' ORDER BY e.enumsortorder) FROM pg_enum e WHERE e.enumtypid = b.oid),
                                      (SELECT string_agg(concat_ws(' ', p.attname, p.atttypid, p.atttypmod), ',' ORDER BY p.attnum)
                                       FROM pg_attribute p WHERE p.attrelid = b.typrelid AND p.attnum > 0 AND NOT p.attisdropped),
-                                     CASE WHEN b.typtype IN ('c', 'r', 'm')
+                                     CASE WHEN b.typtype IN ('c', 'r', 'm') OR b.typcategory = 'A'
                                           THEN md5(nullif(forge.type_parts(b.oid) - ('attributes ' || b.oid), '{}')::text) END,
                                      CASE WHEN NOT forge.sees_ddl() THEN a.xmin END), ';' ORDER BY a.attnum)
          FROM pg_attribute a

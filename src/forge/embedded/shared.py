@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from forge.embedded import system as machine
+from forge.embedded.server import PostgresServer
 from forge.errors import ServerError
-from forge.postgres import machine
-from forge.postgres.server import PostgresServer
 
 EMBEDDED_SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "logical",
@@ -22,7 +22,7 @@ EMBEDDED_SETTINGS: Final[Mapping[str, str]] = {
     "shared_buffers": "128MB",
 }
 
-logger = logging.getLogger("forge.postgres")
+logger = logging.getLogger("forge.embedded")
 
 
 class EmbeddedServer(PostgresServer):

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Final, Literal, NoReturn, Self
 from urllib.parse import quote, urlencode
 
+from forge.embedded import system as machine
 from forge.errors import ServerError
-from forge.postgres import machine
 
 StopMode = Literal["smart", "fast", "immediate"]
 

@@ -23,7 +23,7 @@ with a warning to Python's logging. Binaries that only root may read are opened 
 other file changes its owner or mode.
 """
 
-from forge.postgres.server import PostgresServer, StopMode, wheel_binaries
-from forge.postgres.shared import EMBEDDED_SETTINGS, EmbeddedServer, embedded
+from forge.embedded.server import PostgresServer, StopMode, wheel_binaries
+from forge.embedded.shared import EMBEDDED_SETTINGS, EmbeddedServer, embedded
 
 __all__ = ["EMBEDDED_SETTINGS", "EmbeddedServer", "PostgresServer", "StopMode", "embedded", "wheel_binaries"]

@@ -25,7 +25,7 @@ _SYSTEM_USERS: Final = ("postgres", "pgserver")
 _PORTS: Final = range(20000, 32000)  # below the ports that kernels hand out by themselves
 _PROC: Final = Path("/proc/self/cmdline").exists()
 
-logger = logging.getLogger("forge.postgres")
+logger = logging.getLogger("forge.embedded")
 
 
 def server_account() -> pwd.struct_passwd | None:
