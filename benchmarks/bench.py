@@ -14,10 +14,10 @@ from time import perf_counter
 
 from psycopg import sql
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.partitions import partition_name
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 
 Variant = str

@@ -19,7 +19,7 @@ from benchmarks.bench import Bench
 from benchmarks.figures import Figure, at_most, figure
 from benchmarks.served import Serving, prepare, serving
 from benchmarks.writer import UPDATE, writing
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from forge.testing.chromium import ARGUMENTS, PATH
 
 ROWS, RATE = 1_000, 100

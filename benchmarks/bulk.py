@@ -4,7 +4,7 @@ from psycopg import sql
 
 from benchmarks.bench import FORGE, PEER, UNTRACKED, Bench, checkpoint, script, timed, track
 from benchmarks.figures import Figure, at_most, figure, ratios
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 
 ROWS = 100_000
 SUFFIX = {UNTRACKED: "untracked", FORGE: "forge", PEER: "peer"}

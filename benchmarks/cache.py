@@ -16,7 +16,7 @@ from benchmarks.bench import Bench
 from benchmarks.figures import Figure, at_least, at_most, figure, ratios
 from benchmarks.served import prepare
 from forge.app import Forge
-from forge.changelog.connection import connect
+from forge.postgres.connection import connect
 from forge.react.database import Context
 from forge.react.registry import ANYONE
 from forge.serve.auth import Identity

@@ -7,9 +7,9 @@ from typing import Any
 from benchmarks import reading
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure, at_least, figure, ratios
-from forge.changelog.connection import connect
 from forge.deliver.consumers import ConsumerNode, Consumers, Context, Settings
 from forge.deliver.consumers.control import Control
+from forge.postgres.connection import connect
 
 SHARE = 0.50
 SETTINGS = Settings(tick=0.02)

@@ -19,7 +19,7 @@ from forge import debezium as envelopes
 from forge.capture.mysql import MysqlSource
 from forge.capture.wal import WalSource
 from forge.change import Change
-from forge.changelog.connection import connect
+from forge.postgres.connection import connect
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.debezium import debezium_missing, mariadb_properties, postgres_properties
 from forge.testing.mariadb import connect_mariadb, fresh_mariadb, temporary_mariadb

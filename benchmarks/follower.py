@@ -13,9 +13,9 @@ from contextlib import aclosing, contextmanager
 from typing import Any, cast
 
 from benchmarks.bench import python
-from forge.changelog.connection import connect_async
 from forge.changelog.follow import Wakeup, follow
 from forge.changelog.reader import Reader
+from forge.postgres.connection import connect_async
 
 
 class Follower:

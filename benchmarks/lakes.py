@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.pipeline.jars import jdbc_driver
 from forge.pipeline.session import session
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 
 CORES = 2

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from benchmarks.bench import FORGE, Bench, track
 from benchmarks.figures import Figure, at_most, figure
-from forge.changelog.connection import Connection, connect, connect_async
 from forge.changelog.follow import follow
 from forge.changelog.reader import Reader
+from forge.postgres.connection import Connection, connect, connect_async
 
 GAP = 0.05
 PER_ROUND = 40

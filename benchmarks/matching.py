@@ -14,8 +14,8 @@ from psycopg import sql
 from benchmarks.bench import FORGE, Bench, track
 from benchmarks.figures import Figure, at_most, figure, ratios
 from forge.change import Change
-from forge.changelog.connection import connect, connect_async
 from forge.changelog.reader import Reader
+from forge.postgres.connection import connect, connect_async
 from forge.react.catalog import analyze
 from forge.react.database import bound_reads
 from forge.react.index import Index

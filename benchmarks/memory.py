@@ -11,8 +11,8 @@ from contextlib import aclosing
 
 from benchmarks.bench import FORGE, Bench, python, track
 from benchmarks.figures import Figure, at_most, figure, ratios
-from forge.changelog.connection import connect
 from forge.changelog.reader import Reader
+from forge.postgres.connection import connect
 
 
 def run(bench: Bench) -> list[Figure]:

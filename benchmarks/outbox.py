@@ -18,9 +18,9 @@ import forge
 from benchmarks.bench import Bench, checkpoint
 from benchmarks.figures import Figure, at_least, at_most, figure, ratios
 from benchmarks.latency import GAP, PER_ROUND
-from forge.changelog.connection import connect, connect_async
 from forge.deliver.message import Message
 from forge.deliver.outbox import OutboxNode, Routes
+from forge.postgres.connection import connect, connect_async
 
 GROUP = "outbox"
 MEASURED = {100: 10_400, 10: 3_750}

@@ -15,8 +15,8 @@ from psycopg import sql
 
 from benchmarks.bench import FORGE, Bench, past_days, track
 from benchmarks.figures import Figure, at_most, figure, ratios
-from forge.changelog.connection import Connection, connect
 from forge.changelog.reader import Reader
+from forge.postgres.connection import Connection, connect
 
 PER_TRANSACTION = 10
 POLLS = 200

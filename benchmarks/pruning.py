@@ -18,8 +18,8 @@ from benchmarks.figures import Figure, figure, ratios
 from benchmarks.process import child, question, reply
 from benchmarks.served import prepare
 from forge.change import Change
-from forge.changelog.connection import AsyncConnection, connect_async
 from forge.errors import ForgeError
+from forge.postgres.connection import AsyncConnection, connect_async
 from forge.react.database import Context
 from forge.react.group import Settings
 from forge.react.index import BoundRead, Index

@@ -10,8 +10,8 @@ from psycopg.types.string import ByteaBinaryLoader
 
 from benchmarks.bench import FORGE, Bench, script, track
 from benchmarks.figures import Figure, at_least, figure, ratios
-from forge.changelog.connection import connect, connect_async
 from forge.changelog.reader import PAGE, Reader
+from forge.postgres.connection import connect, connect_async
 
 CHANGES = 300_000
 RATE, SHARE = 150_000, 0.60

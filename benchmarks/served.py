@@ -17,7 +17,7 @@ import uvicorn
 from benchmarks.bench import FORGE, track
 from benchmarks.process import Child, child, many_files, question, reply
 from forge.app import Forge
-from forge.changelog.connection import connect
+from forge.postgres.connection import connect
 from forge.react.database import Context
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session, configure_mappers, declarative_base
 import forge
 from benchmarks.bench import Bench, python
 from benchmarks.figures import Figure, at_least, at_most, figure, ratios
-from forge.changelog.connection import connect
+from forge.postgres.connection import connect
 from forge.testing import fresh_database
 from forge.testing.mariadb import fresh_mariadb, mariadb_missing, temporary_mariadb
 

@@ -5,7 +5,7 @@ exactly once."""
 from benchmarks.bench import FORGE, PEER, UNTRACKED, Bench, checkpoint, track
 from benchmarks.figures import Figure, at_least, figure, ratios
 from benchmarks.follower import following
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 
 ROWS = 100_000
 TURNS = (

@@ -13,7 +13,7 @@ from time import perf_counter
 from benchmarks.bench import Bench, checkpoint, timed
 from benchmarks.figures import Figure, at_most, figure, ratios
 from benchmarks.plot import Line, plot
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from forge.versions.documents import get, put
 from forge.versions.identity import change_identity

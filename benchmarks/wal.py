@@ -22,8 +22,8 @@ from benchmarks.bench import Bench, python
 from benchmarks.figures import Figure, at_least, at_most, figure, ratios
 from forge.capture.wal import WalSource
 from forge.capture.wal.position import Place, lsn_text
-from forge.changelog.connection import connect
 from forge.embedded import PostgresServer
+from forge.postgres.connection import connect
 from forge.testing import fresh_database, temporary_postgres
 
 CHANGES = 1_000_000

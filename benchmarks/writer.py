@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.process import Child, child, question, reply
 from benchmarks.served import now
-from forge.changelog.connection import connect
+from forge.postgres.connection import connect
 
 UPDATE = "UPDATE probe SET sent = %(sent)s WHERE customer_id = %(key)s"
 INSERT = "INSERT INTO probe (tenant, sent) VALUES ('t' || %(key)s::text, %(sent)s)"

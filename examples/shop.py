@@ -8,7 +8,7 @@ import os
 import sys
 
 import forge
-from forge.changelog.connection import connect
+from forge.postgres.connection import connect
 from forge.config import load
 from forge.database import database
 from forge.serve.node import Options

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing import available_versions, fresh_database, temporary_postgres
 
 TEMPLATE = "forge_installed"

@@ -27,7 +27,6 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from forge.change import Op
-from forge.changelog.connection import await_server, connect
 from forge.changelog.install import install, require_installed
 from forge.changelog.maintenance import Policy, maintain
 from forge.config import Config, load
@@ -42,6 +41,7 @@ from forge.deliver.sink import Sink
 from forge.deliver.webhooks.endpoints import Configured
 from forge.errors import ServerError
 from forge.history.instants import Gap
+from forge.postgres.connection import await_server, connect
 from forge.react import past
 from forge.react.cached import Cached
 from forge.react.group import Settings

@@ -12,10 +12,10 @@ import msgspec
 import psycopg
 
 from forge.capture.urls import split_option
-from forge.changelog.connection import typed_errors
 from forge.config import Config, database_kind, url_source
 from forge.embedded import embedded
 from forge.errors import ConfigError, ForgeError, ServerError
+from forge.postgres.connection import typed_errors
 
 _REFUSED: Final = ("28000", "28P01", "3D000")
 

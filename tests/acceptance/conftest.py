@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.cli import main
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 
 TEMPLATE = "forge_installed"

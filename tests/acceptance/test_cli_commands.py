@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from forge.changelog import election, partitions
-from forge.changelog.connection import Connection, connect
+from forge.changelog import partitions
+from forge.postgres import leases
+from forge.postgres.connection import Connection, connect
 from tests.acceptance.conftest import Forge
 
 
@@ -219,7 +220,7 @@ def test_status_for_programs_holds_numbers_times_and_words_of_a_set(
     assert (found["maintenance_running"], found["readers"], found["log_size_limit"]) == (False, "none", 1024**3)
     assert found["server_version_num"] // 10000 == int(found["server_version"].split(".")[0])
     assert not [name for name, value in found.items() if isinstance(value, str) and (" " in value or value == "")]
-    assert election.take(connection, election.MAINTENANCE)
+    assert leases.take(connection, leases.MAINTENANCE)
     found = json.loads(forge("status", "--json", url=database).out)
     assert found["maintenance_running"] is True
     assert [(held["name"], held["pid"]) for held in found["leases"]] == [("maintenance", connection.info.backend_pid)]
@@ -252,7 +253,7 @@ def test_a_dry_run_foretells_what_the_size_limit_takes(forge: Forge, connection:
 
 
 def test_trim_does_not_overrule_whoever_maintains(forge: Forge, connection: Connection, database: str) -> None:
-    assert election.take(connection, election.MAINTENANCE)
+    assert leases.take(connection, leases.MAINTENANCE)
     assert "another process maintains" in forge("trim", url=database).out
     assert forge("trim", "--older-than", "7d", url=database).code == 1
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from tests.acceptance.conftest import Forge
 
 pytestmark = pytest.mark.contract("X8")

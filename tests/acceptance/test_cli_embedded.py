@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.changelog.connection import connect
 from forge.embedded import PostgresServer, embedded
+from forge.postgres.connection import connect
 from tests.acceptance.conftest import environment
 
 

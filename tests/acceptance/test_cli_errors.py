@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from tests.acceptance.conftest import Forge, Result
 
 LONG = "t" * 51

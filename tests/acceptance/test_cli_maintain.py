@@ -9,7 +9,7 @@ from subprocess import Popen
 import pytest
 
 from forge.changelog import partitions
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 
 
 @pytest.mark.contract("R9")

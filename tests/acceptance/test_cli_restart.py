@@ -14,10 +14,10 @@ from typing import IO
 
 import pytest
 
-from forge.changelog.connection import Connection, await_server, connect, rejecting
 from forge.changelog.install import install
 from forge.embedded import PostgresServer
 from forge.errors import ServerError
+from forge.postgres.connection import Connection, await_server, connect, rejecting
 from forge.testing import temporary_postgres
 from tests.acceptance.conftest import Forge
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forge.changelog.connection import connect
 from forge.changelog.install import install
+from forge.postgres.connection import connect
 from forge.testing.postgres import fresh_database, temporary_postgres
 
 SHOP = """

@@ -12,8 +12,8 @@ import pytest
 from forge import debezium, wire
 from forge.capture.sqlite import enable
 from forge.change import Op
-from forge.changelog.connection import Connection
 from forge.doctor.sources import LOST
+from forge.postgres.connection import Connection
 from tests.acceptance.conftest import Forge
 
 Start = Callable[..., "subprocess.Popen[str]"]

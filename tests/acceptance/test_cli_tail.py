@@ -11,9 +11,9 @@ import pytest
 
 from forge import debezium, wire
 from forge.change import Change, Op
-from forge.changelog.connection import Connection
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor
+from forge.postgres.connection import Connection
 from tests.acceptance.conftest import Forge
 
 Start = Callable[..., "subprocess.Popen[str]"]

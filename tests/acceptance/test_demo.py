@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from forge.changelog.connection import connect
 from forge.changelog.reader import Reader
 from forge.demo import lake as lakes
 from forge.demo import shop
 from forge.demo.lake import LakeBeside
 from forge.embedded import PostgresServer
 from forge.errors import LakeError
+from forge.postgres.connection import connect
 from tests.acceptance.conftest import Forge, environment
 
 STANDS_IN = """

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from forge.changelog.connection import connect
 from forge.embedded import PostgresServer
+from forge.postgres.connection import connect
 from forge.testing.history.checks import check_reader
 from forge.testing.history.model import ReaderRecord, Record
 from forge.testing.history.oracle import beginning, prepare, read_from, truth

@@ -22,8 +22,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from forge.app import Forge
-from forge.changelog.connection import connect
 from forge.changelog.install import install
+from forge.postgres.connection import connect
 from forge.testing.postgres import fresh_database, temporary_postgres
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

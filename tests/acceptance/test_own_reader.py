@@ -22,9 +22,9 @@ import forge
 from forge import wire
 from forge.change import Change
 from forge.changelog import partitions
-from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Policy, run_once
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from tests.acceptance.conftest import TEMPLATE, environment
 

@@ -24,7 +24,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, WebError, async_playwright
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.serve.auth import AuthSettings
 from forge.testing.chromium import ARGUMENTS, PATH
 from tests.browser.site import DATABASE, ROOT, SHOP, Site, shop

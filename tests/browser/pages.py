@@ -8,7 +8,7 @@ from typing import Any
 import jwt
 from playwright.async_api import Frame, Page, expect
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests.browser.conftest import SECRET, Tabs
 from tests.browser.site import ROOT
 from tests.integration.serving import SOON, Served

@@ -7,7 +7,7 @@ import time
 import pytest
 from playwright.async_api import Page
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.testing import available_versions
 from forge.testing.proxy import FaultProxy
 from tests.browser.conftest import Process, Profile, Tabs

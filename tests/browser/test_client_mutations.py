@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Page
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.testing.proxy import FaultProxy
 from tests.browser.conftest import Tabs
 from tests.browser.pages import CUT_OFF, equals, port_of, shows, until

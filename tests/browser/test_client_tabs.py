@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests.browser.conftest import Tabs
 from tests.browser.pages import equals, shows, token, until
 from tests.integration.serving import Served

@@ -13,8 +13,8 @@ from playwright.async_api import Locator, Page, expect
 from forge import transaction
 from forge.app import Forge
 from forge.change import Change
-from forge.changelog.connection import Connection
 from forge.changelog.reader import Reader
+from forge.postgres.connection import Connection
 from tests.browser.conftest import AUTH, Process, Profile, Tabs
 from tests.browser.pages import CUT_OFF, serious, token
 from tests.browser.site import shop

@@ -7,7 +7,7 @@ import re
 
 from playwright.async_api import Route, expect
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests.browser.conftest import Tabs
 from tests.browser.pages import CUT_OFF
 from tests.browser.test_console import change, is_live, opened

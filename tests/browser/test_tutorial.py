@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import expect
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests import folders
 from tests.browser.conftest import Tabs
 from tests.browser.pages import shows, until

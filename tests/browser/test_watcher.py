@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Error, Page
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests import folders
 from tests.browser.conftest import Tabs
 from tests.browser.site import ROOT

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.testing.redis import RedisServer, temporary_redis
 from forge.track.cache import keeper, ledger
 

@@ -22,9 +22,9 @@ import httpx
 import msgspec
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.cursor import NOW, After
 from forge.embedded.system import free_port
+from forge.postgres.connection import Connection
 from forge.react.registry import ANYONE
 from forge.serve.auth import Identity
 from forge.serve.node import Node

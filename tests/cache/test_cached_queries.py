@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.cursor import After
+from forge.postgres.connection import Connection
 from forge.react.registry import Auth, Registration, Registry
 from forge.testing.redis import RedisServer
 from forge.track.cache import Cache

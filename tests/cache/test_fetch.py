@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 import forge
-from forge.changelog.connection import Connection
 from forge.errors import ConfigError, TrackingError
+from forge.postgres.connection import Connection
 from forge.testing.redis import RedisServer
 from forge.track.cache import Cache, NotCachable, values
 from tests.cache.shop import shop_node

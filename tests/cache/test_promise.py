@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.cursor import NOW, After
+from forge.postgres.connection import Connection
 from forge.testing.redis import RedisServer
 from forge.track.cache import Cache
 from tests.cache.promise import TABLE, Player, play, players

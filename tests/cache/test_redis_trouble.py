@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.embedded.system import free_port
 from forge.errors import ConfigError
+from forge.postgres.connection import Connection
 from forge.testing.redis import RedisServer
 from forge.track.cache import Cache
 from forge.track.cache.entry import Entry

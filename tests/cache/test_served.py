@@ -8,10 +8,10 @@ import websockets
 
 import forge
 from forge.app import Forge
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.cursor import After
 from forge.errors import ConfigError, ServerError
+from forge.postgres.connection import Connection, connect
 from forge.react.registry import Auth
 from forge.testing.postgres import temporary_postgres
 from forge.testing.redis import RedisServer

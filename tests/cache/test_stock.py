@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from forge.change import Change, Op
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.react.cached import ReadMatcher
 from forge.testing.redis import RedisServer
 from forge.track.cache import Cache

@@ -9,8 +9,8 @@ import pytest
 
 from forge.capture import Filter, Source, open_source, sqlite, until_now
 from forge.capture.sqlite.hook import Hook
-from forge.changelog.connection import connect
 from forge.errors import ConfigError
+from forge.postgres.connection import connect
 from forge.testing.mariadb import fresh_mariadb, run
 
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, status varchar(9), total int)"

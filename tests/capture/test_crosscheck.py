@@ -15,9 +15,9 @@ from forge.capture.crosscheck import Kind, Report, open_window, spool
 from forge.capture.crosscheck.compare import Seen, compare
 from forge.capture.wal import WalSource
 from forge.change import UNAVAILABLE, Change, Op, Source
-from forge.changelog.connection import Connection, connect
 from forge.embedded import PostgresServer
 from forge.errors import NotInstalled, SlotInUse, SlotLost, SourceError
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from tests.capture.wal.reading import until
 from tests.conftest import TEMPLATE, versions

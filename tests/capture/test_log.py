@@ -9,9 +9,9 @@ from forge.capture import Filter, open_source, until_now
 from forge.capture.log import LogSource
 from forge.capture.source import in_snapshot
 from forge.change import UNAVAILABLE, Change, Op
-from forge.changelog.connection import Connection
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, NotInstalled, ServerError
 from forge.history.redact import redact
+from forge.postgres.connection import Connection
 from tests.integration.following import track
 
 TABLES = """

@@ -7,8 +7,8 @@ import pytest
 
 from forge.capture.predicates import predicate
 from forge.change import UNAVAILABLE
-from forge.changelog.connection import Connection
 from forge.errors import ConfigError
+from forge.postgres.connection import Connection
 
 ROWS: list[dict[str, Any]] = [
     {"n": 1, "d": Decimal("1.50"), "f": 0.1, "t": "a", "b": True, "z": None},

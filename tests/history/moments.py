@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from forge.change import UNAVAILABLE
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 
 Rows = list[dict[str, Any]]
 

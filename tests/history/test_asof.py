@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from forge.change import UNAVAILABLE
-from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Keeper, Policy
 from forge.errors import HistoryUnavailable, TrackingError
 from forge.history import tracked
 from forge.history.asof import as_of, row_as_of, table_as_of
 from forge.history.redact import redact
+from forge.postgres.connection import Connection, connect
 
 Rows = list[dict[str, Any]]
 FAR = datetime(2100, 1, 1, tzinfo=UTC)

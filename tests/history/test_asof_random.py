@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
 from forge.history.asof import as_of, row_as_of, table_as_of
+from forge.postgres.connection import Connection, connect
 from tests.history.moments import Moment, begin, copy, differing, in_order, record
 
 PASSING = (

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from forge.change import Op
-from forge.changelog.connection import Connection
 from forge.changelog.tenancy import Tenant
 from forge.errors import CursorInvalid, HistoryUnavailable
 from forge.history.audit import Choice, audit, counts
+from forge.postgres.connection import Connection
 
 pytestmark = pytest.mark.contract("T8")
 

@@ -10,11 +10,11 @@ import psycopg
 import pytest
 
 from forge.changelog import partitions
-from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Policy, run_once
 from forge.errors import HistoryUnavailable
 from forge.history import chain
 from forge.history.redact import redact
+from forge.postgres.connection import Connection, connect
 from tests.integration.log import enable
 
 LOG = "forge.forge_event_log"

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.cli import main
+from forge.postgres.connection import Connection
 from tests.history.moments import begin, record
 
 

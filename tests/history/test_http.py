@@ -7,7 +7,7 @@ import jwt
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.serve.auth import AuthSettings
 from forge.serve.node import Options
 from tests.history.moments import begin, record

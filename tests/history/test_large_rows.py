@@ -6,9 +6,9 @@ import pytest
 
 from forge.app import Forge
 from forge.change import Op
-from forge.changelog.connection import Connection
 from forge.history import timeline as history
 from forge.history.timeline import Entry, timeline
+from forge.postgres.connection import Connection
 from forge.serve.node import Options
 from tests.history.test_http import AUTH, GRANTED
 from tests.integration.serving import SOON, serving

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.embedded import PostgresServer
 from forge.history.asof import as_of
+from forge.postgres.connection import Connection
 from tests.history.moments import begin, in_order, record
 
 TABLES = ["pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history"]

@@ -8,7 +8,6 @@ import pytest
 from forge import debezium, wire
 from forge.change import UNAVAILABLE, Change, Op
 from forge.changelog import partitions
-from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import run_once
 from forge.changelog.reader import Reader
 from forge.embedded import PostgresServer
@@ -16,6 +15,7 @@ from forge.errors import HistoryUnavailable, RedactError, RevertRefused, Trackin
 from forge.history.asof import table_as_of
 from forge.history.redact import Redacted, redact
 from forge.history.revert import Choice, revert
+from forge.postgres.connection import Connection, connect
 from tests.integration.log import enable
 
 SECRET = "ada@example.com"

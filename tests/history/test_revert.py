@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.errors import RevertRefused
 from forge.history.revert import Choice, chosen, plan_revert, revert
+from forge.postgres.connection import Connection, connect
 from tests.integration.log import enable
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.changelog.install import install, migrations
 from forge.changelog.maintenance import run_once
 from forge.cli import main
 from forge.history import chain
+from forge.postgres.connection import Connection
 from tests.integration.log import enable
 
 Run = Callable[..., tuple[str, str]]

@@ -10,9 +10,9 @@ import random
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.errors import RevertRefused
 from forge.history.revert import Choice, revert
+from forge.postgres.connection import Connection
 from tests.integration.log import enable
 
 SCHEMA = """

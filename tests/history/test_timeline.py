@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from forge.change import UNAVAILABLE, Op
-from forge.changelog.connection import Connection
 from forge.errors import CursorInvalid, HistoryUnavailable, TrackingError
 from forge.history.timeline import Timeline, timeline
+from forge.postgres.connection import Connection
 
 pytestmark = pytest.mark.contract("T9")
 UNSET = msgspec.UNSET

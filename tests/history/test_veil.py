@@ -9,13 +9,13 @@ import pytest
 
 from forge.app import Forge
 from forge.change import UNAVAILABLE, Op
-from forge.changelog.connection import Connection
 from forge.cli import main
 from forge.errors import HistoryUnavailable
 from forge.history.asof import row_as_of, table_as_of
 from forge.history.definitions import Field, Version, veils
 from forge.history.revert import Choice, plan_revert, revert
 from forge.history.timeline import timeline
+from forge.postgres.connection import Connection
 from forge.serve.node import Options
 from tests.history.moments import begin, record
 from tests.history.test_http import AUTH, GRANTED

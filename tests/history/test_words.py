@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.changelog.maintenance import run_once
 from forge.changelog.tenancy import Tenant
 from forge.errors import CursorInvalid, ForgeError, HistoryUnavailable, RedactError, RevertRefused
@@ -17,6 +16,7 @@ from forge.history.audit import audit, counts
 from forge.history.redact import redact
 from forge.history.revert import Choice, plan_revert, revert
 from forge.history.timeline import timeline
+from forge.postgres.connection import Connection
 
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -16,12 +16,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from forge.change import Change
-from forge.changelog import locks, partitions
-from forge.changelog.connection import AsyncConnection, Connection, connect, connect_async
+from forge.changelog import partitions
 from forge.changelog.follow import Wakeup, follow
 from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor, Position
+from forge.postgres import locks
+from forge.postgres.connection import AsyncConnection, Connection, connect, connect_async
 
 LONG = 30.0
 """Seconds that a condition may take to come true where nothing promises that it is faster."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from forge.changelog.connection import connect
 from forge.errors import ForgeError
+from forge.postgres.connection import connect
 from forge.react.group import Group, Settings
 from forge.react.push import Push
 from forge.react.reactor import Reactor

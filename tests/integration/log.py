@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 
 ROWS = (
     "SELECT l.op::text, l.row_id, l.before::text, l.after::text, l.hidden, v.schema_name, v.table_name,"

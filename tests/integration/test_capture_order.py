@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests.integration.log import enable, logged, ops, replay, stored
 
 pytestmark = pytest.mark.every_version

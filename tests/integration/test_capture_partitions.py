@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests.integration.log import enable, everything, logged, ops, replay, stored
 
 pytestmark = pytest.mark.every_version

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from forge.changelog.connection import Connection, connect, typed_errors
 from forge.embedded import PostgresServer
 from forge.errors import ContextError
+from forge.postgres.connection import Connection, connect, typed_errors
 from forge.testing import fresh_database
 from tests.integration.log import enable, everything, logged, ops, replay, stored
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from forge.changelog.connection import connect
 from forge.embedded import PostgresServer
+from forge.postgres.connection import connect
 from forge.testing import fresh_database
 from tests.conftest import TEMPLATE
 from tests.integration.log import enable

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from forge.change import JSON_NULL, UNAVAILABLE
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.values import Column, Images
 from tests.integration.log import enable, logged
 

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from tests.integration.log import enable, everything, logged, ops, replay, stored
 
 pytestmark = pytest.mark.every_version

@@ -11,8 +11,8 @@ import jwt
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.client import Client, Refused, Subscription, Unauthorized, connect
+from forge.postgres.connection import Connection
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.limits import Limits

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.deliver.webhooks.endpoints import Endpoints
+from forge.postgres.connection import Connection
 from forge.react.group import Settings
 from tests.integration.serving import SOON, Served, serving
 

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.react.group import Settings
 from forge.react.registry import Registration
 from forge.serve import files

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.changelog.reader import Reader
 from forge.errors import LakeError
+from forge.postgres.connection import Connection
 from forge.serve.console.delta import Table
 from forge.serve.console.lake import RUN
 from forge.serve.node import Options

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.history.timeline import timeline as whole
+from forge.postgres.connection import Connection
 from forge.react.group import Settings
 from forge.serve.console import past
 from tests.integration.serving import SOON, Served, serving

@@ -14,8 +14,8 @@ from opentelemetry import context as otel
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 from psycopg.pq import Trace, TransactionStatus
 
-from forge.changelog.connection import AsyncConnection, Connection, connect, connect_async
 from forge.errors import ContextError, NotInstalled
+from forge.postgres.connection import AsyncConnection, Connection, connect, connect_async
 from forge.track.context import transaction
 
 Logged = tuple[Any, ...]

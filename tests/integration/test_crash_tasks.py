@@ -10,10 +10,10 @@ import pytest
 
 from forge.app import Forge
 from forge.change import Change
-from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.changelog.reader import PAGE, Reader
 from forge.embedded import PostgresServer
+from forge.postgres.connection import connect
 from forge.testing import temporary_postgres
 from forge.track.notify import listen
 from tests.integration.following import Follower, eventually, now

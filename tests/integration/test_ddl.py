@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from tests.integration.log import enable, everything, logged
 
 SETUP = (

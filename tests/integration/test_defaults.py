@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.changelog.maintenance import Policy
+from forge.postgres.connection import Connection
 from tests.integration.serving import serving
 
 

@@ -14,12 +14,12 @@ import psycopg
 import pytest
 
 from forge.changelog import partitions
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
 from forge.doctor import Finding, Level, examine, healthy
 from forge.doctor.clock import skew
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 
 pytestmark = pytest.mark.contract("X9")

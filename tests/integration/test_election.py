@@ -9,11 +9,11 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from forge.changelog import election
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install, installed_version, migrations
 from forge.changelog.maintenance import _TRIM_LEASES, Policy, run_once
 from forge.embedded import PostgresServer
+from forge.postgres import leases
+from forge.postgres.connection import Connection, connect
 
 JOB = "job"
 
@@ -25,36 +25,36 @@ def other(database: str) -> Iterator[Connection]:
 
 
 def holder(connection: Connection) -> int | None:
-    return next((each.pid for each in election.holders(connection) if each.name == JOB), None)
+    return next((each.pid for each in leases.holders(connection) if each.name == JOB), None)
 
 
 @pytest.mark.every_version
 def test_one_session_holds_until_it_gives_up(connection: Connection, other: Connection) -> None:
-    assert election.take(connection, JOB)
-    assert election.take(connection, JOB)
-    assert not election.take(other, JOB)
-    assert election.take(other, "another job")
-    election.give_up(other, JOB)
+    assert leases.take(connection, JOB)
+    assert leases.take(connection, JOB)
+    assert not leases.take(other, JOB)
+    assert leases.take(other, "another job")
+    leases.give_up(other, JOB)
     assert holder(other) == connection.info.backend_pid
-    election.give_up(connection, JOB)
+    leases.give_up(connection, JOB)
     assert holder(other) is None
-    assert election.take(other, JOB)
+    assert leases.take(other, JOB)
 
 
 @pytest.mark.every_version
 def test_a_session_that_has_ended_is_replaced(connection: Connection, database: str) -> None:
     with connect(database) as dying:
-        assert election.take(dying, JOB)
+        assert leases.take(dying, JOB)
         pid = dying.info.backend_pid
-        assert not election.take(connection, JOB)
+        assert not leases.take(connection, JOB)
     wait_for_end(connection, pid)
-    assert election.take(connection, JOB)
+    assert leases.take(connection, JOB)
     assert holder(connection) == connection.info.backend_pid
 
 
 @pytest.mark.every_version
 def test_a_holder_holds_no_vacuum_back(connection: Connection, other: Connection) -> None:
-    assert election.take(other, JOB)
+    assert leases.take(other, JOB)
     row = connection.execute(
         "SELECT state, backend_xid, backend_xmin FROM pg_stat_activity WHERE pid = %s", (other.info.backend_pid,)
     ).fetchone()
@@ -62,8 +62,8 @@ def test_a_holder_holds_no_vacuum_back(connection: Connection, other: Connection
 
 
 def test_the_holder_is_named(connection: Connection, other: Connection) -> None:
-    assert election.take(other, JOB)
-    (found,) = election.holders(connection)
+    assert leases.take(other, JOB)
+    (found,) = leases.holders(connection)
     assert (found.name, found.pid, found.application) == (JOB, other.info.backend_pid, "another node")
     assert found.role == other.info.user
     assert found.client is not None
@@ -86,7 +86,7 @@ def test_another_session_with_the_pid_of_one_that_has_ended_does_not_hold(
                     (JOB, pid),
                 )
                 assert holder(connection) is None
-                assert election.take(connection, JOB)
+                assert leases.take(connection, JOB)
     finally:
         connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
@@ -106,12 +106,12 @@ def test_a_role_that_cannot_see_when_another_began_does_not_push_it_out(
             connect(server.url(name, node)) as second,
             psycopg.connect(server.url(name, stranger), autocommit=True) as passing,
         ):
-            assert election.take(other, JOB)
-            assert not election.take(second, JOB)
+            assert leases.take(other, JOB)
+            assert not leases.take(second, JOB)
             assert holder(second) == other.info.backend_pid
             connection.execute("UPDATE forge.lease SET pid = %s", (passing.info.backend_pid,))
-            assert election.take(second, JOB)
-            assert not election.take(other, JOB)
+            assert leases.take(second, JOB)
+            assert not leases.take(other, JOB)
             assert holder(other) == second.info.backend_pid
     finally:
         connection.execute(f"DROP OWNED BY {node}, {stranger}; DROP ROLE {node}, {stranger}".encode())
@@ -130,14 +130,14 @@ def test_whoever_cannot_see_its_own_beginning_holds_all_the_same(
     )
     try:
         with connect(server.url(connection.info.dbname, login), options=f"-c role={owner}") as node:
-            assert election.take(node, JOB)
+            assert leases.take(node, JOB)
             assert connection.execute("SELECT started FROM forge.lease").fetchone() == (None,)
-            assert election.take(node, JOB)
-            assert not election.take(other, JOB)
+            assert leases.take(node, JOB)
+            assert not leases.take(other, JOB)
             assert holder(other) == node.info.backend_pid
             pid = node.info.backend_pid
         wait_for_end(connection, pid)
-        assert election.take(other, JOB)
+        assert leases.take(other, JOB)
     finally:
         connection.execute(f"ALTER TABLE forge.lease OWNER TO CURRENT_USER; DROP OWNED BY {owner}, {login}".encode())
         connection.execute(f"DROP ROLE {owner}, {login}".encode())
@@ -170,7 +170,7 @@ def test_of_many_that_want_it_at_once_one_gets_it(connection: Connection, databa
 
             def take(candidate: Connection, together: threading.Barrier = together) -> bool:
                 together.wait()
-                return election.take(candidate, JOB)
+                return leases.take(candidate, JOB)
 
             won = [each for each, got in zip(candidates, threads.map(take, candidates, timeout=60), strict=True) if got]
             assert len(won) == 1
@@ -182,7 +182,7 @@ def test_of_many_that_want_it_at_once_one_gets_it(connection: Connection, databa
 
 
 def test_maintenance_forgets_the_leases_of_sessions_that_ended(connection: Connection, database: str) -> None:
-    assert election.take(connection, JOB)
+    assert leases.take(connection, JOB)
     connection.execute("INSERT INTO forge.lease (name, pid, started) VALUES ('gone', 1, '2020-01-01')")
     report = run_once(database, Policy())
     assert report.problems == []

@@ -5,7 +5,7 @@ from datetime import datetime
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests.integration.log import enable
 
 pytestmark = pytest.mark.every_version

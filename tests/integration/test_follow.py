@@ -18,14 +18,14 @@ import pytest
 from forge.change import Op
 from forge.changelog import follow as following
 from forge.changelog import reader
-from forge.changelog.connection import AsyncConnection, Connection, connect
 from forge.changelog.follow import Ears, Pace, Wakeup, follow
 from forge.changelog.install import install
-from forge.changelog.locks import PACE
 from forge.changelog.reader import Batch, Reader
 from forge.cursor import Cursor, LogIdentity
 from forge.embedded import PostgresServer
 from forge.errors import CursorExpired, CursorForeign, NotInstalled, ServerError
+from forge.postgres.connection import AsyncConnection, Connection, connect
+from forge.postgres.locks import PACE
 from forge.testing import FaultProxy, temporary_postgres
 from tests.integration.following import (
     Follower,

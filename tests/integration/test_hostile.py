@@ -4,10 +4,10 @@ import psycopg
 import pytest
 
 from forge import wire
-from forge.changelog.connection import Connection, connect, typed_errors
 from forge.changelog.install import install
 from forge.changelog.reader import Reader
 from forge.errors import ContextError, TrackingError
+from forge.postgres.connection import Connection, connect, typed_errors
 from tests.integration.log import enable, everything, logged, ops
 
 CASTS = [

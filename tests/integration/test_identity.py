@@ -11,13 +11,13 @@ import psycopg
 import pytest
 
 from forge.change import Op
-from forge.changelog.connection import Connection, connect
 from forge.changelog.follow import follow
 from forge.changelog.install import install
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor
 from forge.embedded import PostgresServer
 from forge.errors import CursorForeign, ServerError
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from tests.integration.following import Follower, add, batches, changes, eventually, keys, now, orders
 from tests.integration.standby import standby_of

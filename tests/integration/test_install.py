@@ -3,10 +3,10 @@
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import Migration, install, installed_version, migrations, require_installed
 from forge.embedded import PostgresServer
 from forge.errors import NotInstalled, SchemaTooNew, ServerError
+from forge.postgres.connection import Connection, connect
 from forge.testing import temporary_postgres
 from tests.integration.log import enable, logged, ops
 

@@ -18,12 +18,12 @@ import pytest
 from forge import wire
 from forge.change import Change, Op
 from forge.changelog import partitions
-from forge.changelog.connection import Connection
 from forge.changelog.decode import OPS
 from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.reader import Reader
 from forge.embedded import PostgresServer
 from forge.history.redact import redact
+from forge.postgres.connection import Connection
 from forge.values import _FIXES
 
 ROOT = Path(__file__).resolve().parents[2]

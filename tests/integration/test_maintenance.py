@@ -11,13 +11,13 @@ from itertools import pairwise
 import pytest
 
 from forge.changelog import maintenance, partitions
-from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Keeper, Policy, run_once
 from forge.changelog.partitions import AHEAD, partition_name
 from forge.changelog.reader import Reader
 from forge.cursor import Snapshot
 from forge.embedded import PostgresServer
 from forge.errors import ConfigError, CursorExpired, NotInstalled, ServerError
+from forge.postgres.connection import Connection, connect
 from forge.testing import FaultProxy
 
 SOON = 30.0

@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect, connect_async
 from forge.embedded import PostgresServer
 from forge.errors import NotifyError, ServerError
+from forge.postgres.connection import Connection, connect, connect_async
 from forge.testing import FaultProxy
 from forge.track import notify as module
 from forge.track.context import transaction

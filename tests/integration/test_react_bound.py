@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.react.bound import FALSE, NULL, TRUE, bind, rejects_nulls
 from forge.react.condition import (
     All,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from psycopg.errors import FeatureNotSupported
 
-from forge.changelog.connection import AsyncConnection, Connection, connect_async
 from forge.errors import NotInstalled
+from forge.postgres.connection import AsyncConnection, Connection, connect_async
 from forge.react.bound import bind
 from forge.react.catalog import QueryRefused, analyze, declared
 from forge.react.condition import TRUE, All, AnyOf, Compare, Condition, Constant, Parameter

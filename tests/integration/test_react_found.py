@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.errors import ForgeError
+from forge.postgres.connection import Connection, connect
 from forge.react.group import Settings
 from forge.react.push import Push
 from forge.react.reactor import Reactor

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.changelog.maintenance import Keeper, Policy
 from forge.errors import HistoryUnavailable
+from forge.postgres.connection import Connection
 from tests.integration.serving import serving
 
 REPORT = (

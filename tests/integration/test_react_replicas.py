@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing.postgres import temporary_postgres
 from tests.integration.following import eventually
 from tests.integration.live import QUICK, Live, Watcher, live

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forge.change import Op
-from forge.changelog.connection import Connection, connect
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.react.group import Settings
 from forge.react.reactor import Reactor
 from forge.react.registry import Auth, Registry

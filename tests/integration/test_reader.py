@@ -13,7 +13,6 @@ import pytest
 
 from forge.change import Op
 from forge.changelog import partitions, reader
-from forge.changelog.connection import Connection, connect
 from forge.changelog.days import ALL
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
@@ -22,6 +21,7 @@ from forge.cursor import Cursor, Position, Snapshot
 from forge.embedded import PostgresServer
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, NotInstalled
 from forge.history.asof import table_as_of
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from tests.integration.following import add, batches, between, changes, keys, now, orders, track
 

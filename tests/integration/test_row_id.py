@@ -5,8 +5,8 @@ import json
 import pytest
 
 from forge import wire
-from forge.changelog.connection import Connection
 from forge.changelog.reader import Reader
+from forge.postgres.connection import Connection
 from tests.integration.log import enable
 
 KEYS = {

@@ -10,9 +10,9 @@ import msgspec
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.embedded import PostgresServer
 from forge.errors import ServerError
+from forge.postgres.connection import Connection
 from forge.serve import bus as bus_module
 from forge.serve.auth import Revocations
 from forge.serve.bus import CHANNEL, SLACK, WINDOW, Bus, Envelope, wire_revocations

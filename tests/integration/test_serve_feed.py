@@ -15,9 +15,9 @@ import psycopg
 import pytest
 
 from forge.change import Change, Op
-from forge.changelog.connection import Connection, connect
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor
+from forge.postgres.connection import Connection, connect
 from forge.react.group import Settings
 from forge.react.reactor import Reactor
 from forge.react.registry import Registry

@@ -15,8 +15,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from forge.app import SERVE_FLAGS
-from forge.changelog.connection import Connection
 from forge.errors import ConfigError
+from forge.postgres.connection import Connection
 from forge.serve.node import Options
 from forge.serve.permissions import Forbidden, check_host, same_origin
 from tests.integration.serving import Served, serving

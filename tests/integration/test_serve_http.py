@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from forge.app import Forge
-from forge.changelog import election
-from forge.changelog.connection import Connection
+from forge.postgres import leases
+from forge.postgres.connection import Connection
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.limits import Limits
@@ -381,11 +381,11 @@ async def test_comments_keep_a_quiet_stream_alive(database: str, shop: Connectio
 
 
 async def test_readiness_names_who_maintains_the_log(database: str, connection: Connection) -> None:
-    assert election.take(connection, election.MAINTENANCE)
+    assert leases.take(connection, leases.MAINTENANCE)
     async with serving(application(database)) as served:
         told = (await served.client.get("/readyz")).json()["maintained_by"]
         assert told == f"pid {connection.info.backend_pid}, forge"
-        election.give_up(connection, election.MAINTENANCE)
+        leases.give_up(connection, leases.MAINTENANCE)
 
 
 async def test_what_operators_ask(database: str, shop: Connection) -> None:

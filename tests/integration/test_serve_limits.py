@@ -10,8 +10,8 @@ from urllib.parse import quote
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection
 from forge.serve.limits import Limits
 from forge.serve.node import Options
 from forge.testing import FaultProxy

@@ -9,9 +9,9 @@ import pytest
 import websockets
 
 from forge.app import Forge
-from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import run_once
 from forge.errors import ForgeError
+from forge.postgres.connection import Connection, connect
 from forge.react.registry import Auth
 from forge.serve.node import Options
 from forge.serve.once import Once

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.serve.limits import Limits
 from tests.integration.serving import SOON, Served, serving
 from tests.integration.test_serve_http import SECURED, application, shop, token

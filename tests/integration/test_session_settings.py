@@ -13,11 +13,9 @@ import pytest
 import forge
 from forge.capture.wal import WalSource
 from forge.change import Change, Op
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import run_once
 from forge.changelog.reader import Reader
-from forge.changelog.session import ANALYSIS, OWN, USERS
 from forge.deliver.consumers import Consumers, Context
 from forge.doctor import examine
 from forge.doctor.finding import Level
@@ -28,6 +26,8 @@ from forge.history.audit import audit
 from forge.history.revert import Choice as Chosen
 from forge.history.revert import revert
 from forge.history.timeline import timeline
+from forge.postgres.connection import Connection, connect
+from forge.postgres.session import ANALYSIS, OWN, USERS
 from forge.react import past
 from forge.react.registry import ANYONE as ANYBODY
 from forge.testing import fresh_database

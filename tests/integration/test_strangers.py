@@ -12,7 +12,6 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.changelog.follow import SLOW_POLL, follow
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
@@ -20,6 +19,7 @@ from forge.deliver.consumers import Consumers
 from forge.doctor import examine
 from forge.embedded import PostgresServer
 from forge.pipeline.lease import lease
+from forge.postgres.connection import Connection
 from forge.versions import Resource, declare, maintain, newest, put, use_strategy
 from forge.versions import install as install_versions
 from tests.deliver.consumers.working import table, until, working

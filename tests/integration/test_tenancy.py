@@ -11,9 +11,9 @@ import pytest
 
 from forge.app import Forge
 from forge.change import Change, Context, Op, Source
-from forge.changelog.connection import Connection
 from forge.changelog.reader import Reader
 from forge.changelog.tenancy import SIGNED, Tenant, parameters, sole_tenants
+from forge.postgres.connection import Connection
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.node import Options

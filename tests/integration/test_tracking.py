@@ -5,10 +5,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect, typed_errors
 from forge.changelog.install import install
 from forge.embedded import PostgresServer
 from forge.errors import ServerError, TrackingError
+from forge.postgres.connection import Connection, connect, typed_errors
 from tests.integration.log import enable, everything, logged, ops
 
 SECRET = "correct horse"

@@ -16,7 +16,6 @@ from pyspark.sql import functions as F
 
 from forge import debezium, transaction, wire
 from forge.change import Change, same
-from forge.changelog.connection import Connection
 from forge.changelog.reader import Batch, Reader
 from forge.cli.tail import as_json
 from forge.cursor import Snapshot
@@ -31,6 +30,7 @@ from forge.pipeline.source.options import Options
 from forge.pipeline.source.planner import Planner
 from forge.pipeline.source.reading import Scope, read
 from forge.pipeline.tables import append_once, load
+from forge.postgres.connection import Connection
 from forge.values import Column, Images
 from tests.integration.log import enable
 from tests.pipeline.test_archive_lines import POSTGRES, change, event, field, wrapped

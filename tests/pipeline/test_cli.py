@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 from pyspark.sql import SparkSession
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
 from forge.cli import main
@@ -17,6 +16,7 @@ from forge.embedded import PostgresServer
 from forge.pipeline.lake import Lake
 from forge.pipeline.lease import lease
 from forge.pipeline.tables import load
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

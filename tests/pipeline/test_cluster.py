@@ -18,9 +18,9 @@ import psutil
 import pyspark
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.pipeline.jars import delta_jars
 from forge.pipeline.session import BRIEFLY, QUIETLY, packed
+from forge.postgres.connection import Connection
 from forge.testing.lake.keeper import INTERPRETED
 
 pytestmark = pytest.mark.timeout(1200)

@@ -5,8 +5,8 @@ import json
 import psycopg
 import pytest
 
-from forge.changelog.connection import connect
 from forge.pipeline.source.reading import _copied
+from forge.postgres.connection import connect
 
 TEXTS = [
     *("", "\\N", "\\", "\\.", ".", " ", "N", "null", "a\\tb", "\\\\n", "\\\\\\n", "\\\\\\\\"),

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from forge.changelog.connection import Connection
 from forge.history.redact import redact
 from forge.pipeline import bronze, redaction
 from forge.pipeline.compare import compare
@@ -17,6 +16,7 @@ from forge.pipeline.maintain import paths
 from forge.pipeline.run import Settings, pipeline
 from forge.pipeline.silver.replay import replay
 from forge.pipeline.tables import load
+from forge.postgres.connection import Connection
 
 TABLE = "public.customers"
 BY_EMAIL = """-- key: email

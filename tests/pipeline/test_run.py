@@ -14,7 +14,6 @@ from delta.exceptions import ConcurrentDeleteReadException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import VariantType
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
 from forge.embedded import PostgresServer
@@ -30,6 +29,7 @@ from forge.pipeline.run import Pipeline, Settings, pipeline
 from forge.pipeline.silver import merge
 from forge.pipeline.silver.replay import replay
 from forge.pipeline.tables import exists, load
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from forge.testing.lake import Plan, run
 from forge.testing.lake.keeper import STEPS

@@ -12,7 +12,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from forge.changelog import partitions
-from forge.changelog.connection import Connection, connect
 from forge.changelog.maintenance import Policy, run_once
 from forge.errors import CursorExpired, TrackingError
 from forge.pipeline.changes import CHANGES
@@ -22,6 +21,7 @@ from forge.pipeline.source.offset import LogPiece, Offset, TableShare
 from forge.pipeline.source.options import Options
 from forge.pipeline.source.planner import Planner
 from forge.pipeline.source.reading import ARROW, Scope, read
+from forge.postgres.connection import Connection, connect
 
 SHOP = "create table orders (id bigint primary key, status text, total numeric(10, 2))"
 TALLY = "create table tally (n int, what text)"

@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from forge.changelog.connection import Connection, connect
 from forge.errors import HistoryUnavailable, LakeError
 from forge.pipeline import bronze
 from forge.pipeline.changes import CHANGES
@@ -21,6 +20,7 @@ from forge.pipeline.silver.types import Types
 from forge.pipeline.tables import load
 from forge.pipeline.verify import Difference, Report, TableReport, verify
 from forge.pipeline.verify.slices import ByHash, ByRange
+from forge.postgres.connection import Connection, connect
 
 pytestmark = pytest.mark.long
 

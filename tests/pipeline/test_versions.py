@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install as install_log
 from forge.cli import main
 from forge.embedded import PostgresServer
@@ -17,6 +16,7 @@ from forge.pipeline import session
 from forge.pipeline.lake import Lake
 from forge.pipeline.run import Settings, pipeline
 from forge.pipeline.versions import Corpus, derived, jdbc, of_database, of_lake
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from forge.versions.documents import delete, put
 from forge.versions.identity import change_identity

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from forge.changelog.connection import Connection
 from forge.changelog.maintenance import Policy, run_once
 from forge.pipeline.asof import table_as_of
 from forge.pipeline.compare import compare
@@ -19,6 +18,7 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.run import pipeline
 from forge.pipeline.silver.replay import replay
 from forge.pipeline.tables import load
+from forge.postgres.connection import Connection
 
 TABLE = "public.orders"
 

@@ -11,8 +11,8 @@ from opentelemetry import context as otel
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 import forge
-from forge.changelog.connection import Connection, connect_async
 from forge.errors import ContextError
+from forge.postgres.connection import Connection, connect_async
 from forge.react.registry import Auth
 from forge.react.runner import Runner
 from forge.track.current import NOTHING, Current

@@ -17,8 +17,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 
 import forge
 from forge.change import Change, Op, Source
-from forge.changelog.connection import Connection
 from forge.errors import RowMismatch
+from forge.postgres.connection import Connection
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

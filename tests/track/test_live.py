@@ -7,7 +7,7 @@ from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, cre
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import forge
-from forge.changelog.connection import Connection as Admin
+from forge.postgres.connection import Connection as Admin
 from tests.integration.live import live
 
 metadata = MetaData()

@@ -27,8 +27,8 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 import forge
-from forge.changelog.connection import Connection
 from forge.errors import ContextError
+from forge.postgres.connection import Connection
 from forge.track.current import NOTHING, Current
 from forge.track.middleware import ContextMiddleware, WsgiContextMiddleware, route_of, user_value
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Generic, TypeVar
 
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 
 T = TypeVar("T")
 SOON = 20.0

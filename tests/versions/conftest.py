@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from forge.versions.install import install
 from forge.versions.resources import declare

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.nouns import Resource
 
 STUDENTS = Resource("ed-fi", "students")

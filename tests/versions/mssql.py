@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
-from forge.changelog.queries import queries
 from forge.cli.versions import sqlserver_script
+from forge.postgres.queries import queries
 from forge.versions.errors import WindowExpired
 from forge.versions.strategies import Strategy
 from tests.versions.stores import Found, Item, Kind, Rows, Store, spelled

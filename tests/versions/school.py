@@ -8,8 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from forge.changelog.connection import Connection, connect
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from forge.versions.documents import delete, find, get, put, set_references
 from forge.versions.identity import change_identity

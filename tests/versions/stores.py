@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from forge.versions import access, documents
 from forge.versions.identity import change_identity
 from forge.versions.nouns import Deletion, KeyChange, Page, Resource, Upsert

@@ -5,7 +5,7 @@ import random
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from forge.versions import access, operation
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, put

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions import reading
 from forge.versions.available import available
 from forge.versions.nouns import Deletion, Json, KeyChange, Resource, Upsert

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install as install_log
 from forge.cli import main
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.versions.documents import delete, find
 from forge.versions.identity import change_identity
 from forge.versions.install import installed

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, find, get, put, set_references
 from forge.versions.errors import (

@@ -14,11 +14,11 @@ import jwt
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install as install_log
 from forge.client.errors import Failed, Refused, Unauthorized, Unreachable
 from forge.embedded import PostgresServer
 from forge.errors import ForgeError
+from forge.postgres.connection import Connection, connect
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.node import Options

@@ -7,7 +7,7 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from forge.versions.documents import delete, find, get, put, set_references
 from forge.versions.errors import IdentityCycle, IdentityMismatch, IdentityTaken, IsolationUnfit, MissingReference
 from forge.versions.identity import change_identity

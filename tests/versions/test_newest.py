@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect
+from forge.postgres.connection import Connection, connect
 from forge.versions.documents import put
 from forge.versions.errors import TransactionUnfit
 from forge.versions.reading import changes

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions import reading
 from forge.versions.nouns import Page
 from forge.versions.reading import changes, deletes, pages, stream

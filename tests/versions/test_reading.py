@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from forge.changelog.connection import Connection, connect
-from forge.changelog.queries import queries
+from forge.postgres.connection import Connection, connect
+from forge.postgres.queries import queries
 from forge.versions import reading
 from forge.versions.available import Available, available
 from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from forge.changelog.connection import Connection
-from forge.changelog.queries import queries
+from forge.postgres.connection import Connection
+from forge.postgres.queries import queries
 from forge.versions import reading
 from forge.versions.nouns import Page, Resource
 from forge.versions.reading import changes, deletes, key_changes, pages, standing, statement_of, stream

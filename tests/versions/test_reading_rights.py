@@ -10,8 +10,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from forge.changelog.connection import Connection, connect
 from forge.errors import ServerError
+from forge.postgres.connection import Connection, connect
 from forge.versions import available, changes, deletes, grant, maintain, put, stream
 from forge.versions.resources import declare
 from forge.versions.sync import DatabaseSource, SqliteMirror, sync

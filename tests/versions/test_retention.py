@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from forge.changelog import election
-from forge.changelog.connection import Connection, connect
 from forge.errors import ConfigError
+from forge.postgres import leases
+from forge.postgres.connection import Connection, connect
 from forge.versions import reading
 from forge.versions.available import available
 from forge.versions.errors import VersionsMissing, WindowExpired
@@ -289,7 +289,7 @@ class TestRefusals:
 
     def test_two_at_once(self, connection: Connection, versions_url: str) -> None:
         with connect(versions_url) as other:
-            assert election.take(other, election.MAINTENANCE, "forge_versions")
+            assert leases.take(other, leases.MAINTENANCE, "forge_versions")
             assert maintain(connection).busy
         deadline = time.monotonic() + 30  # the server ends a session after its client has
         while maintain(connection).busy:

@@ -15,9 +15,9 @@ import pytest
 import sqlglot
 from sqlglot import ErrorLevel, exp
 
-from forge.changelog.connection import Connection, connect
-from forge.changelog.queries import queries
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
+from forge.postgres.queries import queries
 from forge.versions.access import grant, revoke
 from forge.versions.available import available
 from forge.versions.documents import find

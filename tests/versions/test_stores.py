@@ -13,8 +13,8 @@ import pytest
 import sqlglot
 from sqlglot import ErrorLevel, exp
 
-from forge.changelog.connection import Connection
 from forge.cli.versions import sqlserver_script
+from forge.postgres.connection import Connection
 from forge.versions.errors import WindowExpired
 from forge.versions.strategies import STRATEGIES, Strategy
 from tests.versions.mssql import STATEMENTS, TYPES, UNSET, URL, batches, declared, sqlserver_store

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from forge.changelog import election
-from forge.changelog.connection import Connection, connect
+from forge.postgres import leases
+from forge.postgres.connection import Connection, connect
 from forge.versions import strategies
 from forge.versions.documents import delete, put, set_references
 from forge.versions.errors import StrategyBusy, VersionsError
@@ -265,7 +265,7 @@ def test_only_one_session_changes_it_and_not_inside_a_transaction(versions: Conn
     with versions.transaction(), pytest.raises(StrategyBusy, match="several transactions"):
         use_strategy(versions, "monotonic")
     with connect(versions_url) as other:
-        assert election.take(other, "strategy", "forge_versions")
+        assert leases.take(other, "strategy", "forge_versions")
         with pytest.raises(StrategyBusy, match="another session"):
             use_strategy(versions, "monotonic")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forge.changelog.connection import Connection, connect
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, find, put

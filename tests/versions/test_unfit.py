@@ -6,8 +6,8 @@ import psycopg
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install as install_log
+from forge.postgres.connection import Connection, connect
 from forge.versions.documents import get, put
 from forge.versions.errors import DocumentInvalid, DocumentUnreadable
 from forge.versions.identity import change_identity

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.documents import get, put
 from forge.versions.identity import change_identity
 from forge.versions.reading import changes, key_changes, representation

@@ -7,7 +7,7 @@ functions derive every version by brute force: all documents, all edges, a maxim
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.nouns import Resource, encode
 from forge.versions.resources import declare
 

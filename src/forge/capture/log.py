@@ -35,17 +35,20 @@ from forge.capture.filters import Filter
 from forge.capture.source import Batch, Status, in_snapshot
 from forge.change import Change, Op, Source
 from forge.changelog import rewind
-from forge.changelog.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.changelog.decode import SOURCE_KIND
 from forge.changelog.follow import Ears, Wakeup, follow
-from forge.changelog.queries import queries, query
+from forge.changelog.queries import query
 from forge.changelog.reader import PAGE, Reader
 from forge.changelog.rewind import CurrentTable
 from forge.closing import Closing
 from forge.config import hide
 from forge.cursor import Cursor, Position, Snapshot
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ServerError
+from forge.postgres.connection import AsyncConnection, connect_async, translate, typed_errors
+from forge.postgres.queries import query_file
 from forge.values import Column, Images
+
+_query: Final = query_file("forge.capture", "log.sql")
 
 CAPABILITIES: Final = Capabilities(
     durable=True,
@@ -422,7 +425,3 @@ def _read(place: _Place, table: _Ordered, log: str, row_id: str, image: str) -> 
         key=table.images.key(row),
         after=row,
     )
-
-
-def _query(name: str) -> Any:
-    return queries("forge.capture", "log.sql")[name]

@@ -18,14 +18,14 @@ import msgspec
 import psycopg
 
 from forge.backoff import Backoff
-from forge.changelog import locks
-from forge.changelog.connection import AsyncConnection, answering, connect_async, hang_up, rejecting, translate
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.wakeup import CHANNEL, Load, Protocol, Step, listener, pacemaker
 from forge.closing import Closing
 from forge.cursor import Cursor
 from forge.errors import ServerError
+from forge.postgres import locks
+from forge.postgres.connection import AsyncConnection, answering, connect_async, hang_up, rejecting, translate
 
 Wakeup = Literal["auto", "notify", "poll"]
 

@@ -16,9 +16,10 @@ import msgspec
 import psycopg
 
 from forge.changelog import partitions
-from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.queries import query
 from forge.errors import NotInstalled, SchemaTooNew, ServerError
+from forge.postgres.connection import Connection, typed_errors
+from forge.postgres.leases import Schema
 
 MINIMUM_SERVER: Final = 140000
 SQL: Final[Traversable] = files("forge.changelog") / "sql"
@@ -191,3 +192,8 @@ def require_installed(connection: Connection) -> None:
             f"the database's Forge schema is version {version}, this program needs {known}", fix="forge init"
         )
     check_whole(connection, version)
+
+
+def lease_functions(schema: Schema) -> str:
+    """Return the SQL that replaces the functions of leases, for the table `lease` of a schema."""
+    return (SQL / "functions" / "92_leases.sql").read_text("utf-8").replace("forge.", f"{schema}.")

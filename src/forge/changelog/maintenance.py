@@ -1,6 +1,6 @@
 """Keeping the log: partitions ahead, trimming, instants, and what polling for DDL needs.
 
-One node at a time does it: the one whose session holds the lease (`forge.changelog.election`). When it dies, its
+One node at a time does it: the one whose session holds the lease (`forge.postgres.leases`). When it dies, its
 session ends and another takes over. A holder that hangs loses its session, because it says something every few seconds.
 
 What always holds:
@@ -36,11 +36,12 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from forge.changelog import election, partitions, unread
-from forge.changelog.connection import Connection, connect, translate, typed_errors
+from forge.changelog import partitions, unread
 from forge.changelog.install import require_installed
 from forge.cursor import Snapshot
 from forge.errors import ConfigError, ServerError
+from forge.postgres import leases
+from forge.postgres.connection import Connection, connect, translate, typed_errors
 
 GRACE: Final = timedelta(hours=1)
 PAYLOADS_KEPT: Final = timedelta(days=1)
@@ -263,7 +264,7 @@ class Keeper:
 
     def elected(self) -> bool:
         """Whether this session is the one that maintains; if so it stays so until it ends."""
-        return election.take(self._connection, election.MAINTENANCE)
+        return leases.take(self._connection, leases.MAINTENANCE)
 
     def round(self, *, instant: bool = False) -> Report:
         """Do all the work that there is, and record an instant if asked. A step that fails is told in the report."""
@@ -321,7 +322,7 @@ class Keeper:
         if not moved and not self._unfinished:
             return False
         # One session at a time, and the snapshot comes after the lease: otherwise pairs might not grow in both.
-        if not election.take(self._connection, election.INSTANTS):
+        if not leases.take(self._connection, leases.INSTANTS):
             return False
         # The commit waits for no disk and no standby: an instant that is lost in a crash only makes a gap.
         row = self._connection.execute(

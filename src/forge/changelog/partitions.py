@@ -16,7 +16,7 @@ from typing import Final
 
 from psycopg import sql
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 
 AHEAD: Final = 7
 OVERFLOW: Final = "forge_event_overflow"

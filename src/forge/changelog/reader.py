@@ -23,12 +23,12 @@ from psycopg import sql
 from psycopg.types.string import ByteaBinaryLoader
 
 from forge.change import Change
-from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
 from forge.changelog.days import ALL, Calendar, Days
 from forge.changelog.decode import Decoder
 from forge.changelog.queries import query
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
 from forge.errors import CursorExpired, CursorForeign, NotInstalled
+from forge.postgres.connection import AsyncConnection, connect_async, typed_errors
 from forge.tasks import observed
 from forge.values import Column
 

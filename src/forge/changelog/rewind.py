@@ -12,9 +12,9 @@ Invariants:
 from collections.abc import Mapping
 from typing import Any, Final, LiteralString, NamedTuple
 
-from forge.changelog import session
-from forge.changelog.queries import filled, queries
 from forge.cursor import Snapshot
+from forge.postgres import session
+from forge.postgres.queries import filled, queries
 
 PINS: Final = session.set_local(session.TEXTS, session.CATALOG, session.ALL_ROWS)
 

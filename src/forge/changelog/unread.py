@@ -10,9 +10,9 @@ import msgspec
 from psycopg import sql
 
 from forge.changelog import partitions
-from forge.changelog.connection import Connection
 from forge.changelog.queries import query
 from forge.cursor import Cursor
+from forge.postgres.connection import Connection
 
 
 class Held(msgspec.Struct, frozen=True):

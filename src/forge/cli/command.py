@@ -16,11 +16,11 @@ from typing import Annotated, Final, NoReturn
 import psycopg
 import typer
 
-from forge.changelog.connection import translate
 from forge.cli.arguments import Command, command_name, hoist
 from forge.cli.session import Session, forget_output
 from forge.errors import ForgeError
 from forge.feed import shown
+from forge.postgres.connection import translate
 
 INTERRUPTED = 130
 

@@ -14,7 +14,6 @@ from forge import wire
 from forge.capture import Filter
 from forge.capture.crosscheck import Difference, Kind, Report, Window, open_window
 from forge.capture.wal.position import lsn_text
-from forge.changelog.connection import connect
 from forge.cli.feeds import Tables
 from forge.cli.session import Session, session
 from forge.config import seconds
@@ -22,6 +21,7 @@ from forge.doctor.finding import Case, Finding, Level, count
 from forge.doctor.tracking import unlogged_writes
 from forge.errors import ForgeError
 from forge.feed import shown
+from forge.postgres.connection import connect
 
 QUIET: Final = 2.0
 """Seconds without a change after which --until-quiet ends."""

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from forge.capture import sqlite
-from forge.changelog.connection import Connection
 from forge.cli.enable import sqlite_file
 from forge.cli.session import session
 from forge.cli.tables import change, find
+from forge.postgres.connection import Connection
 
 
 def register(app: typer.Typer) -> None:

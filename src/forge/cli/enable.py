@@ -11,12 +11,12 @@ from typing import Annotated, Literal, NamedTuple
 import typer
 
 from forge.capture import sqlite
-from forge.changelog.connection import Connection, typed_errors
 from forge.cli.session import Session, session
 from forge.cli.tables import change, find
 from forge.config import database_kind, nearest
 from forge.doctor.finding import count
 from forge.errors import TrackingError
+from forge.postgres.connection import Connection, typed_errors
 from forge.track.settings import EXCLUDED, LAST, MASKED
 
 _ALL = """

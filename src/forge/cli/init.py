@@ -3,11 +3,11 @@
 import typer
 
 from forge.changelog import partitions
-from forge.changelog.connection import connect
 from forge.changelog.install import install, installed_version
 from forge.cli.session import Session, session
 from forge.config import hide
 from forge.database import Database
+from forge.postgres.connection import connect
 
 
 def register(app: typer.Typer) -> None:

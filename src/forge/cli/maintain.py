@@ -4,11 +4,11 @@ import asyncio
 
 import typer
 
-from forge.changelog.connection import connect
 from forge.changelog.install import require_installed
 from forge.changelog.maintenance import Policy, maintain
 from forge.cli.session import session
 from forge.doctor.finding import count
+from forge.postgres.connection import connect
 
 
 def register(app: typer.Typer) -> None:

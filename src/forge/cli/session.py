@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from forge import config as configuration
-from forge.changelog.connection import Connection, await_server, connect
 from forge.changelog.install import require_installed
 from forge.config import Config
 from forge.database import Database, database
 from forge.feed import shown
+from forge.postgres.connection import Connection, await_server, connect
 
 PIPED_WIDTH = 250
 

@@ -19,8 +19,6 @@ from forge import capture
 from forge.capture import Capabilities, Filter, open_source
 from forge.capture.capabilities import described
 from forge.capture.log import LogSource
-from forge.changelog import election, locks
-from forge.changelog.connection import Connection
 from forge.changelog.install import installed_version
 from forge.changelog.partitions import attached
 from forge.cli.feeds import Columns, Operations, Tables, Url, Where, chosen, filter_of
@@ -29,6 +27,9 @@ from forge.config import Config, Wakeup, hide, shown_size
 from forge.database import Database
 from forge.doctor.finding import count
 from forge.feed import ABSENT, latency, shown
+from forge.postgres import locks
+from forge.postgres.leases import MAINTENANCE, Holder, holders
+from forge.postgres.connection import Connection
 
 WINDOW = 60
 NEWEST = 200_000
@@ -108,7 +109,7 @@ class Status(msgspec.Struct, frozen=True):
     readers: Literal["awake", "asleep", "none"]
     wakeup: Wakeup
     maintenance_running: bool
-    leases: list[election.Holder]
+    leases: list[Holder]
     """Who does what one session at a time may do: maintenance, the shards of consumers, lakes."""
     maintenance_last_ran: datetime | None
     ddl: Literal["event_trigger", "polled"]
@@ -215,7 +216,7 @@ def observe(connection: Connection, database: Database, config: Config, source: 
     assert row is not None
     size, rows, overflow, newest, instant, now, seen, oldest = row
     locks: dict[int, bool] = dict(connection.execute(_LOCKS).fetchall())
-    leases = election.holders(connection)
+    leases = holders(connection)
     counts: dict[int, int] | None = None
     if rows <= COUNTED:
         counts = dict(connection.execute(_COUNTS).fetchall())
@@ -253,7 +254,7 @@ def observe(connection: Connection, database: Database, config: Config, source: 
         lag_seconds=oldest or 0.0,
         readers="awake" if 0 in locks else "asleep" if locks.get(1) else "none",
         wakeup=config.wakeup,
-        maintenance_running=any(holder.name == election.MAINTENANCE for holder in leases),
+        maintenance_running=any(holder.name == MAINTENANCE for holder in leases),
         leases=leases,
         maintenance_last_ran=_utc(instant),
         ddl="event_trigger" if seen else "polled",
@@ -306,7 +307,7 @@ def _print(run: Session, found: Status) -> None:
 
 def _maintenance(found: Status) -> str:
     for holder in found.leases:
-        if holder.name == election.MAINTENANCE:
+        if holder.name == MAINTENANCE:
             return f"running ({holder})"
     last = found.maintenance_last_ran
     return "never ran" if last is None else f"last ran {_ago(found, last)}"

@@ -12,9 +12,9 @@ from typing import TypeVar
 import psycopg
 from psycopg.rows import TupleRow
 
-from forge.changelog.connection import Connection, translate
 from forge.config import nearest
 from forge.errors import TrackingError
+from forge.postgres.connection import Connection, translate
 
 LOCK_TIMEOUT = "800ms"
 ATTEMPTS = 10

@@ -21,7 +21,6 @@ from forge.capture.log import LogSource, columns_query, inside
 from forge.capture.source import Beginning, Exact, in_snapshot
 from forge.capture.urls import split_option
 from forge.change import Change, Op
-from forge.changelog.connection import connect
 from forge.changelog.follow import follow
 from forge.changelog.install import require_installed
 from forge.changelog.reader import Batch, Reader
@@ -31,6 +30,7 @@ from forge.config import nearest
 from forge.cursor import Cursor
 from forge.errors import ConfigError, TrackingError
 from forge.feed import Feed
+from forge.postgres.connection import connect
 from forge.values import Column
 
 Format = Literal["pretty", "json", "debezium"]

@@ -16,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.backoff import Backoff
-from forge.changelog.connection import Connection, connect
 from forge.cli.arguments import add_group
 from forge.cli.session import Session, session
 from forge.config import days, hide
 from forge.doctor.finding import count
 from forge.errors import ConfigError, ForgeError, ServerError
 from forge.feed import cut, shown
+from forge.postgres.connection import Connection, connect
 from forge.versions import access
 from forge.versions.available import available as available_versions
 from forge.versions.install import SQL, install, require_installed, script

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.changelog.connection import connect
 from forge.cursor import Cursor
 from forge.demo.summary import LakeState
 from forge.errors import ForgeError
+from forge.postgres.connection import connect
 
 PATIENCE: Final = 300.0
 """How long the lake may take to catch up at the end."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Final
 
-from forge.changelog import locks
-from forge.changelog.connection import Connection, connect, typed_errors
 from forge.changelog.install import install
 from forge.errors import ServerError
+from forge.postgres import locks
+from forge.postgres.connection import Connection, connect, typed_errors
 
 SCHEMA: Final = "shop"
 TABLES: Final = ("customers", "inventory", "orders", "order_items", "payments")

@@ -21,7 +21,6 @@ from typing import Final
 import msgspec
 import psycopg
 
-from forge.changelog.connection import AsyncConnection, connect_async
 from forge.changelog.follow import follow
 from forge.changelog.maintenance import Policy, maintain
 from forge.changelog.reader import Reader
@@ -32,6 +31,7 @@ from forge.demo.lake import LakeBeside
 from forge.demo.summary import LakeState, Summary, percentiles
 from forge.demo.waiting import Waiting
 from forge.feed import Feed
+from forge.postgres.connection import AsyncConnection, connect_async
 from forge.track.context import transaction
 
 WORKERS: Final = 4

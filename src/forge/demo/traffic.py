@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from forge.changelog.connection import AsyncConnection
+from forge.postgres.connection import AsyncConnection
 
 Action = Callable[[AsyncConnection, random.Random], Awaitable[int]]
 

@@ -9,10 +9,10 @@ from typing import Final
 
 import psycopg
 
-from forge.changelog.connection import connect, translate
 from forge.doctor import clock, consumers, installation, locks, log, outbox, pooler, server, tracking, transactions
 from forge.doctor.finding import Case, Finding, Level, problem, warning
 from forge.errors import ForgeError
+from forge.postgres.connection import connect, translate
 
 __all__ = ["Case", "Finding", "Level", "examine", "healthy"]
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 
 
 class Level(StrEnum):

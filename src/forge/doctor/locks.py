@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from forge.changelog import election
 from forge.changelog.follow import SLOW_POLL
 from forge.doctor.finding import Case, Finding, warning
+from forge.postgres import leases
 
 _COSTS = {
     "wake-up": f"writers then wake nobody, and changes are found by the poll every {SLOW_POLL:.0f} s",
@@ -14,7 +14,7 @@ _COSTS = {
 
 def strangers(case: Case) -> Iterator[Finding]:
     """Does a role with no right to the log hold a lock of the wake-up?"""
-    for holder in election.strangers(case.connection):
+    for holder in leases.strangers(case.connection):
         yield warning(
             "locks",
             f"a role that may not read the log has asked for the {holder.name} lock ({holder}): {_COSTS[holder.name]}",

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from forge.changelog import election
 from forge.changelog.maintenance import Policy, doomed
 from forge.changelog.partitions import AHEAD, attached, missing, sizes
 from forge.changelog.unread import hold, unread
 from forge.config import shown_size
 from forge.doctor.finding import Case, Finding, count, info, ok, problem, value, warning
+from forge.postgres import leases
 
 AWAY = timedelta(days=1)
 """How long maintenance may be away, as it is between two runs from cron."""
@@ -103,7 +103,7 @@ def retention(case: Case) -> Iterator[Finding]:
 def maintenance(case: Case) -> Iterator[Finding]:
     """Has anyone looked after the log lately?"""
     now, last = _now(case), value(case, "SELECT max(at) FROM forge.instant")
-    holder = next((each for each in election.holders(case.connection) if each.name == election.MAINTENANCE), None)
+    holder = next((each for each in leases.holders(case.connection) if each.name == leases.MAINTENANCE), None)
     away = now - last if isinstance(last, datetime) else None
     if away is not None and away.total_seconds() <= case.patience:
         by = "" if holder is None else f", by {holder}"

@@ -13,8 +13,8 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
-from forge.changelog.connection import Connection, connect
 from forge.doctor.finding import Case, Finding, info, ok, problem
+from forge.postgres.connection import Connection, connect
 
 WAIT = 2.0
 

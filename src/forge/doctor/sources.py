@@ -12,10 +12,10 @@ import psycopg
 
 from forge.capture import Capabilities, Status, open_source
 from forge.capture.capabilities import described
-from forge.changelog.connection import translate
 from forge.config import hide, shown_size
 from forge.doctor.finding import Finding, count, info, ok, problem, warning
 from forge.errors import ForgeError
+from forge.postgres.connection import translate
 
 LOST: Final = {
     "log": "a reader that is away for longer has lost what was trimmed, is told so, and must read its tables anew"

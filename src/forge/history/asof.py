@@ -37,11 +37,11 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from forge.changelog.connection import Connection, typed_errors
 from forge.errors import HistoryUnavailable
 from forge.history import tracked
 from forge.history.instants import Answered, Gap, answered, aware, current
 from forge.history.past import Past
+from forge.postgres.connection import Connection, typed_errors
 from forge.values import Column
 
 

@@ -21,13 +21,13 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from forge.change import Op
-from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.decode import OPS
 from forge.changelog.tenancy import SIGNED, Tenant, owned, parameters, signed
 from forge.errors import CursorInvalid, HistoryUnavailable
 from forge.history import tracked
 from forge.history.instants import aware
 from forge.history.words import storable
+from forge.postgres.connection import Connection, typed_errors
 from forge.wire import timestamp
 
 LIMIT: Final = 50

@@ -29,9 +29,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from forge.changelog import partitions
-from forge.changelog.connection import Connection, typed_errors
-from forge.changelog.queries import queries
 from forge.errors import HistoryUnavailable
+from forge.postgres.connection import Connection, typed_errors
+from forge.postgres.queries import queries
 
 PAGE: Final = 1_000
 """How many rows a seal covers at the most."""

@@ -23,9 +23,9 @@ from typing import Any, Final
 import msgspec
 from psycopg import Cursor as Rows
 
-from forge.changelog.queries import fragment
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
+from forge.postgres.queries import fragment
 from forge.wire import timestamp
 
 _AGO: Final = re.compile(

@@ -15,14 +15,12 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
 import msgspec
 from psycopg.rows import tuple_row
 
 from forge.change import UNAVAILABLE
-from forge.changelog.connection import Connection
-from forge.changelog.queries import filled, fragment, queries
 from forge.changelog.rewind import CurrentTable, rewind_query
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable
@@ -30,7 +28,11 @@ from forge.history import tracked
 from forge.history.definitions import UNSEEN, Effect, Event, Field, Plan, Version, effects, plan
 from forge.history.instants import COUNTED, Answered, Gap, oldest_fix
 from forge.history.tracked import Tracked, escaped, quoted
+from forge.postgres.connection import Connection
+from forge.postgres.queries import filled, fragment, query_file
 from forge.values import REDACTED, Column, parts
+
+_query: Final = query_file("forge.history", "past.sql")
 
 PAGE: Final = 500
 
@@ -344,7 +346,3 @@ def _known(image: str | bytes) -> dict[str, msgspec.Raw]:
 
 def _joined(values: Mapping[str, msgspec.Raw]) -> bytes:
     return msgspec.json.encode(values)
-
-
-def _query(name: str) -> LiteralString:
-    return queries("forge.history", "past.sql")[name]

@@ -24,7 +24,6 @@ from psycopg import Cursor as Rows
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from forge.changelog.connection import Connection, typed_errors
 from forge.errors import RedactError
 from forge.history import tracked
 from forge.history.definitions import Version
@@ -32,6 +31,7 @@ from forge.history.revert.chosen import Logged
 from forge.history.revert.collapse import moves
 from forge.history.tracked import Tracked
 from forge.history.words import storable
+from forge.postgres.connection import Connection, typed_errors
 from forge.values import REDACTED, parts
 
 FUNCTION = "forge.redact"

@@ -32,13 +32,13 @@ from psycopg.rows import tuple_row
 from psycopg.types.string import ByteaBinaryLoader
 
 from forge.change import NO_CONTEXT, UNAVAILABLE, Change, Op, Row
-from forge.changelog.connection import Connection, typed_errors
 from forge.changelog.decode import Decoder
 from forge.changelog.tenancy import SIGNED, Tenant, owned, parameters
 from forge.errors import CursorInvalid, HistoryUnavailable
 from forge.history import tracked
 from forge.history.diff import Difference, differences, redefinition
 from forge.history.tracked import Tracked
+from forge.postgres.connection import Connection, typed_errors
 from forge.wire import encode_row, timestamp
 
 LIMIT: Final = 50

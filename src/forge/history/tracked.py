@@ -18,10 +18,10 @@ from psycopg import Cursor as Rows
 from psycopg import sql
 
 from forge.change import text
-from forge.changelog import session
 from forge.errors import HistoryUnavailable
 from forge.history.definitions import Event, Field, Version, veils
 from forge.history.words import storable
+from forge.postgres import session
 
 PINS: Final = session.set_local(session.TEXTS, session.STATEMENTS, session.CATALOG, session.ALL_ROWS)
 _TRACKED: Final = """

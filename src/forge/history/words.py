@@ -8,7 +8,7 @@ fix: pass text that PostgreSQL can store
 """
 
 from forge.errors import ForgeError, HistoryUnavailable
-from forge.storable import unstorable
+from forge.postgres.text import unstorable
 
 
 def storable(what: str, *words: str | None, error: type[ForgeError] = HistoryUnavailable) -> None:

@@ -13,13 +13,13 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from forge.changelog.connection import Connection
 from forge.changelog.queries import query
 from forge.cursor import LogIdentity
 from forge.errors import LakeError, NotInstalled
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver.types import Types
 from forge.pipeline.tables import exists, load, micros, of_micros
+from forge.postgres.connection import Connection
 
 SCHEMA: Final = StructType(
     [

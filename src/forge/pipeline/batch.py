@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from forge.change import Op
-from forge.changelog.connection import Connection
 from forge.changelog.reader import START
 from forge.cursor import Snapshot
 from forge.pipeline import bronze, instants, ledger, redaction
@@ -30,6 +29,7 @@ from forge.pipeline.silver import table
 from forge.pipeline.silver.types import Types
 from forge.pipeline.source.offset import Offset, TableShare
 from forge.pipeline.tables import of_micros
+from forge.postgres.connection import Connection
 
 AT_A_TIME: Final = 3
 """How many tables are merged at a time: one plans while another computes."""

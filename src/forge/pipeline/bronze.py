@@ -11,13 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
 
-from forge.changelog.connection import Connection
 from forge.changelog.queries import query
 from forge.errors import LakeError
 from forge.pipeline.changes import BRONZE
 from forge.pipeline.definitions import Definition, decode, encode
 from forge.pipeline.lake import Lake
 from forge.pipeline.tables import append_once, day_of, exists, load
+from forge.postgres.connection import Connection
 from forge.values import Column
 
 DEFINITIONS: Final = StructType(

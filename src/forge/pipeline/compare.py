@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from forge.changelog.connection import connect, typed_errors
 from forge.errors import LakeError
 from forge.pipeline import about as abouts
 from forge.pipeline import ledger
 from forge.pipeline.lake import Lake
 from forge.pipeline.verify import Report, verify
+from forge.postgres.connection import connect, typed_errors
 
 
 def compare(spark: SparkSession, lake: Lake, url: str, tables: Sequence[str] | None = None) -> Report:

@@ -4,11 +4,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from forge.changelog.connection import Connection
 from forge.changelog.queries import query
 from forge.cursor import Cursor
-from forge.pipeline.source.offset import NOWHERE, snapshot_bounds
+from forge.pipeline.source.offset import NOWHERE
 from forge.pipeline.source.statements import source_query
+from forge.postgres.connection import Connection
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ def lag(connection: Connection, cursor: Cursor, tables: str | None) -> Lag:
     row = connection.execute(
         source_query("waiting"),
         {
-            **snapshot_bounds(cursor.snapshot),
+            **cursor.snapshot.bounds,
             "place": last.rank,
             "id": last.id,
             "first": identity[3],

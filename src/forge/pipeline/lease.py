@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 import psycopg
 
-from forge.changelog import election
-from forge.changelog.connection import Connection, connect, typed_errors
 from forge.errors import LakeError
+from forge.postgres import leases
+from forge.postgres.connection import Connection, connect, typed_errors
 
 
 @contextmanager
 def lease(url: str, lake: str, *, fix: str = "stop that run first, or give another --lake") -> Iterator[Connection]:
     """Hold the lease of a lake for this block; the connection that holds it may be used for queries."""
     with typed_errors(), connect(url, application_name="forge pipeline") as connection:
-        if not election.take(connection, f"pipeline {lake.rstrip('/')}"):
+        if not leases.take(connection, f"pipeline {lake.rstrip('/')}"):
             raise LakeError(f"another run keeps the lake {lake}", fix=fix)
         yield connection
 

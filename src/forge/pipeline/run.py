@@ -20,7 +20,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from forge.changelog.connection import Connection
 from forge.cursor import Cursor
 from forge.errors import CursorForeign, HistoryUnavailable, LakeError
 from forge.pipeline import about as abouts
@@ -38,6 +37,7 @@ from forge.pipeline.source.options import MOST_EVENTS, STARTS
 from forge.pipeline.source.planner import tracked
 from forge.pipeline.tables import CONFLICTS
 from forge.pipeline.verify import verify
+from forge.postgres.connection import Connection
 
 TRIES: Final = 4
 LOST: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"

@@ -21,8 +21,8 @@ from typing import Any, Final, LiteralString
 import msgspec
 import psycopg
 
-from forge.changelog.connection import AsyncConnection, typed_errors
 from forge.errors import ForgeError
+from forge.postgres.connection import AsyncConnection, typed_errors
 from forge.react.condition import TRUE, Condition
 from forge.react.readset import Analysis, ColumnType, TableRead
 from forge.react.scopes import Name, Occurrence, Relation, Statement, Unreadable

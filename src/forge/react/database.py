@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 import msgspec
 from psycopg.rows import dict_row
 
-from forge.changelog.connection import AsyncConnection
 from forge.errors import ForgeError
+from forge.postgres.connection import AsyncConnection
 from forge.react.bound import bind
 from forge.react.index import BoundRead
 from forge.react.readset import Analysis

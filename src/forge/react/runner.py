@@ -27,11 +27,11 @@ from psycopg import sql
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.backoff import Backoff
-from forge.changelog.connection import AsyncConnection, connect_async, parameters, pin, translate
-from forge.changelog.election import MAINTENANCE
-from forge.changelog.session import ANALYSIS, OWN, USERS
 from forge.cursor import Snapshot, wal_position
 from forge.errors import ForgeError, ServerError
+from forge.postgres.connection import AsyncConnection, connect_async, parameters, pin, translate
+from forge.postgres.leases import MAINTENANCE
+from forge.postgres.session import ANALYSIS, OWN, USERS
 from forge.react import catalog
 from forge.react.database import Context, Db, Parameters, QueryFailed, WatchedDb, bound_reads
 from forge.react.index import BoundRead

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from forge.changelog.connection import Connection, connect, typed_errors
+from forge.postgres.connection import Connection, connect, typed_errors
 from forge.react.registry import BadArguments
 from forge.serve.http import TooLarge
 from forge.serve.node import Node

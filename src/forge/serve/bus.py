@@ -25,8 +25,8 @@ from typing import Any, Final, Protocol
 import msgspec
 import psycopg
 
-from forge.changelog.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.errors import ForgeError, ServerError
+from forge.postgres.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.serve.cipher import Cipher
 from forge.tasks import observed, spawn
 from forge.track.notify import Listener, listen

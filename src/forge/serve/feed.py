@@ -37,11 +37,11 @@ from starlette.types import Receive, Scope, Send
 
 from forge.backoff import Backoff
 from forge.change import Op
-from forge.changelog.connection import translate
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.tenancy import SIGNED, Tenant, parameters
 from forge.cursor import Cursor
 from forge.errors import CursorError, ForgeError, ServerError
+from forge.postgres.connection import translate
 from forge.react.registry import BadArguments
 from forge.serve.auth import Identity, bearer
 from forge.serve.http import address_of, failure, session_events

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forge.change import Op
-from forge.changelog.connection import Connection
 from forge.changelog.tenancy import Tenant, owns, readable
 from forge.errors import ForgeError, HistoryUnavailable, TrackingError
 from forge.history.asof import row_as_of
@@ -25,6 +24,7 @@ from forge.history.audit import Choice, audit, counts
 from forge.history.instants import instant, instant_or_now
 from forge.history.timeline import LIMIT, MOST, timeline
 from forge.history.tracked import key_of
+from forge.postgres.connection import Connection
 from forge.react.registry import BadArguments
 from forge.serve.asking import Answer, asked
 from forge.serve.auth import AuthFailed, Identity, bearer

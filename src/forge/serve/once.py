@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.changelog.connection import AsyncConnection
 from forge.errors import ForgeError
+from forge.postgres.connection import AsyncConnection
 from forge.react.registry import Auth, BadArguments
 from forge.react.result import Result, digest
 from forge.react.runner import Answer, Taken

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from forge.changelog.connection import Connection, opened
 from forge.errors import ServerError
+from forge.postgres.connection import Connection, opened
 
 AT_ONCE: Final = 4
 """Questions of a kind that are answered at once; others wait."""

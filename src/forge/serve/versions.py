@@ -17,8 +17,8 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from forge.changelog.connection import Connection
 from forge.errors import ForgeError
+from forge.postgres.connection import Connection
 from forge.react.registry import Auth, BadArguments
 from forge.serve.asking import Answer, asked
 from forge.serve.auth import AuthFailed, Identity, bearer

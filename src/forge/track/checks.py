@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from forge.errors import ContextError, ForgeError
-from forge.storable import unstorable
+from forge.postgres.text import unstorable
 
 UserId: TypeAlias = str | int | UUID
 

@@ -36,7 +36,7 @@ import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
-from forge.changelog.connection import typed_errors
+from forge.postgres.connection import typed_errors
 from forge.track.checks import UserId, more_text
 from forge.track.current import Current, context, current_trace_id
 

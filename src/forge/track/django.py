@@ -26,7 +26,7 @@ from django.db.transaction import atomic  # type: ignore[import-untyped]
 from django.http import HttpRequest, HttpResponseBase  # type: ignore[import-untyped]
 from django.utils.module_loading import import_string  # type: ignore[import-untyped]
 
-from forge.changelog.connection import typed_errors
+from forge.postgres.connection import typed_errors
 from forge.track.context import SET, parameters
 from forge.track.current import NOTHING, Current, context, current, said
 from forge.track.middleware import Once, found, trace_of

@@ -28,9 +28,9 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
 from forge.errors import NotifyError, ServerError
-from forge.storable import unstorable
+from forge.postgres.connection import AsyncConnection, connect_async, typed_errors
+from forge.postgres.text import unstorable
 from forge.tasks import observed
 from forge.track.checks import json_text
 

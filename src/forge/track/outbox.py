@@ -27,9 +27,9 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import scalar_row
 
-from forge.changelog.connection import translate
 from forge.errors import NotInstalled, OutboxError, ServerError
-from forge.storable import unstorable
+from forge.postgres.connection import translate
+from forge.postgres.text import unstorable
 from forge.track.checks import json_text
 from forge.track.paused import without_tracking
 

@@ -6,7 +6,7 @@ more. Both take a stamp, and neither does when nothing changes.
 
 from typing import Any
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.documents import get, id_of, unknown
 from forge.versions.nouns import Deletion, Document, Upsert
 from forge.versions.operation import operation, sql

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.operation import typed
 from forge.versions.stamps import newest
 

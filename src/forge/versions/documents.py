@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.errors import IdentityCycle, IdentityMismatch, MissingReference, StillReferenced, UnknownDocument
 from forge.versions.nouns import (
     Deletion,

@@ -7,7 +7,7 @@ their representation changed is found on reading.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.documents import get, id_of, mismatch, unknown
 from forge.versions.nouns import Document, KeyChange, decode, readable
 from forge.versions.operation import operation, sql

@@ -8,9 +8,8 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from forge.changelog import election
-from forge.changelog.connection import Connection, typed_errors
-from forge.changelog.install import check_server, one_at_a_time
+from forge.changelog.install import check_server, lease_functions, one_at_a_time
+from forge.postgres.connection import Connection, typed_errors
 from forge.versions.errors import VersionsMissing
 from forge.versions.switch import sql, switch
 
@@ -23,7 +22,7 @@ def script() -> str:
     """All that an install runs in an empty database."""
     folder = SQL / "postgresql"
     parts = [(folder / name).read_text("utf-8") for name in ("schema.sql", "lease.sql", "functions.sql")]
-    return "\n".join([*parts, election.functions("forge_versions"), sql("fit") + ";\n"])
+    return "\n".join([*parts, lease_functions("forge_versions"), sql("fit") + ";\n"])
 
 
 def install(connection: Connection) -> bool:
@@ -50,7 +49,7 @@ def _install(connection: Connection) -> int:
         connection.execute((SQL / "postgresql" / "functions.sql").read_bytes())
         if version < _WITH_LEASES:
             connection.execute((SQL / "postgresql" / "lease.sql").read_bytes())
-        connection.execute(election.functions("forge_versions").encode())
+        connection.execute(lease_functions("forge_versions").encode())
         if version == 0:
             connection.execute(sql("fit"))
         connection.execute("UPDATE forge_versions.setting SET schema_version = %s", (SCHEMA_VERSION,))

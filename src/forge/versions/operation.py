@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, LiteralString
+from typing import Final
 
 import psycopg
 
-from forge.changelog.connection import Connection, typed_errors
-from forge.changelog.queries import queries
+from forge.postgres.connection import Connection, typed_errors
+from forge.postgres.queries import query_file
 from forge.versions.errors import (
     DocumentInvalid,
     IdentityCycle,
@@ -17,13 +17,10 @@ from forge.versions.errors import (
     VersionsMissing,
 )
 
+sql: Final = query_file("forge.versions", "writes.sql")
+
 _TOO_MUCH: Final = {"22P05", "22P02", "22003", "54000", "54001"}
 """SQLSTATEs of JSON that is none to the server, or whose numbers, nesting or index entries are beyond what it takes."""
-
-
-def sql(name: str) -> LiteralString:
-    """One of `writes.sql`."""
-    return queries("forge.versions", "writes.sql")[name]
 
 
 @contextmanager

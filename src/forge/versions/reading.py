@@ -36,10 +36,10 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int8
 
-from forge.changelog.connection import Connection
-from forge.changelog.queries import queries
 from forge.errors import DecodeError
-from forge.storable import unstorable
+from forge.postgres.connection import Connection
+from forge.postgres.queries import queries
+from forge.postgres.text import unstorable
 from forge.versions.errors import TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
 from forge.versions.nouns import (
     Deletion,

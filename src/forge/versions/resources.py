@@ -1,7 +1,7 @@
 """The resources of a database: the kinds of documents that may be put, each declared once."""
 
-from forge.changelog.connection import Connection
-from forge.storable import unstorable
+from forge.postgres.connection import Connection
+from forge.postgres.text import unstorable
 from forge.versions.errors import UnknownResource
 from forge.versions.nouns import Resource
 from forge.versions.operation import operation, sql, typed

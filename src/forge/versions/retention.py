@@ -24,9 +24,9 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from forge.changelog import election
-from forge.changelog.connection import Connection, typed_errors
 from forge.errors import ConfigError
+from forge.postgres import leases
+from forge.postgres.connection import Connection, typed_errors
 from forge.versions.install import require_installed
 from forge.versions.stamps import newest
 
@@ -82,14 +82,14 @@ def maintain(connection: Connection, policy: Policy = Policy()) -> Report:  # no
         )
     with typed_errors():
         require_installed(connection)
-        if not election.take(connection, election.MAINTENANCE, "forge_versions"):
+        if not leases.take(connection, leases.MAINTENANCE, "forge_versions"):
             return Report(busy=True, oldest=_oldest(connection))
         try:
             with _hurried(connection):
                 return _round(connection, policy)
         finally:
             if not connection.closed:
-                election.give_up(connection, election.MAINTENANCE, "forge_versions")
+                leases.give_up(connection, leases.MAINTENANCE, "forge_versions")
 
 
 def partitions(connection: Connection) -> list[Partition]:

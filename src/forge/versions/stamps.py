@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from psycopg.pq import TransactionStatus
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.errors import TransactionUnfit
 from forge.versions.operation import typed
 

@@ -25,8 +25,8 @@ from typing import Any, Final, Literal, cast, get_args
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from forge.changelog import election
-from forge.changelog.connection import Connection
+from forge.postgres import leases
+from forge.postgres.connection import Connection
 from forge.versions.errors import StrategyBusy
 from forge.versions.operation import typed
 from forge.versions.switch import PATIENCE, sql, switch
@@ -66,7 +66,7 @@ def use_strategy(
             fix="use a connection in autocommit, outside of a transaction",
         )
     with typed():
-        if not election.take(connection, STRATEGY_LEASE, "forge_versions"):
+        if not leases.take(connection, STRATEGY_LEASE, "forge_versions"):
             raise StrategyBusy("another session changes the strategy", fix="wait until it is done")
         try:
             if name != "journal":
@@ -77,7 +77,7 @@ def use_strategy(
                     _clear(connection, former, patience)
         finally:
             if not connection.closed:
-                election.give_up(connection, STRATEGY_LEASE, "forge_versions")
+                leases.give_up(connection, STRATEGY_LEASE, "forge_versions")
 
 
 def _build(connection: Connection, name: Strategy, batch: int, patience: float, progress: Progress | None) -> None:

@@ -12,10 +12,12 @@ from typing import Final, LiteralString
 
 import psycopg
 
-from forge.changelog.connection import Connection
-from forge.changelog.queries import queries
+from forge.postgres.connection import Connection
+from forge.postgres.queries import query_file
 from forge.versions.errors import StrategyBusy
 from forge.versions.operation import operation
+
+sql: Final = query_file("forge.versions", "sql/postgresql/triggers.sql")
 
 PATIENCE: Final = 30.0
 """Seconds after which it is given up."""
@@ -23,11 +25,6 @@ _GIVE_WAY: Final = (
     "SELECT set_config('lock_timeout', least(100, greatest(setting::integer / 2, 1)) || 'ms', true)"
     " FROM pg_settings WHERE name = 'deadlock_timeout'"
 )
-
-
-def sql(name: str) -> LiteralString:
-    """One of `sql/postgresql/triggers.sql`."""
-    return queries("forge.versions", "sql/postgresql/triggers.sql")[name]
 
 
 def switch(connection: Connection, act: Callable[[], None], *, drops: bool = True, patience: float = PATIENCE) -> None:

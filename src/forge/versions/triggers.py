@@ -10,7 +10,7 @@ came in between on the same document. The API may be used beside them: the trigg
 
 from typing import Literal
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.operation import typed
 from forge.versions.switch import sql, switch
 

@@ -9,9 +9,9 @@ import pytest
 
 from forge.capture.log import LogSource
 from forge.capture.wal import WalSource
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.debezium import PLACEHOLDER
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.debezium import Engine, debezium_missing, postgres_properties
 from tests.capture.debezium.comparing import (

@@ -8,7 +8,7 @@ from typing import Any
 from forge.capture.source import Batch
 from forge.capture.wal import WalSource
 from forge.change import Change, Op
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 
 END = "the_end"
 

@@ -18,8 +18,8 @@ import pytest
 
 import forge
 from forge.capture.wal import WalSource
-from forge.changelog.connection import connect
 from forge.embedded import PostgresServer
+from forge.postgres.connection import connect
 from forge.testing.postgres import available_versions, temporary_postgres
 from tests.capture.wal.reading import changes, mark, to_end
 from tests.integration.standby import standby_of

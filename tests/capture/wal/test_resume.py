@@ -12,8 +12,8 @@ import pytest
 import forge
 from forge.capture.wal import WalSource
 from forge.capture.wal.position import Place
-from forge.changelog.connection import Connection, connect
 from forge.embedded import PostgresServer, StopMode
+from forge.postgres.connection import Connection, connect
 from forge.testing import FaultProxy, fresh_database, temporary_postgres
 from tests.capture.wal.reading import END, changes, mark, to_end, until
 

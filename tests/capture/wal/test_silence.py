@@ -4,7 +4,7 @@ import pytest
 
 from forge.capture import Filter
 from forge.capture.wal import WalSource
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests.capture.wal.reading import END, changes, mark, to_end
 
 pytestmark = pytest.mark.contract("W4")

@@ -12,9 +12,9 @@ from forge.capture import Filter
 from forge.capture.wal import Limits, WalSource
 from forge.capture.wal.position import Place
 from forge.change import Op
-from forge.changelog.connection import Connection, connect
 from forge.cli import main
 from forge.errors import ForgeError, SlotInUse, SlotLost, SourceError
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from tests.capture.wal.reading import mark, to_end, until
 

@@ -11,7 +11,7 @@ from forge.capture import Filter, changes, open_source
 from forge.capture.source import Batch, in_snapshot
 from forge.capture.wal import WalSource
 from forge.change import Change, Op
-from forge.changelog.connection import AsyncConnection, Connection, connect_async
+from forge.postgres.connection import AsyncConnection, Connection, connect_async
 from tests.capture.wal.reading import END, mark, rows, to_end
 
 pytestmark = [pytest.mark.contract("W4"), pytest.mark.contract("W12")]

@@ -8,8 +8,8 @@ import forge
 from forge.capture import Filter
 from forge.capture.wal import WalSource
 from forge.change import UNAVAILABLE, Change, Op, same
-from forge.changelog.connection import Connection, connect
 from forge.changelog.reader import Reader
+from forge.postgres.connection import Connection, connect
 from tests.capture.wal.reading import changes, mark, said, to_end
 from tests.integration import log as logs
 from tests.integration.test_capture_values import HOSTILE, TYPES, VALUES, write

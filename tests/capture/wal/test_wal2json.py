@@ -18,9 +18,9 @@ from forge.capture.wal.protocol import RelationColumn, RelationMessage
 from forge.capture.wal.relations import Facts, Relation
 from forge.capture.wal.wal2json import Translator, event
 from forge.change import UNAVAILABLE, Change, Op, same
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.errors import ConfigError, DecodeError, SourceError
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from tests.capture.wal.reading import changes, mark, to_end
 from tests.integration.test_capture_values import TYPES, VALUES, write

@@ -14,8 +14,8 @@ import pytest
 
 from forge.app import Forge
 from forge.change import Change
-from forge.changelog.connection import Connection, connect
 from forge.deliver.consumers import Consumers, Context
+from forge.postgres.connection import Connection, connect
 from tests.deliver.consumers.working import SOON, table, until, working
 from tests.integration.serving import serving
 

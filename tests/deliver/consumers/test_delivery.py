@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from forge.change import Change
-from forge.changelog.connection import Connection, connect
 from forge.deliver.consumers import Consumers, Context, HandlerMisused
 from forge.deliver.consumers.control import Control
 from forge.deliver.sink import NotDelivered, Refused
+from forge.postgres.connection import Connection, connect
 from tests.deliver.consumers.working import QUICK, table, until, working
 
 Seen = list[tuple[str, str]]

@@ -3,9 +3,9 @@
 import asyncio
 
 from forge.change import Change
-from forge.changelog.connection import Connection
 from forge.deliver.consumers import Consumers, Context
 from forge.deliver.consumers.sql import sql
+from forge.postgres.connection import Connection
 from tests.deliver.consumers.working import table, until, working
 
 

@@ -20,7 +20,6 @@ from forge.app import Forge
 from forge.capture.sqlite import enable
 from forge.change import Change
 from forge.changelog import unread
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.cli import main
 from forge.deliver.consumers import ConsumerInvalid, Consumers, Context, source_feed
@@ -30,6 +29,7 @@ from forge.doctor.consumers import consumers as consumers_of
 from forge.doctor.finding import Case
 from forge.embedded import PostgresServer
 from forge.errors import CursorForeign, CursorInvalid
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.mariadb import MariadbServer, connect_mariadb, fresh_mariadb, mariadb_missing, temporary_mariadb
 from forge.testing.mongo import temporary_mongo

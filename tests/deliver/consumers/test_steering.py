@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from forge.change import Change
-from forge.changelog.connection import Connection
 from forge.changelog.maintenance import Keeper, Policy
 from forge.cursor import Cursor
 from forge.deliver.consumers import ConsumerInvalid, ConsumerNode, Consumers, ConsumerUnknown, Context
 from forge.deliver.consumers.control import Control
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError, CursorForeign, CursorInvalid, HistoryUnavailable, NotInstalled
+from forge.postgres.connection import Connection
 from tests.deliver.consumers.working import table, until, working
 
 Seen = list[str]

@@ -6,7 +6,6 @@ import pytest
 
 from forge.change import Change
 from forge.changelog import partitions
-from forge.changelog.connection import Connection
 from forge.changelog.maintenance import Policy, run_once
 from forge.changelog.partitions import partition_name
 from forge.changelog.unread import unread
@@ -14,6 +13,7 @@ from forge.deliver.consumers import Consumers, Context
 from forge.deliver.consumers.control import Control
 from forge.doctor import Level, examine
 from forge.errors import CursorExpired
+from forge.postgres.connection import Connection
 from tests.deliver.consumers.working import table, until, working
 
 TODAY = datetime.now(UTC).date()

@@ -5,8 +5,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from forge.changelog.connection import Connection
 from forge.deliver.consumers import ConsumerNode, Consumers, Settings
+from forge.postgres.connection import Connection
 
 SOON = 20.0
 QUICK = Settings(tick=0.02, report=0.05, lag=0.1, idle=0.1)

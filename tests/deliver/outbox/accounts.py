@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import psycopg
 
 import forge
-from forge.changelog.connection import Connection, connect, connect_async
 from forge.deliver.message import Message
 from forge.errors import ServerError
+from forge.postgres.connection import Connection, connect, connect_async
 from tests.deliver.traffic import check
 
 TOPIC = "paid"

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import forge
-from forge.changelog.connection import Connection
 from forge.deliver.message import Message
 from forge.deliver.outbox import OutboxNode, Routes, Settings
+from forge.postgres.connection import Connection
 
 SOON = 30.0
 

@@ -12,9 +12,9 @@ import signal
 import sys
 
 import forge
-from forge.changelog.connection import Connection, connect_async
 from forge.deliver.message import Message
 from forge.deliver.outbox import OutboxNode, Routes, Settings
+from forge.postgres.connection import Connection, connect_async
 
 HASTY = Settings(budget=0.3, answer=1.0)
 

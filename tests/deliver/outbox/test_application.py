@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.cli.command import application
 from forge.deliver.message import Message
+from forge.postgres.connection import Connection
 from forge.react.registry import ANYONE
 from tests.deliver.outbox.draining import put, rows, until
 

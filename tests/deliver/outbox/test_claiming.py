@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.deliver.message import Message
 from forge.deliver.outbox import Routes, Settings
 from forge.errors import NotInstalled
+from forge.postgres.connection import Connection
 from tests.deliver.outbox.accounts import accounts, complete, parts, writing
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 

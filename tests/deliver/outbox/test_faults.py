@@ -11,7 +11,6 @@ import psutil
 import pytest
 import redis
 
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.deliver.message import Message
 from forge.deliver.outbox import Routes, Settings
@@ -19,6 +18,7 @@ from forge.deliver.outbox.session import Session
 from forge.deliver.outbox.worker import LOST
 from forge.deliver.queues import RedisStreams
 from forge.embedded import PostgresServer
+from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.proxy import FaultProxy
 from forge.testing.redis import redis_missing, temporary_redis

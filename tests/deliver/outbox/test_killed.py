@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests.deliver.outbox import receiver
 from tests.deliver.outbox.accounts import accounts, complete, told, writing
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until

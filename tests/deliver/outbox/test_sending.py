@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import forge
-from forge.changelog.connection import Connection, connect, connect_async
 from forge.deliver.message import Message
 from forge.deliver.outbox import Routes, Settings
 from forge.deliver.outbox.control import Control
 from forge.deliver.sink import NotDelivered, Refused
+from forge.postgres.connection import Connection, connect, connect_async
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 
 

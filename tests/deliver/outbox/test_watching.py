@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.deliver.message import Message
 from forge.deliver.outbox import Settings
 from forge.deliver.outbox.node import NOBODY
 from forge.deliver.sink import Refused
 from forge.doctor import Finding, Level, examine
 from forge.doctor import outbox as watched
+from forge.postgres.connection import Connection
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 from tests.integration.serving import serving
 

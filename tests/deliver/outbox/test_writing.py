@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import forge
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from tests.deliver.outbox.draining import put, rows
 
 

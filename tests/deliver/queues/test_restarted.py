@@ -11,11 +11,11 @@ import nats
 import pytest
 import redis
 
-from forge.changelog.connection import Connection
 from forge.deliver.consumers import Consumers
 from forge.deliver.outbox import Routes, Settings
 from forge.deliver.queues import Nats, RedisStreams
 from forge.deliver.sink import Sink
+from forge.postgres.connection import Connection
 from forge.testing.nats import NatsServer, nats_missing, temporary_nats
 from forge.testing.redis import RedisServer, redis_missing, temporary_redis
 from tests.deliver.consumers.working import working

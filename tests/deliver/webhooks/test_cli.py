@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
-from forge.changelog.connection import Connection
 from forge.cli import main
 from forge.deliver.webhooks.signature import key_of
+from forge.postgres.connection import Connection
 from tests.deliver.consumers.working import table
 from tests.deliver.webhooks.endpoint import SECRET, Receiver, receiving
 

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from forge import wire
 from forge.app import Forge
-from forge.changelog.connection import Connection
 from forge.deliver.consumers import Consumers
 from forge.deliver.consumers.control import Control, Letter
 from forge.deliver.consumers.errors import ConsumerInvalid
 from forge.deliver.consumers.node import ConsumerNode
 from forge.deliver.webhooks import Endpoint, Endpoints, SignatureInvalid, Webhook, new_secret, verify
 from forge.deliver.webhooks.endpoints import Configured, WebhookInvalid, WebhookUnknown
+from forge.postgres.connection import Connection
 from forge.testing.proxy import FaultProxy
 from tests.deliver.consumers.working import QUICK, table, until
 from tests.deliver.webhooks.endpoint import ALLOW, SECRET, Receiver, Request, receiving

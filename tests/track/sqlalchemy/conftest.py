@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from forge.changelog.connection import connect
 from forge.embedded import PostgresServer
+from forge.postgres.connection import connect
 from forge.testing import fresh_database
 from forge.testing.mariadb import MariadbServer, fresh_mariadb, mariadb_missing, temporary_mariadb
 from tests.conftest import TEMPLATE, versions

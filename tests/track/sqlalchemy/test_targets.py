@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import forge
-from forge.changelog.connection import connect
+from forge.postgres.connection import connect
 from forge.track.events import Event, listen
 from tests.track.sqlalchemy.harness import Order, metadata, orders
 

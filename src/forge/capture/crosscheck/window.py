@@ -37,12 +37,14 @@ from forge.capture.wal.session import Session, Wants
 from forge.capture.wal.slot import Server, open_control
 from forge.capture.wal.snapshot import flushed
 from forge.change import Change, Op
-from forge.changelog.connection import AsyncConnection, translate
-from forge.changelog.queries import queries
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor, Position, Snapshot, wal_position
 from forge.errors import ForgeError, SlotLost, SourceError
+from forge.postgres.connection import AsyncConnection, translate
+from forge.postgres.queries import query_file
 from forge.values import Column
+
+_sql: Final = query_file("forge.capture.crosscheck")
 
 MOST: Final = 1_000
 """Differences that a report lists; all are counted."""
@@ -380,7 +382,3 @@ async def _named(control: AsyncConnection, name: str, server: Server) -> tuple[S
 
 def _nothing_is_read_anew(again: Resnapshots, cursor: str) -> Batch:
     raise AssertionError("nothing was asked to be read anew")
-
-
-def _sql(name: str) -> Any:
-    return queries("forge.capture.crosscheck", "queries.sql")[name]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from forge.capture.wal.protocol import RelationColumn, RelationMessage
 from forge.capture.wal.relations import Facts, Relation
 from forge.capture.wal.slot import sql
-from forge.changelog.connection import AsyncConnection
+from forge.postgres.connection import AsyncConnection
 
 
 class Published(NamedTuple):

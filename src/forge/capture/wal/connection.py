@@ -18,7 +18,7 @@ from psycopg.rows import TupleRow
 
 from forge.capture.wal.protocol import status_update
 from forge.capture.wal.texts import PINS
-from forge.changelog.connection import parameters, pin
+from forge.postgres.connection import parameters, pin
 
 SILENCE: Final = 5.0
 MOST_MESSAGES: Final = 4_000

@@ -28,8 +28,8 @@ from forge.capture.capabilities import Part
 from forge.capture.filters import Filter
 from forge.capture.wal.slot import Server, sql
 from forge.change import Op
-from forge.changelog.connection import AsyncConnection
 from forge.errors import SourceError
+from forge.postgres.connection import AsyncConnection
 
 MOST_NAMED: Final = 5
 """So many tables are named that have no replica identity."""

@@ -21,8 +21,8 @@ from forge.capture.wal.regions import order_texts
 from forge.capture.wal.relations import Relation, Row
 from forge.capture.wal.snapshot import flushed, selection, split, take
 from forge.change import Change, Op
-from forge.changelog.connection import AsyncConnection
 from forge.cursor import Snapshot
+from forge.postgres.connection import AsyncConnection
 
 CHUNK: Final = 1_000
 RECENT: Final = 4_096

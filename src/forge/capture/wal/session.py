@@ -21,8 +21,8 @@ from forge.capture.wal.resnapshot import Resnapshots
 from forge.capture.wal.spool import Spool
 from forge.capture.wal.toast import Filler
 from forge.capture.wal.wal2json import Translator
-from forge.changelog.connection import AsyncConnection
 from forge.errors import SourceError
+from forge.postgres.connection import AsyncConnection
 
 MOST: Final = 2_000
 """Changes of one batch, and bytes of their messages."""

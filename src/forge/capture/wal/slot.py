@@ -14,11 +14,11 @@ import psycopg
 from psycopg.rows import dict_row
 
 from forge.capture.wal.position import lsn_text
-from forge.changelog.connection import AsyncConnection, connect_async, translate
-from forge.changelog.queries import queries
 from forge.config import shown_size
 from forge.cursor import wal_position
 from forge.errors import ConfigError, CursorExpired, ForgeError, ServerError, SlotInUse, SlotLost, SourceError
+from forge.postgres.connection import AsyncConnection, connect_async, translate
+from forge.postgres.queries import queries
 
 OLDEST: Final = 140000
 GIGABYTE: Final = 1024**3

@@ -18,8 +18,8 @@ from forge.capture.wal.position import Rest, Unit
 from forge.capture.wal.regions import ordered
 from forge.capture.wal.relations import Relation, Row
 from forge.capture.wal.slot import open_control, sql
-from forge.changelog.connection import AsyncConnection
 from forge.cursor import wal_position
+from forge.postgres.connection import AsyncConnection
 
 PAGE: Final = 1_000
 PAGE_BYTES: Final = 1024 * 1024

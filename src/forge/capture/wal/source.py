@@ -29,7 +29,6 @@ from forge.capture.wal.session import Wants
 from forge.capture.wal.slot import Limits, explain, sql
 from forge.capture.wal.snapshot import Page, Rows, flushed, take
 from forge.capture.wal.upstream import Upstream, end_of_wal
-from forge.changelog.connection import translate
 from forge.closing import Closing
 from forge.cursor import Snapshot, wal_position
 from forge.errors import (
@@ -38,6 +37,7 @@ from forge.errors import (
     SlotInUse,
     SourceError,
 )
+from forge.postgres.connection import translate
 
 ALIVE: Final = 5.0
 """Seconds between status updates, also while the consumer is slow."""

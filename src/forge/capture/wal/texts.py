@@ -23,7 +23,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from forge.change import JSON_NULL
-from forge.changelog import session
+from forge.postgres import session
 from forge.values import Column, Images
 
 PINS: Final = {**session.OWN, **session.TEXTS, **session.CATALOG, "client_encoding": "UTF8"}

@@ -12,9 +12,9 @@ from psycopg.types.string import ByteaBinaryLoader
 
 from forge.capture.wal.slot import sql
 from forge.change import UNAVAILABLE, Change, same
-from forge.changelog.connection import AsyncConnection
 from forge.changelog.decode import Decoder
 from forge.changelog.queries import query
+from forge.postgres.connection import AsyncConnection
 from forge.values import Column
 
 

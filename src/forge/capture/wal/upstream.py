@@ -29,10 +29,10 @@ from forge.capture.wal.slot import Server, Slot, open_control, sql
 from forge.capture.wal.snapshot import flushed
 from forge.capture.wal.toast import Filler
 from forge.capture.wal.wal2json import Translator
-from forge.changelog.connection import AsyncConnection
 from forge.config import hide, shown_size
 from forge.cursor import Snapshot, wal_position
 from forge.errors import CursorForeign, SlotLost
+from forge.postgres.connection import AsyncConnection
 
 PATIENCE: Final = 3.0
 """Seconds for which another reader of the slot may still be leaving."""

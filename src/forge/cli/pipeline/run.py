@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from forge.changelog.connection import connect
 from forge.changelog.install import require_installed
 from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for, time_of
 from forge.cli.session import Session, session
 from forge.doctor.finding import count
 from forge.feed import shown
+from forge.postgres.connection import connect
 
 if TYPE_CHECKING:
     from forge.pipeline.ledger import Entry

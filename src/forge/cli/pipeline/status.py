@@ -4,12 +4,12 @@ import msgspec
 import typer
 from rich.table import Table
 
-from forge.changelog.connection import connect
 from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for
 from forge.cli.session import session
 from forge.config import shown_size
 from forge.doctor.finding import count
 from forge.feed import shown
+from forge.postgres.connection import connect
 
 
 def register(app: typer.Typer) -> None:

@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
 from forge.changelog.reader import START, Reader
 from forge.config import nearest
 from forge.cursor import Cursor, LogIdentity, Snapshot
@@ -27,6 +26,7 @@ from forge.deliver.consumers.lag import Lag, lag_of, lag_values
 from forge.deliver.consumers.origin import ELSE, place_of
 from forge.deliver.consumers.sql import sql
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, HistoryUnavailable
+from forge.postgres.connection import AsyncConnection, connect_async, typed_errors
 
 LOOK: Final = 0.05
 

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol
 
 from forge.change import Change
-from forge.changelog.connection import AsyncConnection
 from forge.cursor import Cursor
 from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
+from forge.postgres.connection import AsyncConnection
 
 SAVE: Final = 0.1
 Place = Cursor | str

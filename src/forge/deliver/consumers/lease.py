@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, LiteralString
 
-from forge.changelog.connection import AsyncConnection, answering, connect_async, typed_errors
 from forge.deliver.consumers.errors import ConsumerLost
 from forge.deliver.consumers.sql import sql
+from forge.postgres.connection import AsyncConnection, answering, connect_async, typed_errors
 
 TTL: Final = 5.0
 MARGIN: Final = 1.0

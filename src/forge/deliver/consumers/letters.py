@@ -11,9 +11,9 @@ import msgspec
 
 from forge import wire
 from forge.change import Change
-from forge.changelog.connection import AsyncConnection, Connection
 from forge.deliver.consumers.keys import Blocked, key_hash, row_of, whole
 from forge.deliver.consumers.sql import sql
+from forge.postgres.connection import AsyncConnection, Connection
 
 BEHIND = "behind an earlier change of the same row"
 MOST_ERROR = 2000

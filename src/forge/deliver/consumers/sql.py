@@ -1,10 +1,7 @@
 """The statements of consumers, by name."""
 
-from typing import LiteralString
+from typing import Final
 
-from forge.changelog.queries import queries
+from forge.postgres.queries import query_file
 
-
-def sql(name: str) -> LiteralString:
-    """One of `queries.sql`."""
-    return queries("forge.deliver.consumers", "queries.sql")[name]
+sql: Final = query_file("forge.deliver.consumers")

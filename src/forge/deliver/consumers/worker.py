@@ -28,9 +28,7 @@ from psycopg.pq import TransactionStatus
 
 from forge.backoff import Backoff
 from forge.change import Change
-from forge.changelog.connection import parameters, pin, typed_errors
 from forge.changelog.follow import Wakeup
-from forge.changelog.session import USERS
 from forge.deliver.consumers import letters
 from forge.deliver.consumers.barrier import Barrier
 from forge.deliver.consumers.context import Context, Transaction
@@ -44,6 +42,8 @@ from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.limit import Limit
 from forge.deliver.consumers.sql import sql
 from forge.deliver.sink import NotDelivered, Refused
+from forge.postgres.connection import parameters, pin, typed_errors
+from forge.postgres.session import USERS
 
 BREATH: Final = 0.01
 """Seconds after which a worker lets others have a turn, if its handler never waits for anything."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from forge.changelog.connection import Connection, connect, typed_errors
 from forge.changelog.install import require_installed
 from forge.deliver.outbox.sql import sql
+from forge.postgres.connection import Connection, connect, typed_errors
 
 
 class Lag(msgspec.Struct, frozen=True):

@@ -16,7 +16,6 @@ import msgspec
 import psycopg
 
 from forge.backoff import Backoff
-from forge.changelog.connection import AsyncConnection, answering, connect_async
 from forge.deliver.outbox.control import Lag, lag_of
 from forge.deliver.outbox.routes import Routes
 from forge.deliver.outbox.sending import line_of
@@ -24,6 +23,7 @@ from forge.deliver.outbox.session import CHANNEL
 from forge.deliver.outbox.sql import sql
 from forge.deliver.outbox.worker import LOST, Counts, Settings, Worker
 from forge.errors import ForgeError
+from forge.postgres.connection import AsyncConnection, answering, connect_async
 
 _log = logging.getLogger("forge.outbox")
 _SLACK: Final = 0.001

@@ -15,8 +15,8 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from forge.changelog.connection import AsyncConnection, answering, connect_async, typed_errors
 from forge.deliver.outbox.sql import sql
+from forge.postgres.connection import AsyncConnection, answering, connect_async, typed_errors
 
 CHANNEL: Final = "forge_outbox"
 

@@ -26,13 +26,13 @@ import msgspec
 import psycopg
 
 from forge.backoff import Backoff
-from forge.changelog.connection import AsyncConnection, answering, connect_async, typed_errors
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Route
 from forge.deliver.outbox.sending import Claimed, Outcome, deliver, line_of
 from forge.deliver.outbox.session import Session
 from forge.deliver.outbox.sql import sql
 from forge.errors import ForgeError, ServerError
+from forge.postgres.connection import AsyncConnection, answering, connect_async, typed_errors
 
 LOST: Final = (
     psycopg.OperationalError,

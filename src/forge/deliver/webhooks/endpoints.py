@@ -22,8 +22,6 @@ import msgspec
 
 from forge.capture.log import columns_query
 from forge.change import Op
-from forge.changelog.connection import AsyncConnection, connect_async, typed_errors
-from forge.changelog.queries import queries
 from forge.changelog.reader import Reader
 from forge.config import nearest
 from forge.deliver.consumers.control import Control
@@ -36,6 +34,10 @@ from forge.deliver.payload import Envelope, Payload
 from forge.deliver.webhooks.signature import new_secret
 from forge.deliver.webhooks.webhook import BUDGET, Answer, Webhook
 from forge.errors import ConfigError, ForgeError
+from forge.postgres.connection import AsyncConnection, connect_async, typed_errors
+from forge.postgres.queries import query_file
+
+_sql: Final = query_file("forge.deliver.webhooks")
 
 KEEP: Final = 24 * 3600.0
 """Seconds for which a secret that was replaced goes on signing."""
@@ -276,10 +278,6 @@ async def _check_columns(connection: AsyncConnection, endpoint: Endpoint, consum
         consumer.wanted.check_columns(known)
     except ConfigError as error:
         raise WebhookInvalid(f"the webhook {endpoint.name}: {error}", fix=error.fix) from None
-
-
-def _sql(name: str) -> LiteralString:
-    return queries("forge.deliver.webhooks", "queries.sql")[name]
 
 
 async def _rows(connection: AsyncConnection, statement: LiteralString, values: Mapping[str, Any]) -> list[Any]:

@@ -24,7 +24,6 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from forge.changelog.connection import Connection, typed_errors
 from forge.errors import RevertRefused
 from forge.history.revert import chosen, tables
 from forge.history.revert.apply import REDACTED, Conflict, Settings, Writer, pinned
@@ -32,6 +31,7 @@ from forge.history.revert.chosen import MOST_BYTES, MOST_CHANGES, Choice, Image,
 from forge.history.revert.collapse import Kind, collapse
 from forge.history.revert.tables import Table
 from forge.history.words import storable
+from forge.postgres.connection import Connection, typed_errors
 
 __all__ = [
     "MOST_BYTES",

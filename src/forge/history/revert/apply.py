@@ -17,12 +17,12 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from forge.changelog import session
-from forge.changelog.connection import Connection
 from forge.errors import RevertRefused
 from forge.history.revert.chosen import Image, parsed
 from forge.history.revert.collapse import WHOLE, Undo
 from forge.history.revert.tables import ROW, ForeignKey, Table, order
+from forge.postgres import session
+from forge.postgres.connection import Connection
 
 REDACTED: Final = b'{"$redacted":true}'
 Settings = Sequence[tuple[str, str]]

@@ -14,9 +14,9 @@ import msgspec
 from psycopg.rows import tuple_row
 
 from forge.changelog import partitions
-from forge.changelog.connection import Connection
 from forge.errors import RevertRefused
 from forge.history.words import storable
+from forge.postgres.connection import Connection
 from forge.values import parts
 
 MOST_CHANGES: Final = 100_000

@@ -11,11 +11,11 @@ import msgspec
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from forge.changelog.connection import Connection
 from forge.errors import RevertRefused
 from forge.history import definitions
 from forge.history.definitions import UNSEEN, veils
 from forge.history.tracked import versions_of
+from forge.postgres.connection import Connection
 
 ROW: Final = "forge_now"
 """What a table's row is called in the statements that are made here; no column stands by that name alone."""

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from forge.changelog.connection import Connection, connect, typed_errors
 from forge.changelog.queries import query
 from forge.changelog.reader import START
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
@@ -23,6 +22,7 @@ from forge.errors import CursorExpired, CursorForeign, NotInstalled, TrackingErr
 from forge.pipeline.source.offset import NOWHERE, LogPiece, Offset, TableShare
 from forge.pipeline.source.options import Options
 from forge.pipeline.source.statements import quoted, source_query
+from forge.postgres.connection import Connection, connect, typed_errors
 
 WHOLE_NUMBERS: Final = ("smallint", "integer", "bigint")
 LAST_ID: Final = 2**63 - 1

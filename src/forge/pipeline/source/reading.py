@@ -12,13 +12,13 @@ from psycopg import Error, OperationalError, errors, pq
 from pyarrow import compute as pc
 from pyarrow import csv
 
-from forge.changelog.connection import Connection, connect, typed_errors
 from forge.cursor import Snapshot
 from forge.errors import CursorExpired
 from forge.pipeline.source.offset import LogPiece, Piece, TableShare
 from forge.pipeline.source.planner import RESNAPSHOT
 from forge.pipeline.source.shares import statements
 from forge.pipeline.source.statements import bound, source_query
+from forge.postgres.connection import Connection, connect, typed_errors
 
 BLOCK: Final = 4 * 1024 * 1024
 ARROW: Final = pa.schema(

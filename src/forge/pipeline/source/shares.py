@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from forge.changelog import rewind
-from forge.changelog.connection import Connection
 from forge.changelog.rewind import CurrentTable
 from forge.cursor import Snapshot
 from forge.pipeline.source.offset import TableShare
 from forge.pipeline.source.statements import bound, quoted, source_query
+from forge.postgres.connection import Connection
 
 
 class TableAsOf(NamedTuple):

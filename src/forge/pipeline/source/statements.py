@@ -1,16 +1,13 @@
 """The source's queries, and how values come into those that COPY runs, which takes no parameters."""
 
-from typing import Any, LiteralString
+from typing import Any, Final
 
 import psycopg
 
-from forge.changelog.connection import Connection
-from forge.changelog.queries import queries
+from forge.postgres.connection import Connection
+from forge.postgres.queries import query_file
 
-
-def source_query(name: str) -> LiteralString:
-    """A query of the source by its name."""
-    return queries("forge.pipeline.source", "queries.sql")[name]
+source_query: Final = query_file("forge.pipeline.source")
 
 
 def bound(connection: Connection, statement: Any, values: dict[str, Any]) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from forge.changelog.connection import connect, typed_errors
 from forge.changelog.queries import query
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable, LakeError, NotInstalled
@@ -26,6 +25,7 @@ from forge.pipeline.tables import exists
 from forge.pipeline.verify.report import Difference, Report, TableReport
 from forge.pipeline.verify.sides import InDatabase
 from forge.pipeline.verify.table import compare
+from forge.postgres.connection import connect, typed_errors
 
 __all__ = ["Difference", "Report", "TableReport", "verify"]
 

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, LongType, ShortType, VariantType
 
 from forge import values
-from forge.changelog.connection import Connection
 from forge.changelog.queries import query
 from forge.cursor import Snapshot
 from forge.errors import HistoryUnavailable, LakeError
@@ -22,6 +21,7 @@ from forge.pipeline.source.offset import TableShare
 from forge.pipeline.source.shares import as_of
 from forge.pipeline.source.statements import quoted as sql_quoted
 from forge.pipeline.verify.slices import Slices
+from forge.postgres.connection import Connection
 
 Sums = dict[int, tuple[int, int]]
 """The count and the sum of the hashes of each slice."""

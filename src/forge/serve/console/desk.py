@@ -7,8 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-from forge.changelog.connection import Connection
 from forge.config import Config
+from forge.postgres.connection import Connection
 from forge.react.registry import Function, Registry, Scope
 from forge.serve.asking import asked
 from forge.serve.console.activity import Activity

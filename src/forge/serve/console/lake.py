@@ -17,11 +17,11 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from forge.changelog.connection import Connection
 from forge.cursor import Cursor
 from forge.deliver.consumers.lag import lag_of, lag_values
 from forge.deliver.consumers.sql import sql
 from forge.errors import ForgeError
+from forge.postgres.connection import Connection
 from forge.react.database import Context
 from forge.serve.console.delta import File, Table
 from forge.serve.console.desk import Desk, utc

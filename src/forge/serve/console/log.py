@@ -5,10 +5,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from forge.changelog import election
-from forge.changelog.connection import Connection
 from forge.changelog.partitions import sizes
 from forge.config import hide
+from forge.postgres import leases
+from forge.postgres.connection import Connection
 from forge.react.database import Context
 from forge.serve.console.desk import Desk, utc
 from forge.serve.permissions import permissions
@@ -59,7 +59,7 @@ def _log(connection: Connection) -> dict[str, Any]:
     row = connection.execute(_LOG.encode()).fetchone()
     assert row is not None
     tracked, newest, instant, oldest, letters, directory = row
-    held = election.holders(connection)
+    held = leases.holders(connection)
     return {
         "at": datetime.now(UTC).replace(microsecond=0),
         "server_version": (connection.info.parameter_status("server_version") or "").split(" ")[0],
@@ -68,7 +68,7 @@ def _log(connection: Connection) -> dict[str, Any]:
         "newest_change": utc(newest),
         "lag_seconds": oldest,
         "maintenance_at": utc(instant),
-        "maintained_by": next((str(each) for each in held if each.name == election.MAINTENANCE), None),
+        "maintained_by": next((str(each) for each in held if each.name == leases.MAINTENANCE), None),
         "dead_letters": letters,
         "embedded": None if directory is None else _embedded(Path(directory)),
     }

@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from forge.change import UNAVAILABLE, Op
-from forge.changelog.connection import Connection
 from forge.history.asof import row_as_of
 from forge.history.audit import Choice, audit
 from forge.history.instants import instant, instant_or_now
@@ -19,6 +18,7 @@ from forge.history.revert import UNSEEN, Step, plan_revert
 from forge.history.revert import Choice as Undone
 from forge.history.timeline import Entry, mark, timeline
 from forge.history.tracked import key_of
+from forge.postgres.connection import Connection
 from forge.react.database import Context
 from forge.react.registry import BadArguments
 from forge.serve.console.desk import Desk, given, shown, utc

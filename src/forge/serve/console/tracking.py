@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import psycopg
 
-from forge.changelog.connection import Connection
 from forge.errors import TrackingError
+from forge.postgres.connection import Connection
 from forge.react.database import Context
 from forge.serve.console.desk import Desk, utc
 from forge.serve.console.log import OLDEST_WRITE

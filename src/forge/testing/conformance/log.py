@@ -15,10 +15,10 @@ import psycopg
 from forge.capture import Filter, Source, open_source
 from forge.change import JSON_NULL
 from forge.changelog import partitions
-from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.changelog.maintenance import Policy, run_once
 from forge.embedded import PostgresServer
+from forge.postgres.connection import connect
 from forge.testing.conformance.adapter import Adapter, Opening, Sample, Writer
 from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES, Fill, Operation
 from forge.testing.conformance.proxy import CountingProxy

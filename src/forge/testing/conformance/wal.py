@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import ClassVar, Final
 
 from forge.capture import Filter, Source, open_source
-from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.embedded import PostgresServer
+from forge.postgres.connection import connect
 from forge.testing.conformance.adapter import Adapter, Opening
 from forge.testing.conformance.log import SAMPLES, PostgresAdapter, sessions
 from forge.testing.conformance.operations import ITEMS, OTHERS, TYPES

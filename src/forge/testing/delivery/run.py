@@ -18,12 +18,12 @@ from typing import Final
 import msgspec
 import psycopg
 
-from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.changelog.reader import Reader
 from forge.deliver.consumers.control import Control
 from forge.deliver.consumers.lease import TTL
 from forge.embedded import PostgresServer
+from forge.postgres.connection import connect
 from forge.testing.delivery.checks import Receipt, check
 from forge.testing.delivery.node import EXACT, HEALED, KINDS, LATE, POINTS, RECEIPTS, Point, Task, work
 from forge.testing.postgres import fresh_database

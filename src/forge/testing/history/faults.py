@@ -10,8 +10,8 @@ from functools import partial
 
 import psycopg
 
-from forge.changelog import locks
 from forge.embedded import PostgresServer
+from forge.postgres import locks
 from forge.testing.history.plan import Fault, Plan
 from forge.testing.history.readers import ReaderHandle
 from forge.testing.history.writer import APPLICATION

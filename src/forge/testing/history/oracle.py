@@ -11,10 +11,10 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from forge.change import Change, Row
-from forge.changelog.connection import Connection, connect
 from forge.changelog.install import install
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor
+from forge.postgres.connection import Connection, connect
 from forge.testing.history.model import LogRow, Truth
 from forge.testing.history.tables import TABLES
 from forge.testing.session_settings import set_defaults

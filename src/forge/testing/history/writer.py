@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from forge.changelog.connection import parameters
+from forge.postgres.connection import parameters
 from forge.testing.history.model import Attempt, Effect, Outcome
 from forge.testing.history.plan import Operation, Transaction, Writer
 from forge.testing.history.tables import TABLES, statement

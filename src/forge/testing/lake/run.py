@@ -16,13 +16,13 @@ import psycopg
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from forge.changelog.connection import connect
 from forge.changelog.install import install
 from forge.embedded import PostgresServer
 from forge.pipeline.compare import compare
 from forge.pipeline.lake import Lake
 from forge.pipeline.run import Settings, pipeline
 from forge.pipeline.tables import exists, load
+from forge.postgres.connection import connect
 from forge.testing.lake.keeper import MOST, STEPS
 from forge.testing.lake.traffic import TABLES, act, prepare
 from forge.testing.postgres import fresh_database

@@ -6,7 +6,7 @@ from typing import Final
 
 import psycopg
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 
 TABLES: Final = ("thing", "part", "label", "tally")
 SCHEMA: Final = (

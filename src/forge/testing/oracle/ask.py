@@ -8,7 +8,7 @@ import msgspec
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from forge.changelog.connection import AsyncConnection
+from forge.postgres.connection import AsyncConnection
 from forge.react.registry import Auth, Call, Registry
 from forge.testing.oracle.plan import Ask, Plan, Query
 from forge.testing.oracle.schema import READER

@@ -5,10 +5,10 @@ import random
 
 import psycopg
 
-from forge.changelog import locks
-from forge.changelog.connection import connect_async
 from forge.embedded import PostgresServer
 from forge.errors import ForgeError
+from forge.postgres import locks
+from forge.postgres.connection import connect_async
 from forge.testing.oracle.plan import Fault
 from forge.testing.oracle.writers import APPLICATION
 

@@ -15,11 +15,11 @@ import msgspec
 import psycopg
 
 from forge.change import Change, Op
-from forge.changelog.connection import AsyncConnection, connect_async
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor
 from forge.embedded import PostgresServer
 from forge.errors import ForgeError
+from forge.postgres.connection import AsyncConnection, connect_async
 from forge.react.index import Index
 from forge.react.registry import Call
 from forge.react.result import encode

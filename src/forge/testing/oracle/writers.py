@@ -8,8 +8,8 @@ from typing import Final
 
 import psycopg
 
-from forge.changelog.connection import AsyncConnection, connect_async
 from forge.errors import ForgeError
+from forge.postgres.connection import AsyncConnection, connect_async
 from forge.testing.oracle.plan import Transaction
 
 APPLICATION: Final = "oracle writer"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.versions.nouns import Json, Resource, decode
 
 Mirror = dict[int, tuple[int, Json]]

@@ -3,7 +3,7 @@
 import random
 from functools import partial
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.testing.versions.checks import Mirror, compare, deleted_after, source
 from forge.versions.nouns import Deletion, Event, Resource, Upsert
 from forge.versions.reading import pages, representation, stream

@@ -12,10 +12,10 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from forge.changelog.connection import Connection, connect
-from forge.changelog.queries import queries
 from forge.embedded import PostgresServer
 from forge.errors import ServerError
+from forge.postgres.connection import Connection, connect
+from forge.postgres.queries import queries
 from forge.testing.postgres import fresh_database
 from forge.testing.session_settings import of_database, set_defaults
 from forge.testing.versions.checks import Access, accesses, consistent, journaled, source

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from forge.changelog.connection import Connection
+from forge.postgres.connection import Connection
 from forge.testing.versions.plan import BY_ACCESS, RESOURCES, SUBJECTS
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, get, put, set_references

@@ -28,11 +28,11 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.change import Op
-from forge.changelog.connection import AsyncConnection, parameters, pin, translate
 from forge.changelog.follow import follow
-from forge.changelog.session import USERS
 from forge.cursor import After, Cursor, Snapshot
 from forge.errors import ConfigError, CursorError, ForgeError, ServerError, TrackingError
+from forge.postgres.connection import AsyncConnection, parameters, pin, translate
+from forge.postgres.session import USERS
 from forge.track import events
 from forge.track.cache import values
 from forge.track.cache.entry import Entry, of_tables, qualified

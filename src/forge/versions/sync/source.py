@@ -4,7 +4,7 @@ from typing import Protocol
 
 import msgspec
 
-from forge.changelog.connection import Connection, connect, typed_errors
+from forge.postgres.connection import Connection, connect, typed_errors
 from forge.versions.available import available
 from forge.versions.install import require_installed
 from forge.versions.nouns import Event, Page, Resource

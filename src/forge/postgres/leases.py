@@ -18,9 +18,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from forge.changelog import locks
-from forge.changelog.connection import Connection
-from forge.changelog.install import SQL
+from forge.postgres import locks
+from forge.postgres.connection import Connection
 
 Schema = Literal["forge", "forge_versions"]
 
@@ -78,11 +77,6 @@ def strangers(connection: Connection) -> list[Holder]:
     """
     rows = connection.execute(_STRANGERS, {"wake": locks.WAKE, "pace": locks.PACE}).fetchall()
     return [Holder(*row) for row in rows]
-
-
-def functions(schema: Schema) -> str:
-    """Return the SQL that replaces the functions of leases, for the table `lease` of a schema."""
-    return (SQL / "functions" / "92_leases.sql").read_text("utf-8").replace("forge.", f"{schema}.")
 
 
 _STRANGERS: Final = """

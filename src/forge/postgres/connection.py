@@ -1,7 +1,7 @@
 """Connections to the log's database.
 
 A dead peer is noticed within about ten seconds even when no packet says so. Every session has the settings of
-`forge.changelog.session`, whatever its role and database set. Errors of the server that Forge
+`forge.postgres.session`, whatever its role and database set. Errors of the server that Forge
 raised itself (SQLSTATE class FG) and those that people meet on the first day come out as typed errors with a
 fix; every other error comes out as it is.
 """
@@ -19,7 +19,6 @@ import psycopg
 from psycopg import conninfo, pq
 from psycopg.rows import TupleRow
 
-from forge.changelog import session
 from forge.errors import (
     ConfigError,
     ContextError,
@@ -30,6 +29,7 @@ from forge.errors import (
     ServerError,
     TrackingError,
 )
+from forge.postgres import session
 
 AsyncConnection = psycopg.AsyncConnection[TupleRow]
 Connection = psycopg.Connection[TupleRow]

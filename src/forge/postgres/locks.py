@@ -2,7 +2,7 @@
 
 Any role that may connect may take an advisory lock, so these only make things quicker: a stranger that holds one
 delays a wake-up by `forge.changelog.follow.SLOW_POLL`, or has every commit send a NOTIFY. `forge doctor` names it. Who
-does a job that one session at a time may do is elected by a lease: `forge.changelog.election`.
+does a job that one session at a time may do is elected by a lease: `forge.postgres.leases`.
 
 >>> WAKE, PACE
 (5075401093471535105, 5075401093471535106)
