@@ -115,3 +115,15 @@ class SlotLost(CursorExpired):
 
 class CapabilityMissing(SourceError):
     """The source lacks what its consumer needs."""
+
+
+def one_line(error: BaseException, *, named: bool = False) -> str:
+    """The first line of what an error says, after the name of its type if `named`; that name where it says nothing.
+
+    >>> one_line(ValueError("no\\nfix: yes")), one_line(ValueError("no"), named=True), one_line(ValueError())
+    ('no', 'ValueError: no', 'ValueError')
+    """
+    name, text = type(error).__name__, str(error).strip()
+    if not text:
+        return name
+    return f"{name}: {text.splitlines()[0]}" if named else text.splitlines()[0]

@@ -27,7 +27,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Self
 
 import psycopg
-from psycopg import sql
 
 from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
@@ -43,8 +42,9 @@ from forge.changelog.rewind import CurrentTable
 from forge.closing import Closing
 from forge.config import hide
 from forge.cursor import Cursor, Position, Snapshot
-from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ServerError
+from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ServerError, one_line
 from forge.postgres.connection import AsyncConnection, connect_async, translate, typed_errors
+from forge.postgres.names import quoted
 from forge.postgres.queries import query_file
 from forge.values import Column, Images
 
@@ -136,7 +136,7 @@ class LogSource:
                 if not connected:
                     raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
                 delay = backoff.next()
-                _log.warning("lost the snapshot, trying again in %.2f s: %s", delay, str(error).partition("\n")[0])
+                _log.warning("lost the snapshot, trying again in %.2f s: %s", delay, one_line(error))
                 await asyncio.sleep(delay)
             except psycopg.DataError as error:
                 raise CursorInvalid("the cursor names a key that its table cannot have", fix=_AGAIN) from error
@@ -308,7 +308,7 @@ class _Ordered:
         if not self._sortable:
             return [f'({row_id}) COLLATE "C"']
         if row is not None:
-            parts = [row + sql.Identifier(name).as_string() for name in self.now.key]
+            parts = [row + quoted(name) for name in self.now.key]
         elif len(self.now.key) == 1:
             parts = [row_id]
         else:

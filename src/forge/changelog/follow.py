@@ -23,7 +23,7 @@ from forge.changelog.reader import Batch, Reader
 from forge.changelog.wakeup import CHANNEL, Load, Protocol, Step, listener, pacemaker
 from forge.closing import Closing
 from forge.cursor import Cursor
-from forge.errors import ServerError
+from forge.errors import ServerError, one_line
 from forge.postgres import locks
 from forge.postgres.connection import AsyncConnection, answering, connect_async, hang_up, rejecting, translate
 
@@ -107,7 +107,7 @@ async def follow(
             if started is None and not await asyncio.to_thread(rejecting, url):
                 raise _unreached(error) from error  # the very first connection: a person wants to know, not to wait
             delay = backoff.next()
-            _log.warning("lost the log, trying again in %.2f s: %s", delay, _line(error))
+            _log.warning("lost the log, trying again in %.2f s: %s", delay, one_line(error))
             await asyncio.sleep(delay)
         except psycopg.ProgrammingError as error:  # Forge itself is gone from the database
             raise translate(error) or error from error
@@ -117,11 +117,7 @@ def _unreached(error: Exception) -> Exception:
     """Why there was no first connection; that the server ended it while it was made is a reason too."""
     if not isinstance(error, psycopg.Error):
         return error
-    return translate(error) or ServerError(f"the server ended the connection: {_line(error)}", fix="try again soon")
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return translate(error) or ServerError(f"the server ended the connection: {one_line(error)}", fix="try again soon")
 
 
 def _text_of(started: object) -> str:

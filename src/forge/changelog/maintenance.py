@@ -39,7 +39,7 @@ from psycopg import sql
 from forge.changelog import partitions, unread
 from forge.changelog.install import require_installed
 from forge.cursor import Snapshot
-from forge.errors import ConfigError, ServerError
+from forge.errors import ConfigError, ServerError, one_line
 from forge.postgres import leases
 from forge.postgres.connection import Connection, connect, translate, typed_errors
 
@@ -620,5 +620,4 @@ def _ended(day: date, now: datetime) -> bool:
 
 def _line(error: Exception) -> str:
     typed = translate(error) if isinstance(error, psycopg.Error) else None
-    lines = str(typed or error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return one_line(typed or error)

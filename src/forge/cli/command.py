@@ -18,7 +18,7 @@ import typer
 
 from forge.cli.arguments import Command, command_name, hoist
 from forge.cli.session import Session, forget_output
-from forge.errors import ForgeError
+from forge.errors import ForgeError, one_line
 from forge.feed import shown
 from forge.postgres.connection import translate
 
@@ -123,7 +123,7 @@ def explain(error: ForgeError | psycopg.Error | OSError) -> int:
         error = translate(error) or error
     if isinstance(error, ForgeError):
         return _complain(str(error), error.fix, 1)
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = one_line(error)
     return _complain(line, "see forge doctor, or the traceback with --debug", 1)
 
 

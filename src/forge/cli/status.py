@@ -28,8 +28,8 @@ from forge.database import Database
 from forge.doctor.finding import count
 from forge.feed import ABSENT, latency, shown
 from forge.postgres import locks
-from forge.postgres.leases import MAINTENANCE, Holder, holders
 from forge.postgres.connection import Connection
+from forge.postgres.leases import MAINTENANCE, Holder, holders
 
 WINDOW = 60
 NEWEST = 200_000

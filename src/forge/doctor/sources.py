@@ -14,7 +14,7 @@ from forge.capture import Capabilities, Status, open_source
 from forge.capture.capabilities import described
 from forge.config import hide, shown_size
 from forge.doctor.finding import Finding, count, info, ok, problem, warning
-from forge.errors import ForgeError
+from forge.errors import ForgeError, one_line
 from forge.postgres.connection import translate
 
 LOST: Final = {
@@ -43,7 +43,7 @@ def examine_source(url: str) -> Iterator[Finding]:
         return
     except (psycopg.Error, OSError) as error:
         typed = translate(error) if isinstance(error, psycopg.Error) else None
-        line = (str(typed or error).strip().splitlines() or [type(error).__name__])[0]
+        line = one_line(typed or error)
         yield problem("source", f"{hide(url)} cannot be read: {line}", typed.fix if typed else "check the URL")
         return
     yield ok("source", f"{found.kind} source {found.name}: set up as it must be")

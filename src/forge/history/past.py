@@ -27,8 +27,9 @@ from forge.errors import HistoryUnavailable
 from forge.history import tracked
 from forge.history.definitions import UNSEEN, Effect, Event, Field, Plan, Version, effects, plan
 from forge.history.instants import COUNTED, Answered, Gap, oldest_fix
-from forge.history.tracked import Tracked, escaped, quoted
+from forge.history.tracked import Tracked, named
 from forge.postgres.connection import Connection
+from forge.postgres.names import escaped
 from forge.postgres.queries import filled, fragment, query_file
 from forge.values import REDACTED, Column, parts
 
@@ -148,7 +149,7 @@ class Past:
         if key is None:
             return self._of_now("rest_now", same="true"), {}
         typed, values = tracked.key_values(self._table, key)
-        names = (quoted(self._now.alias, name) for name in self._table.newest.key)
+        names = (named(self._now.alias, name) for name in self._table.newest.key)
         same = [f"{name} = {value}" for name, value in zip(names, typed, strict=True)]
         return self._of_now("rest_now", same=" AND ".join((*same, f"{escaped(self._now.row_id)} = %(row_id)s"))), values
 

@@ -32,6 +32,7 @@ from forge.history.revert.collapse import moves
 from forge.history.tracked import Tracked
 from forge.history.words import storable
 from forge.postgres.connection import Connection, typed_errors
+from forge.postgres.names import escaped
 from forge.values import REDACTED, parts
 
 FUNCTION = "forge.redact"
@@ -207,7 +208,7 @@ class _Found:
         if not events:
             typed, values = tracked.key_values(self._table, self._key)
             fields = ", ".join(
-                f"{value} AS {tracked.quoted(name)}" for name, value in zip(newest.key, typed, strict=True)
+                f"{value} AS {tracked.named(name)}" for name, value in zip(newest.key, typed, strict=True)
             )
             row = self._rows.execute(
                 f"SELECT row_to_json(k)::text FROM (SELECT {fields}) k".encode(), values
@@ -234,10 +235,10 @@ class _Found:
             return []
         typed, values = tracked.key_values(self._table, self._key)
         same = " AND ".join(
-            f"forge_now.{tracked.quoted(name)} = {value}"
+            f"forge_now.{tracked.named(name)} = {value}"
             for name, value in zip(self._table.newest.key, typed, strict=True)
         )
-        there = ", ".join(f"num_nulls(forge_now.{tracked.quoted(name)}) = 0" for name in names)
+        there = ", ".join(f"num_nulls(forge_now.{tracked.named(name)}) = 0" for name in names)
         schema_table = self._rows.execute(
             "SELECT format('%%I.%%I', n.nspname, c.relname) FROM pg_class c"
             " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
@@ -245,7 +246,7 @@ class _Found:
         ).fetchone()
         assert schema_table is not None
         found = self._rows.execute(
-            f"SELECT {there} FROM {tracked.escaped(schema_table[0])} forge_now WHERE {same}".encode(), values
+            f"SELECT {there} FROM {escaped(schema_table[0])} forge_now WHERE {same}".encode(), values
         ).fetchone()
         return [name for name, has in zip(names, found or (), strict=False) if has]
 

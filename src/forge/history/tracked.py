@@ -15,13 +15,13 @@ from typing import Any, Final
 import msgspec
 import psycopg
 from psycopg import Cursor as Rows
-from psycopg import sql
 
 from forge.change import text
 from forge.errors import HistoryUnavailable
 from forge.history.definitions import Event, Field, Version, veils
 from forge.history.words import storable
 from forge.postgres import session
+from forge.postgres.names import escaped, quoted
 
 PINS: Final = session.set_local(session.TEXTS, session.STATEMENTS, session.CATALOG, session.ALL_ROWS)
 _TRACKED: Final = """
@@ -182,7 +182,7 @@ def row_id(rows: Rows[Any], tracked: Tracked, version: Version, key: Mapping[str
         words = [text(value) for value in key.values()]
         return words[0] if len(words) == 1 else json.dumps(words, ensure_ascii=False)
     typed, given = key_values(tracked, key)
-    fields = ", ".join(f"{value} AS {quoted(name)}" for name, value in zip(newest.key, typed, strict=True))
+    fields = ", ".join(f"{value} AS {named(name)}" for name, value in zip(newest.key, typed, strict=True))
     with refused(tracked):
         found = rows.execute("SELECT forge.row_id_expression(%s, 'forge_key')", (tracked.relation,)).fetchone()
         assert found is not None
@@ -204,14 +204,9 @@ def key_values(tracked: Tracked, key: Mapping[str, Any]) -> tuple[list[str], dic
     return typed, dict(zip(names, values, strict=True))
 
 
-def quoted(*names: str) -> str:
-    """A name for a statement that is given parameters."""
-    return escaped(sql.Identifier(*names).as_string())
-
-
-def escaped(statement: str) -> str:
-    """SQL of Forge's own making, for a statement that is given parameters."""
-    return statement.replace("%", "%%")
+def named(*names: str) -> str:
+    """A name, for a statement with parameters."""
+    return escaped(quoted(*names))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import psycopg
 
 from forge.errors import ForgeError
 from forge.postgres.connection import AsyncConnection, typed_errors
+from forge.postgres.names import quoted
 from forge.react.condition import TRUE, Condition
 from forge.react.readset import Analysis, ColumnType, TableRead
 from forge.react.scopes import Name, Occurrence, Relation, Statement, Unreadable
@@ -119,7 +120,7 @@ async def _create_view(
 async def _resolve(connection: AsyncConnection, names: Iterable[Name]) -> dict[Name, int]:
     """The relation that each name means."""
     asked = list(names)
-    written = [".".join('"' + part.replace('"', '""') + '"' for part in name if part is not None) for name in asked]
+    written = [quoted(*(part for part in name if part is not None)) for name in asked]
     cursor = await connection.execute(
         "SELECT to_regclass(n)::oid::bigint FROM unnest(%s::text[]) WITH ORDINALITY u (n, i) ORDER BY i", (written,)
     )

@@ -24,6 +24,7 @@ from forge.errors import HistoryUnavailable
 from forge.history.asof import at_instant
 from forge.history.instants import Answered, Gap
 from forge.postgres.connection import AsyncConnection, connect, connect_async, translate
+from forge.postgres.names import quoted
 from forge.postgres.session import ANALYSIS
 from forge.react import catalog
 from forge.react.database import Context, Db, Parameters, QueryFailed
@@ -209,14 +210,10 @@ def _rewritten(text: str, made: Collection[tuple[str, str]]) -> str:
     for first, dot, second in zip(tokens, tokens[1:], tokens[2:], strict=False):
         table = _folded(first), _folded(second)
         if dot.token_type is TokenType.DOT and first.start >= place and table in made:
-            found.append(text[place : first.start] + "pg_temp." + _quoted(table[1]))
+            found.append(text[place : first.start] + "pg_temp." + quoted(table[1]))
             place = second.end + 1
     return "".join(found) + text[place:]
 
 
 def _folded(token: Token) -> str:
     return token.text if token.token_type is TokenType.IDENTIFIER else token.text.lower()
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

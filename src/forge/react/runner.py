@@ -28,7 +28,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.backoff import Backoff
 from forge.cursor import Snapshot, wal_position
-from forge.errors import ForgeError, ServerError
+from forge.errors import ForgeError, ServerError, one_line
 from forge.postgres.connection import AsyncConnection, connect_async, parameters, pin, translate
 from forge.postgres.leases import MAINTENANCE
 from forge.postgres.session import ANALYSIS, OWN, USERS
@@ -279,7 +279,7 @@ class Runner:
         except psycopg.errors.FeatureNotSupported as error:
             if error.diag.source_function == _STALE_PLAN:  # a prepared statement's result has other types than it had
                 await connection.close()
-                raise _Again(_line(error)) from error
+                raise _Again(one_line(error)) from error
             raise
         return Outcome(value, reads, frozenset(db.volatile), coverage, lsn)
 
@@ -362,7 +362,7 @@ class Runner:
                 try:
                     await once.keep(connection, answer)
                 except psycopg.errors.UniqueViolation as error:  # in a snapshot from before the other call's end
-                    raise _Again(_line(error)) from error
+                    raise _Again(one_line(error)) from error
         if answer.xid is not None and self.on_commit is not None:
             self.on_commit(int(answer.xid), answer.tables)
         return answer
@@ -440,19 +440,19 @@ class Runner:
         try:
             yield
         except _RACES as error:
-            raise _Again(_line(error)) from error
+            raise _Again(one_line(error)) from error
         except PoolTimeout as error:
             raise ServerError("no connection to the database came free in time", fix="look at the server") from error
         except psycopg.errors.InsufficientPrivilege as error:
             raise QueryFailed(
-                f"the database refuses it: {_line(error)}", fix="grant it to the role that asks"
+                f"the database refuses it: {one_line(error)}", fix="grant it to the role that asks"
             ) from error
         except psycopg.Error as error:
             typed: ForgeError | None = translate(error)
             if typed is None and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
-                typed = ServerError(f"cannot reach the database: {_line(error)}", fix="look at the server")
+                typed = ServerError(f"cannot reach the database: {one_line(error)}", fix="look at the server")
             raise typed or QueryFailed(
-                f"the database refuses it: {_line(error)}", fix="correct the statement"
+                f"the database refuses it: {one_line(error)}", fix="correct the statement"
             ) from error
 
 
@@ -612,7 +612,3 @@ def _plain_kind(value: Any) -> Hashable:
         return type(value), value.tzinfo is None
     kind: type = type(value)
     return kind
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -39,7 +39,7 @@ from forge.capture.wal.snapshot import flushed
 from forge.change import Change, Op
 from forge.changelog.reader import Reader
 from forge.cursor import Cursor, Position, Snapshot, wal_position
-from forge.errors import ForgeError, SlotLost, SourceError
+from forge.errors import ForgeError, SlotLost, SourceError, one_line
 from forge.postgres.connection import AsyncConnection, translate
 from forge.postgres.queries import query_file
 from forge.values import Column
@@ -244,7 +244,7 @@ async def open_window(
             opened = True
             yield window
     except psycopg.Error as error:
-        line = str(error).strip().partition("\n")[0]
+        line = one_line(error)
         found = slots.explain(error, slot or "") or (
             SourceError(f"the window was broken off: {line}", fix="open another one: what was read is not all")
             if opened and isinstance(error, psycopg.OperationalError)
@@ -341,7 +341,7 @@ async def _publish(stack: AsyncExitStack, control: AsyncConnection, name: str, s
         try:
             await publications.drop(control, name)
         except psycopg.Error as error:
-            _log.warning("the publication %s is left behind: %s", name, str(error).partition("\n")[0])
+            _log.warning("the publication %s is left behind: %s", name, one_line(error))
 
     stack.push_async_callback(drop)
 

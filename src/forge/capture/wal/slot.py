@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from forge.capture.wal.position import lsn_text
 from forge.config import shown_size
 from forge.cursor import wal_position
-from forge.errors import ConfigError, CursorExpired, ForgeError, ServerError, SlotInUse, SlotLost, SourceError
+from forge.errors import ConfigError, CursorExpired, ForgeError, ServerError, SlotInUse, SlotLost, SourceError, one_line
 from forge.postgres.connection import AsyncConnection, connect_async, translate
 from forge.postgres.queries import queries
 
@@ -297,7 +297,5 @@ async def open_control(url: str, slot: str) -> AsyncConnection:
         return await connect_async(url, settings=PINS, application_name="forge wal control")
     except psycopg.Error as error:
         raise (
-            explain(error, slot)
-            or translate(error)
-            or ServerError(str(error).partition("\n")[0], fix="see forge doctor")
+            explain(error, slot) or translate(error) or ServerError(one_line(error), fix="see forge doctor")
         ) from error

@@ -31,12 +31,7 @@ from forge.capture.wal.snapshot import Page, Rows, flushed, take
 from forge.capture.wal.upstream import Upstream, end_of_wal
 from forge.closing import Closing
 from forge.cursor import Snapshot, wal_position
-from forge.errors import (
-    CursorInvalid,
-    ServerError,
-    SlotInUse,
-    SourceError,
-)
+from forge.errors import CursorInvalid, ServerError, SlotInUse, SourceError, one_line
 from forge.postgres.connection import translate
 
 ALIVE: Final = 5.0
@@ -153,7 +148,7 @@ class WalSource:
                     raise found from error
                 if not connected:
                     raise (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
-                await _pause(backoff, str(error).partition("\n")[0])
+                await _pause(backoff, one_line(error))
             except psycopg.Error as error:
                 raise explain(error, self._upstream.slot or "") or translate(error) or error from error
 
@@ -182,7 +177,7 @@ class WalSource:
                 if not connected:
                     found = explain(error, self._upstream.slot or "") if isinstance(error, psycopg.Error) else None
                     raise found or (translate(error) if isinstance(error, psycopg.Error) else None) or error from error
-                await _pause(backoff, str(error).partition("\n")[0])
+                await _pause(backoff, one_line(error))
 
     async def ack(self, cursor: str) -> None:
         """The consumer has saved this cursor: the server may forget the WAL before it."""

@@ -27,8 +27,8 @@ from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.sql import sql
 from forge.deliver.consumers.watchdog import Watchdog
-from forge.deliver.consumers.worker import Counts, Stopped, Worker, line_of
-from forge.errors import ConfigError, CursorError, ForgeError, ServerError
+from forge.deliver.consumers.worker import Counts, Stopped, Worker
+from forge.errors import ConfigError, CursorError, ForgeError, ServerError, one_line
 
 _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError, ConsumerLost)
 _PATIENCE: Final = 5.0
@@ -138,7 +138,7 @@ class ConsumerNode:
                     if not connected:
                         raise
                     delay = backoff.next()
-                    _log.warning("consumers: lost the lease, again in %.2f s: %s", delay, line_of(error))
+                    _log.warning("consumers: lost the lease, again in %.2f s: %s", delay, one_line(error, named=True))
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(delay):
                             await self._stopping.wait()
@@ -367,13 +367,13 @@ class ConsumerNode:
             _log.error("%s has expired: %s", name, text)
             await lease.ask(sql("expire"), {"name": name, "shard": worker.shard, "error": text})
         elif error is not None and not isinstance(error, (Stopped, ConsumerLost)):
-            worker.counts.error = line_of(error)
+            worker.counts.error = one_line(error, named=True)
             fix = f" (fix: {error.fix})" if isinstance(error, ForgeError) else ""
             backoff = self._waits.setdefault(id, Backoff(0.5, 30.0))
             delay = backoff.next()
             self._due[id] = time.monotonic() + delay
             _log.error(
-                "%s cannot go on, again in %.1f s: %s%s", name, delay, line_of(error), fix,
+                "%s cannot go on, again in %.1f s: %s%s", name, delay, one_line(error, named=True), fix,
                 exc_info=None if isinstance(error, (ForgeError, psycopg.Error)) else error,
             )  # fmt: skip
         await self._let_go(lease, id, held)
@@ -442,7 +442,7 @@ class ConsumerNode:
         try:
             await self.told()
         except (ForgeError, psycopg.Error, OSError) as error:
-            _log.warning("consumers: nobody could be told of news: %s", line_of(error))
+            _log.warning("consumers: nobody could be told of news: %s", one_line(error, named=True))
 
     def _count(self, held: _Held) -> Counts:
         """Take over what a worker counted."""

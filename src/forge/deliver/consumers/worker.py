@@ -42,6 +42,7 @@ from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.limit import Limit
 from forge.deliver.consumers.sql import sql
 from forge.deliver.sink import NotDelivered, Refused
+from forge.errors import one_line
 from forge.postgres.connection import parameters, pin, typed_errors
 from forge.postgres.session import USERS
 
@@ -261,14 +262,14 @@ class Worker:
                     return end
                 kept = not context.used  # what a receiver took before it failed; in ctx.tx nothing is
                 await self._undo(error)
-                self.counts.error = line_of(error)
+                self.counts.error = one_line(error, named=True)
                 if isinstance(error, Refused):
                     taken = min(max(error.place, 0), end - place - 1)
                     if taken and not kept:
                         end, error = place + taken, None
                         continue
                     self.counts.delivered += taken
-                    await self._park(page, place + taken, line_of(error), self.tries + 1, blocked)
+                    await self._park(page, place + taken, one_line(error, named=True), self.tries + 1, blocked)
                     return place + taken + 1
                 tried = not isinstance(error, NotDelivered) or error.tried
                 self.tries += tried
@@ -289,11 +290,16 @@ class Worker:
                     if end - place > 1:  # one of them is the reason: find it
                         self._alone = end - place
                         return place
-                    await self._park(page, place, line_of(error), self.tries, blocked)
+                    await self._park(page, place, one_line(error, named=True), self.tries, blocked)
                     return end
                 most = "" if consumer.tries is None else f" of {consumer.tries}"
                 _log.warning(
-                    "%s: try %d%s failed, again in %.2f s: %s", consumer.name, self.tries, most, wait, line_of(error)
+                    "%s: try %d%s failed, again in %.2f s: %s",
+                    consumer.name,
+                    self.tries,
+                    most,
+                    wait,
+                    one_line(error, named=True),
                 )
                 error = None
                 await self._pause(page, place, wait)
@@ -408,8 +414,8 @@ class Worker:
 
     def _failed(self, error: Exception) -> None:
         """Something beside the calls went wrong, and is tried again."""
-        self.counts.error = line_of(error)
-        _log.warning("%s: %s", self.consumer.name, line_of(error))
+        self.counts.error = one_line(error, named=True)
+        _log.warning("%s: %s", self.consumer.name, one_line(error, named=True))
 
     async def _undo(self, error: Exception) -> None:
         """Roll back what a failed call wrote; raise where the connection is gone, because then it is no one's fault."""
@@ -488,8 +494,8 @@ class Worker:
             await letters.sent(self._tx, letter)
             self.counts.delivered += 1
         else:
-            await letters.failed(self._tx, self.consumer.name, letter, line_of(error), 1)
-            self.counts.error = line_of(error)
+            await letters.failed(self._tx, self.consumer.name, letter, one_line(error, named=True), 1)
+            self.counts.error = one_line(error, named=True)
         await self._tx.finish()
         self._context.used = False
 
@@ -505,9 +511,3 @@ async def _first_to_end(*work: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def line_of(error: BaseException) -> str:
-    """What is wrong, on one line."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -44,6 +44,7 @@ from forge.pipeline.bronze import definitions
 from forge.pipeline.gold.models import CHANGES, Model, ModelError, Query, Reference, Target, resolve
 from forge.pipeline.gold.states import ALL, State, append, is_news, newest, now, seen
 from forge.pipeline.lake import Lake
+from forge.pipeline.silver.rows import quoted
 from forge.pipeline.tables import exists, load
 
 FEW: Final = 200
@@ -288,7 +289,7 @@ class _Work:
             )
         )
         found = found.where("_forge_new OR _forge_old")
-        return found.select(*map(_quoted, history.columns))
+        return found.select(*map(quoted, history.columns))
 
     def _merge(self, frame: DataFrame, keys: DataFrame, path: str) -> bool:
         """Put what the model has of these keys in place of what the table has of them, in one commit; if there are any.
@@ -296,9 +297,7 @@ class _Work:
         Each key is one row that deletes all of its rows, and each new row one that matches nothing.
         """
         target = load(self._spark, path)
-        keys = keys.select(
-            *(F.col(_quoted(name)).cast(target.schema[name].dataType) for name in keys.columns)
-        ).persist()
+        keys = keys.select(*(F.col(quoted(name)).cast(target.schema[name].dataType) for name in keys.columns)).persist()
         try:
             few = keys.limit(FEW + 1).collect()
             if not few:
@@ -307,14 +306,14 @@ class _Work:
             if exact and len(few) <= FEW:
                 rows = frame.where(_is_one_of(few, keys.columns))
             else:
-                same = [frame[_quoted(name)].eqNullSafe(keys[_quoted(name)]) for name in keys.columns]
+                same = [frame[quoted(name)].eqNullSafe(keys[quoted(name)]) for name in keys.columns]
                 rows = frame.join(keys, same, "left_semi")
             gone = keys.withColumn(_GONE, F.lit(True))
             source = rows.withColumn(_GONE, F.lit(False)).unionByName(gone, allowMissingColumns=True)
             # A model may give other rows each time it is asked, and a MERGE asks more than once.
             source = source.localCheckpoint()
-            same_key = " AND ".join(f"old.{_quoted(name)} <=> new.{_quoted(name)}" for name in keys.columns)
-            values: dict[str, str | Column] = {_quoted(name): f"new.{_quoted(name)}" for name in frame.columns}
+            same_key = " AND ".join(f"old.{quoted(name)} <=> new.{quoted(name)}" for name in keys.columns)
+            values: dict[str, str | Column] = {quoted(name): f"new.{quoted(name)}" for name in frame.columns}
             (
                 DeltaTable.forPath(self._spark, path)
                 .alias("old")
@@ -371,7 +370,7 @@ def _differ(one: DataFrame, other: DataFrame) -> bool:
 def _is_one_of(rows: Sequence[Row], names: Sequence[str]) -> Column:
     """The condition that the columns have the values of one of the rows, null being a value."""
     if len(names) == 1:
-        column = F.col(_quoted(names[0]))
+        column = F.col(quoted(names[0]))
         values = [row[0] for row in rows if row[0] is not None]
         among = column.isin(values) if values else F.lit(False)
         return among | column.isNull() if len(values) < len(rows) else among
@@ -379,10 +378,6 @@ def _is_one_of(rows: Sequence[Row], names: Sequence[str]) -> Column:
     for row in rows:
         same = F.lit(True)
         for name, value in zip(names, row, strict=True):
-            same = same & F.col(_quoted(name)).eqNullSafe(F.lit(value))
+            same = same & F.col(quoted(name)).eqNullSafe(F.lit(value))
         condition = condition | same
     return condition
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

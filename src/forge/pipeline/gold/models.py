@@ -31,6 +31,7 @@ from sqlglot.errors import ParseError, TokenError
 from sqlglot.optimizer.scope import traverse_scope
 
 from forge.errors import ForgeError
+from forge.pipeline.silver.rows import quoted
 
 OWN: Final = ("who", "activity", "churn", "models")
 """Tables that gold has already."""
@@ -79,7 +80,7 @@ class Query(msgspec.Struct, frozen=True):
         """
         text = self.text
         for each in sorted(names, key=lambda each: -each.start):
-            named = _quoted(names[each]) + (f" AS {_quoted(each.alias)}" if each.alias else "")
+            named = quoted(names[each]) + (f" AS {quoted(each.alias)}" if each.alias else "")
             text = text[: each.start] + named + text[each.end :]
         return text
 
@@ -269,7 +270,3 @@ def _references(tree: exp.Query) -> Iterable[Reference]:
             start, end = first.meta["start"], identifier.meta["end"] + 1
             alias = None if table.alias else table.name
             yield Reference(table.db or None, table.name, start, end, identifier.meta["line"], alias)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -21,8 +21,9 @@ from forge.cursor import Cursor, LogIdentity, Position, Snapshot, wal_position
 from forge.errors import CursorExpired, CursorForeign, NotInstalled, TrackingError
 from forge.pipeline.source.offset import NOWHERE, LogPiece, Offset, TableShare
 from forge.pipeline.source.options import Options
-from forge.pipeline.source.statements import quoted, source_query
+from forge.pipeline.source.statements import source_query
 from forge.postgres.connection import Connection, connect, typed_errors
+from forge.postgres.names import quoted
 
 WHOLE_NUMBERS: Final = ("smallint", "integer", "bigint")
 LAST_ID: Final = 2**63 - 1

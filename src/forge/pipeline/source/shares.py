@@ -14,8 +14,9 @@ from forge.changelog import rewind
 from forge.changelog.rewind import CurrentTable
 from forge.cursor import Snapshot
 from forge.pipeline.source.offset import TableShare
-from forge.pipeline.source.statements import bound, quoted, source_query
+from forge.pipeline.source.statements import bound, source_query
 from forge.postgres.connection import Connection
+from forge.postgres.names import quoted
 
 
 class TableAsOf(NamedTuple):

@@ -13,12 +13,3 @@ source_query: Final = query_file("forge.pipeline.source")
 def bound(connection: Connection, statement: Any, values: dict[str, Any]) -> str:
     """The statement with its values written into it."""
     return psycopg.ClientCursor(connection).mogrify(statement, values)
-
-
-def quoted(name: str) -> str:
-    """A name as SQL writes it.
-
-    >>> quoted('a"b')
-    '"a""b"'
-    """
-    return '"' + name.replace('"', '""') + '"'

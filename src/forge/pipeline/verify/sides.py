@@ -19,9 +19,9 @@ from forge.pipeline.silver.rows import quoted
 from forge.pipeline.silver.texts import joined, prefixed, sql_joined, sql_md5, sql_prefixed, sql_text, text
 from forge.pipeline.source.offset import TableShare
 from forge.pipeline.source.shares import as_of
-from forge.pipeline.source.statements import quoted as sql_quoted
 from forge.pipeline.verify.slices import Slices
 from forge.postgres.connection import Connection
+from forge.postgres.names import quoted as sql_quoted
 
 Sums = dict[int, tuple[int, int]]
 """The count and the sum of the hashes of each slice."""

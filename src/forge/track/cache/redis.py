@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, one_line
 from forge.track.cache.entry import EPOCH, Entry, Stamps, fresh
 from forge.track.cache.store import Lease
 
@@ -179,7 +179,7 @@ class Redis:
                 except (redis.RedisError, OSError) as error:
                     self._up = False
                     if self._loop is not None and not self._loop.is_closed():
-                        self._loop.call_soon_threadsafe(self._down, _line(error))
+                        self._loop.call_soon_threadsafe(self._down, one_line(error))
             if not names:
                 self._owed = None
             elif self._owed is not None:
@@ -239,11 +239,11 @@ class Redis:
             async with self._room, self._in_time():
                 return await ask() if self.up else None
         except (redis.ConnectionError, redis.TimeoutError, OSError, TimeoutError) as error:
-            self._down(_line(error))
+            self._down(one_line(error))
         except redis.RedisError as error:
             self.failures += 1
             if self.failures & (self.failures - 1) == 0:
-                _log.warning("the cache's Redis refuses (%d times by now): %s", self.failures, _line(error))
+                _log.warning("the cache's Redis refuses (%d times by now): %s", self.failures, one_line(error))
         return None
 
     @contextlib.asynccontextmanager
@@ -329,7 +329,3 @@ def _texts(found: dict[Any, Any]) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import Column, ColumnElement, Connection, Delete, Insert, Table
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from forge.errors import one_line
 from forge.track.events import LOGGER
 from forge.track.record import OWN
 from forge.track.sqlalchemy.images import KEYS, Image, Key, Lock, Shape
@@ -100,7 +101,7 @@ class Plan:
         except _FAILURES as error:
             if ends_transaction(self.connection, error):
                 raise
-            line = str(error).partition("\n")[0]
+            line = one_line(error)
             LOGGER.warning("the rows %s a write of %s were not read: %s", when, self.table.fullname, line)
             return None
 
