@@ -26,8 +26,8 @@ from forge.changelog.tenancy import SIGNED, Tenant, owned, parameters, signed
 from forge.errors import CursorInvalid, HistoryUnavailable
 from forge.history import tracked
 from forge.history.instants import aware
-from forge.history.words import storable
 from forge.postgres.connection import Connection, typed_errors
+from forge.postgres.text import check_storable
 from forge.wire import timestamp
 
 LIMIT: Final = 50
@@ -179,8 +179,8 @@ def _asked(connection: Connection, choice: Choice, statement: str, more: dict[st
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
         )
     for what, word in (("the user", choice.user), ("the trace", choice.trace)):
-        storable(what, word)
-    storable("the tenant", *(choice.tenant or ()))
+        check_storable(what, word)
+    check_storable("the tenant", *(choice.tenant or ()))
     since, until = (None if at is None else aware(at) for at in (choice.since, choice.until))
     with typed_errors(), connection.transaction():
         rows = connection.cursor(row_factory=tuple_row)

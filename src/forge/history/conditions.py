@@ -16,7 +16,7 @@ from sqlglot import exp
 
 from forge.errors import HistoryUnavailable
 from forge.history.definitions import UNSEEN, Version
-from forge.history.words import storable
+from forge.postgres.text import check_storable
 
 _EXAMPLE: Final = "write what could stand behind WHERE and speaks of one row: customer_id = 7 AND status <> 'done'"
 _FORBIDDEN: Final = (exp.Query, exp.Subquery, exp.DML, exp.Command, exp.Window, exp.AggFunc)
@@ -29,7 +29,7 @@ class Condition:
     """
 
     def __init__(self, where: str, version: Version, table: str, veiled: Collection[str] = ()) -> None:
-        storable("the condition", where)
+        check_storable("the condition", where)
         self._where = where
         self._table = table
         parsed = _parsed(where)

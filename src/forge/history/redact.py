@@ -30,9 +30,9 @@ from forge.history.definitions import Version
 from forge.history.revert.chosen import Logged
 from forge.history.revert.collapse import moves
 from forge.history.tracked import Tracked
-from forge.history.words import storable
 from forge.postgres.connection import Connection, typed_errors
 from forge.postgres.names import escaped
+from forge.postgres.text import check_storable
 from forge.values import REDACTED, parts
 
 FUNCTION = "forge.redact"
@@ -82,8 +82,8 @@ def redact(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
         )
     for name, value in (("reason", reason), ("by", by)):
-        storable(name, value, error=RedactError)
-    storable("the name of a column", *columns, error=RedactError)
+        check_storable(name, value, error=RedactError)
+    check_storable("the name of a column", *columns, error=RedactError)
     with typed_errors():
         with connection.transaction():
             connection.execute("SELECT forge.current_identity()")

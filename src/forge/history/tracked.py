@@ -19,9 +19,9 @@ from psycopg import Cursor as Rows
 from forge.change import text
 from forge.errors import HistoryUnavailable
 from forge.history.definitions import Event, Field, Version, veils
-from forge.history.words import storable
 from forge.postgres import session
 from forge.postgres.names import escaped, quoted
+from forge.postgres.text import check_storable
 
 PINS: Final = session.set_local(session.TEXTS, session.STATEMENTS, session.CATALOG, session.ALL_ROWS)
 _TRACKED: Final = """
@@ -70,7 +70,7 @@ def find(rows: Rows[Any], name: str) -> int | None:
         "SELECT EXISTS (SELECT FROM forge.table_version v"
         " WHERE %(name)s IN (v.table_name, v.schema_name || '.' || v.table_name))"
     )
-    storable("the table's name", name)
+    check_storable("the table's name", name)
     try:
         with rows.connection.transaction():
             found = rows.execute("SELECT forge.find_table(%s)::oid", (name,)).fetchone()
@@ -171,7 +171,7 @@ def given_key(tracked: Tracked, version: Version, key: object) -> dict[str, Any]
             f"the key of {tracked.asked} is {', '.join(names)}",
             fix=f"pass all of it: a mapping of those columns to values, or {example}",
         )
-    storable(f"the key of {tracked.asked}", *map(text, given.values()))
+    check_storable(f"the key of {tracked.asked}", *map(text, given.values()))
     return {name: given[name] for name in names}
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from forge.errors import ContextError, ForgeError
-from forge.postgres.text import unstorable
+from forge.postgres.text import FIX, check_storable, unstorable
 
 UserId: TypeAlias = str | int | UUID
 
@@ -44,8 +44,7 @@ def text_value(name: str, value: object, longest: int) -> str | None:
         raise ContextError(f"{name} is empty", fix="pass None, or leave it out, where there is none")
     if len(value) > longest:
         raise ContextError(f"{name} has {len(value)} characters; {longest} is the most", fix=f"shorten {name}")
-    if problem := unstorable(value):
-        raise ContextError(f"{name} has {problem}", fix="pass text that PostgreSQL can store")
+    check_storable(name, value, error=ContextError)
     return value
 
 
@@ -54,25 +53,13 @@ def json_text(name: str, value: object, error: type[ForgeError]) -> str:
     try:
         plain = msgspec.to_builtins(value, str_keys=True)
         found = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        problem = _unstorable_part(plain)
+        problem = unstorable(plain)
     except (TypeError, ValueError, RecursionError) as reason:
         line = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
         raise error(f"{name} is not JSON: {line}", fix="pass numbers, text, lists, dicts, dates and the like") from None
     if problem:
-        raise error(f"{name} has {problem}", fix="pass text that PostgreSQL can store")
+        raise error(f"{name} has {problem}", fix=FIX)
     return found
-
-
-def _unstorable_part(value: object) -> str | None:
-    if isinstance(value, str):
-        return unstorable(value)
-    if isinstance(value, dict):
-        parts = [*value.keys(), *value.values()]
-    elif isinstance(value, list | tuple):
-        parts = list(value)
-    else:
-        return None
-    return next((problem for part in parts if (problem := _unstorable_part(part))), None)
 
 
 def more_text(more: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+from forge.postgres.text import unstorable
 from forge.versions.errors import DocumentInvalid
 from forge.versions.nouns import encode
 
@@ -37,8 +38,6 @@ def json_of(value: Mapping[str, Any], what: str) -> str:
     try:
         _check(value, what)
         return encode(value)
-    except UnicodeEncodeError:
-        raise _surrogate(what) from None
     except RecursionError:
         raise _invalid(what, "it is nested too deeply", "make it flatter") from None
     except (TypeError, ValueError, OverflowError) as error:
@@ -50,10 +49,6 @@ def text_of(value: str, what: str) -> str:
     if not value:
         raise _invalid(what, "it is empty", "give a text")
     _check(value, what)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise _surrogate(what) from None
     return value
 
 
@@ -70,8 +65,8 @@ def _check(value: Any, what: str, level: int = 0) -> None:
     if level > LEVELS:
         raise _invalid(what, f"it is nested deeper than {LEVELS} levels", "make it flatter")
     if isinstance(value, str):
-        if "\0" in value:
-            raise _invalid(what, "a text in it has the character U+0000", "leave that character out")
+        if problem := unstorable(value):
+            raise _invalid(what, f"a text in it has {problem}", "leave it out, or decode it with the right encoding")
     elif isinstance(value, Mapping):
         for name, one in value.items():
             _check(name, what)
@@ -87,10 +82,6 @@ def _check(value: Any, what: str, level: int = 0) -> None:
         isinstance(value, Decimal) and value.adjusted() >= DIGITS
     ):
         raise _invalid(what, f"a number in it has more than {DIGITS:,} digits", "write it as a text")
-
-
-def _surrogate(what: str) -> DocumentInvalid:
-    return _invalid(what, "a text in it has half of a surrogate pair", "decode it with the right encoding")
 
 
 def _invalid(what: str, why: str, fix: str) -> DocumentInvalid:

@@ -30,8 +30,8 @@ from forge.history.revert.apply import REDACTED, Conflict, Settings, Writer, pin
 from forge.history.revert.chosen import MOST_BYTES, MOST_CHANGES, Choice, Image, Logged
 from forge.history.revert.collapse import Kind, collapse
 from forge.history.revert.tables import Table
-from forge.history.words import storable
 from forge.postgres.connection import Connection, typed_errors
+from forge.postgres.text import check_storable
 
 __all__ = [
     "MOST_BYTES",
@@ -104,7 +104,7 @@ def plan_revert(connection: Connection, choice: Choice) -> Plan:
 
 def revert(connection: Connection, choice: Choice, *, by: str | None = None) -> Reverted:
     """Undo the chosen changes; the log says that the user `by` did it, else the database's user, in `forge.revert`."""
-    storable("by", by, error=RevertRefused)
+    check_storable("by", by, error=RevertRefused)
     try:
         with _transaction(connection, "READ COMMITTED") as settings:
             connection.execute(

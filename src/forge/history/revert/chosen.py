@@ -15,8 +15,8 @@ from psycopg.rows import tuple_row
 
 from forge.changelog import partitions
 from forge.errors import RevertRefused
-from forge.history.words import storable
 from forge.postgres.connection import Connection
+from forge.postgres.text import check_storable
 from forge.values import parts
 
 MOST_CHANGES: Final = 100_000
@@ -53,7 +53,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 f"{self.transaction!r} is no transaction", fix="give the number that forge history shows, e.g. 771"
             )
         for what, words in (("the trace", [self.trace]), ("the user", [self.user]), ("a table's name", self.tables)):
-            storable(what, *words, error=RevertRefused)
+            check_storable(what, *words, error=RevertRefused)
         for instant in (self.since, self.until):
             if instant is not None and instant.tzinfo is None:
                 raise RevertRefused("an instant has no time zone", fix="write it as 2026-11-10 09:00+00")
