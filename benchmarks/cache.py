@@ -16,13 +16,13 @@ from benchmarks.bench import Bench
 from benchmarks.figures import Figure, at_least, at_most, figure, ratios
 from benchmarks.served import prepare
 from forge.app import Forge
+from forge.cache import Cache
 from forge.postgres.connection import connect
 from forge.react.database import Context
 from forge.react.registry import ANYONE
 from forge.serve.auth import Identity
 from forge.serve.node import Node
 from forge.testing.redis import redis_missing, temporary_redis
-from forge.track.cache import Cache
 
 ROWS = 10_000
 MEMORY, REDIS, UNCACHED = "memory", "Redis", "uncached"

@@ -254,7 +254,7 @@ def _count_seen(way: str, url: str) -> int:
     log = "bench_orders_version"
     if way == TRACK:
         forge.track(engine)
-        forge.track.create_log(engine)
+        forge.tracking.create_log(engine)
         log = "forge_tracked_changes"
     table = model.__table__
     works: list[Callable[[Session], object]] = [

@@ -20,7 +20,7 @@ settings.configure(
     DEBUG=False,
     ALLOWED_HOSTS=["127.0.0.1", "localhost"],
     ROOT_URLCONF=__name__,
-    MIDDLEWARE=["forge.track.django.ContextMiddleware"],
+    MIDDLEWARE=["forge.tracking.django.ContextMiddleware"],
     FORGE_USER=lambda request: named(request),  # without it: request.user, as django.contrib.auth knows it
     DATABASES={
         "default": {

@@ -8,9 +8,9 @@ import os
 import sys
 
 import forge
-from forge.postgres.connection import connect
 from forge.config import load
 from forge.database import database
+from forge.postgres.connection import connect
 from forge.serve.node import Options
 
 PAGE = "http://127.0.0.1:8000"  # where page.html comes from: python -m http.server 8000 --bind 127.0.0.1

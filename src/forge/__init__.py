@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forge import debezium, wire
     from forge.app import Forge as Forge
+    from forge.cache import Cache as Cache
     from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source
     from forge.changelog.follow import follow
     from forge.changelog.install import install
@@ -38,17 +39,16 @@ if TYPE_CHECKING:
         TrackingError,
     )
     from forge.history.asof import AsOf, as_of, at_instant, row_as_of, table_as_of
-    from forge.track.bus import QueryEvent, observe, on
-    from forge.track.cache import Cache as Cache
-    from forge.track.context import transaction
-    from forge.track.current import Current, context, current
-    from forge.track.middleware import ContextMiddleware as ContextMiddleware
-    from forge.track.middleware import WsgiContextMiddleware as WsgiContextMiddleware
-    from forge.track.notify import Notification, listen, notify
-    from forge.track.outbox import inbox, outbox
-    from forge.track.paused import without_tracking
-    from forge.track.sqlalchemy import on_change as on_change
-    from forge.track.sqlalchemy import track as track
+    from forge.observing import QueryEvent, observe, on
+    from forge.tracking.context import transaction
+    from forge.tracking.current import Current, context, current
+    from forge.tracking.middleware import ContextMiddleware as ContextMiddleware
+    from forge.tracking.middleware import WsgiContextMiddleware as WsgiContextMiddleware
+    from forge.tracking.notify import Notification, listen, notify
+    from forge.tracking.outbox import inbox, outbox
+    from forge.tracking.paused import without_tracking
+    from forge.tracking.sqlalchemy import on_change as on_change
+    from forge.tracking.sqlalchemy import track as track
 
 __all__ = [
     "JSON_NULL",
@@ -121,18 +121,18 @@ _HOMES = {
         RowMismatch SchemaTooNew ServerError TrackingError
     """,
     "forge.history.asof": "AsOf as_of at_instant row_as_of table_as_of",
-    "forge.track.bus": "QueryEvent observe on",
-    "forge.track.cache": "Cache",
-    "forge.track.context": "transaction",
-    "forge.track.current": "Current context current",
-    "forge.track.middleware": "ContextMiddleware WsgiContextMiddleware",
-    "forge.track.notify": "Notification listen notify",
-    "forge.track.outbox": "inbox outbox",
-    "forge.track.paused": "without_tracking",
-    "forge.track.sqlalchemy": "on_change",
+    "forge.observing": "QueryEvent observe on",
+    "forge.cache": "Cache",
+    "forge.tracking.context": "transaction",
+    "forge.tracking.current": "Current context current",
+    "forge.tracking.middleware": "ContextMiddleware WsgiContextMiddleware",
+    "forge.tracking.notify": "Notification listen notify",
+    "forge.tracking.outbox": "inbox outbox",
+    "forge.tracking.paused": "without_tracking",
+    "forge.tracking": "on_change track",
 }
 _LATER = {name: module for module, names in _HOMES.items() for name in names.split()}
-_PARTS = {"change", "changelog", "cursor", "debezium", "errors", "history", "track", "values", "wire"}
+_PARTS = {"change", "changelog", "cursor", "debezium", "errors", "history", "values", "wire"}
 
 
 def __getattr__(name: str) -> Any:

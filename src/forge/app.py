@@ -26,6 +26,7 @@ from typing import Any, Final, TypeVar, overload
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from forge.cache import Cache
 from forge.change import Op
 from forge.changelog.install import install, require_installed
 from forge.changelog.maintenance import Policy, maintain
@@ -53,7 +54,6 @@ from forge.serve import console
 from forge.serve.asgi import ForgeApp
 from forge.serve.bus import Bus
 from forge.serve.node import Node, Options
-from forge.track.cache import Cache
 
 _log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Function)

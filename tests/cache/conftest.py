@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from forge.cache import keeper, ledger
 from forge.postgres.connection import Connection
 from forge.testing.redis import RedisServer, temporary_redis
-from forge.track.cache import keeper, ledger
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from forge.app import Forge
+from forge.cache import Cache
 from forge.cursor import NOW, After
 from forge.react.registry import ANYONE
 from forge.serve.auth import Identity
 from forge.serve.node import Node
-from forge.track.cache import Cache
 from tests.cache.shop import QUICK
 from tests.integration.following import eventually
 

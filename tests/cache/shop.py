@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from forge.app import Forge
+from forge.cache import Cache
+from forge.cache.keeper import Shown
 from forge.cursor import NOW, After
 from forge.react.group import Settings
 from forge.react.registry import ANYONE, Auth
 from forge.serve.auth import Identity
 from forge.serve.node import Node, Options
-from forge.track.cache import Cache
-from forge.track.cache.keeper import Shown
 from tests.integration.following import eventually
 
 QUICK = Settings(quiet=0.005, longest=0.05, check=1e9, resync=1e9)

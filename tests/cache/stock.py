@@ -22,14 +22,14 @@ import httpx
 import msgspec
 
 from forge.app import Forge
+from forge.cache import Cache
+from forge.cache import redis as store
 from forge.cursor import NOW, After
 from forge.embedded.system import free_port
 from forge.postgres.connection import Connection
 from forge.react.registry import ANYONE
 from forge.serve.auth import Identity
 from forge.serve.node import Node
-from forge.track.cache import Cache
-from forge.track.cache import redis as store
 from tests.cache.promise import late
 from tests.cache.shop import QUICK
 from tests.integration.following import eventually

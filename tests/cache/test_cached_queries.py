@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from forge.cache import Cache
+from forge.cache.redis import Redis
 from forge.cursor import After
 from forge.postgres.connection import Connection
 from forge.react.registry import Auth, Registration, Registry
 from forge.testing.redis import RedisServer
-from forge.track.cache import Cache
-from forge.track.cache.redis import Redis
 from tests.cache.shop import shop_node
 from tests.integration.following import eventually
 

@@ -11,10 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 import forge
+from forge.cache import Cache, NotCachable, values
 from forge.errors import ConfigError, TrackingError
 from forge.postgres.connection import Connection
 from forge.testing.redis import RedisServer
-from forge.track.cache import Cache, NotCachable, values
 from tests.cache.shop import shop_node
 from tests.integration.following import eventually
 

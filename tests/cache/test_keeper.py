@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from forge.cache import ledger as ledger_module
+from forge.cache.flight import Flights, _Flight
+from forge.cache.keeper import Found, Keeper, Shown
+from forge.cache.memory import Memory
+from forge.cache.tables import TableMatcher, Tables
 from forge.change import Change, Op, Source
 from forge.cursor import NOW, After, Cursor, LogIdentity, Snapshot
-from forge.track.cache import ledger as ledger_module
-from forge.track.cache.flight import Flights, _Flight
-from forge.track.cache.keeper import Found, Keeper, Shown
-from forge.track.cache.memory import Memory
-from forge.track.cache.tables import TableMatcher, Tables
 from tests.integration.following import eventually
 
 LOG = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "1", 1)

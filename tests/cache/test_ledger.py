@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from forge.cache import ledger as ledger_module
+from forge.cache.ledger import MOST_BYTES, MOST_PENDING, Ledger
 from forge.change import Change, Op, Source
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot
-from forge.track.cache import ledger as ledger_module
-from forge.track.cache.ledger import MOST_BYTES, MOST_PENDING, Ledger
 
 LOG = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "1", 1)
 

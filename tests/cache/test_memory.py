@@ -2,8 +2,8 @@
 
 import pytest
 
-from forge.track.cache.entry import Entry
-from forge.track.cache.memory import MOST_STAMPS, Memory
+from forge.cache.entry import Entry
+from forge.cache.memory import MOST_STAMPS, Memory
 
 
 class Clock:

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from forge.cache import Cache
 from forge.cursor import NOW, After
 from forge.postgres.connection import Connection
 from forge.testing.redis import RedisServer
-from forge.track.cache import Cache
 from tests.cache.promise import TABLE, Player, play, players
 from tests.integration.following import eventually
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from forge.cache.entry import Entry
 from forge.change import UNAVAILABLE
 from forge.react.bound import Bound, bind
 from forge.react.cached import ReadMatcher
@@ -29,7 +30,6 @@ from forge.react.condition import (
 from forge.react.condition import Any as Some
 from forge.react.index import BoundRead
 from forge.react.readset import ColumnType
-from forge.track.cache.entry import Entry
 
 TYPES = {
     "i": ColumnType("integer"),

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
+from forge.cache import Cache
+from forge.cache.entry import Entry
+from forge.cache.redis import Redis
 from forge.embedded.system import free_port
 from forge.errors import ConfigError
 from forge.postgres.connection import Connection
 from forge.testing.redis import RedisServer
-from forge.track.cache import Cache
-from forge.track.cache.entry import Entry
-from forge.track.cache.redis import Redis
 from tests.cache.shop import shop_node
 from tests.integration.following import eventually
 
@@ -123,7 +123,7 @@ async def test_no_key_is_left_after_the_time_to_live(database: str, shop: Connec
 
 
 async def test_a_lease_is_held_as_long_as_its_holder_lives(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forge.track.cache.redis.LEASE", 6)
+    monkeypatch.setattr("forge.cache.redis.LEASE", 6)
     one, two = Redis(redis.url, timeout=10), Redis(redis.url, timeout=10)
     await one.open()
     await two.open()
@@ -159,7 +159,7 @@ async def test_a_lease_is_held_as_long_as_its_holder_lives(redis: RedisServer, m
 
 async def test_a_store_closes_while_its_leases_are_renewed(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancellation that arrives together with an answer of Redis is not lost."""
-    monkeypatch.setattr("forge.track.cache.redis.LEASE", 0.006)
+    monkeypatch.setattr("forge.cache.redis.LEASE", 0.006)
     async with asyncio.timeout(60):
         for number in range(40):
             store = Redis(redis.url, timeout=10)

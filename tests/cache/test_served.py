@@ -8,6 +8,7 @@ import websockets
 
 import forge
 from forge.app import Forge
+from forge.cache import Cache
 from forge.changelog.install import install
 from forge.cursor import After
 from forge.errors import ConfigError, ServerError
@@ -15,7 +16,6 @@ from forge.postgres.connection import Connection, connect
 from forge.react.registry import Auth
 from forge.testing.postgres import temporary_postgres
 from forge.testing.redis import RedisServer
-from forge.track.cache import Cache
 from tests.cache.shop import QUICK, Shop, application, shop_node
 from tests.integration.following import eventually
 from tests.integration.serving import serving

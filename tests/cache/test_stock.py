@@ -6,12 +6,12 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
+from forge.cache import Cache
+from forge.cache import redis as store
 from forge.change import Change, Op
 from forge.postgres.connection import Connection
 from forge.react.cached import ReadMatcher
 from forge.testing.redis import RedisServer
-from forge.track.cache import Cache
-from forge.track.cache import redis as store
 from tests.cache.stock import KILLED, PATIENCE, TABLE, Game, Here, There, history, process, shelvers, stale
 from tests.integration.following import eventually
 

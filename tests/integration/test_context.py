@@ -16,7 +16,7 @@ from psycopg.pq import Trace, TransactionStatus
 
 from forge.errors import ContextError, NotInstalled
 from forge.postgres.connection import AsyncConnection, Connection, connect, connect_async
-from forge.track.context import transaction
+from forge.tracking.context import transaction
 
 Logged = tuple[Any, ...]
 NONE: Logged = (None, None, None, None)

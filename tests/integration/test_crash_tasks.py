@@ -15,7 +15,7 @@ from forge.changelog.reader import PAGE, Reader
 from forge.embedded import PostgresServer
 from forge.postgres.connection import connect
 from forge.testing import temporary_postgres
-from forge.track.notify import listen
+from forge.tracking.notify import listen
 from tests.integration.following import Follower, eventually, now
 from tests.integration.serving import serving
 

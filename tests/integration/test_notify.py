@@ -12,9 +12,9 @@ from forge.embedded import PostgresServer
 from forge.errors import NotifyError, ServerError
 from forge.postgres.connection import Connection, connect, connect_async
 from forge.testing import FaultProxy
-from forge.track import notify as module
-from forge.track.context import transaction
-from forge.track.notify import Notification, listen, notify
+from forge.tracking import notify as module
+from forge.tracking.context import transaction
+from forge.tracking.notify import Notification, listen, notify
 
 SOON = 20
 

@@ -26,7 +26,7 @@ from forge.serve import feed
 from forge.serve.auth import AuthSettings
 from forge.serve.limits import Limits
 from forge.serve.node import Node, Options
-from forge.track.context import transaction
+from forge.tracking.context import transaction
 from forge.wire import decode
 from tests.integration.following import add, eventually, keys, orders, track, trim_all
 

@@ -17,7 +17,7 @@ from forge.postgres.connection import Connection
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings
 from forge.serve.node import Options
-from forge.track.context import transaction
+from forge.tracking.context import transaction
 from forge.values import Column
 from forge.wire import decode
 from tests.integration.following import eventually

@@ -30,13 +30,13 @@ from sqlalchemy.pool import StaticPool
 import forge
 from forge.embedded import PostgresServer
 from forge.errors import ConfigError
+from forge.observing import QueryEvent, Subscription, sinks
+from forge.observing.event import semantic_op
+from forge.observing.hub import MOST_WAITING, hub
+from forge.observing.observe import ObservedCursor
+from forge.observing.redaction import shown
 from forge.react.registry import Auth
 from forge.react.runner import Runner
-from forge.track.bus import QueryEvent, Subscription, sinks
-from forge.track.bus.event import semantic_op
-from forge.track.bus.hub import MOST_WAITING, hub
-from forge.track.bus.observe import ObservedCursor
-from forge.track.bus.redaction import shown
 
 metadata = MetaData()
 users = Table(
@@ -411,7 +411,7 @@ def test_a_tracked_engine_is_observed_and_tells_of_the_applications_statements_o
         ("delete", "shop", 2),
     ]
     assert max(event.duration_ms for event in heard) < 50
-    assert len(list(forge.track.recorded(engine))) == 4
+    assert len(list(forge.tracking.recorded(engine))) == 4
     engine.dispose()
 
 

@@ -15,7 +15,7 @@ from forge.errors import ContextError
 from forge.postgres.connection import Connection, connect_async
 from forge.react.registry import Auth
 from forge.react.runner import Runner
-from forge.track.current import NOTHING, Current
+from forge.tracking.current import NOTHING, Current
 
 UNFIT: list[dict[str, Any]] = [
     {"user_id": ""},

@@ -29,8 +29,8 @@ from starlette.websockets import WebSocket
 import forge
 from forge.errors import ContextError
 from forge.postgres.connection import Connection
-from forge.track.current import NOTHING, Current
-from forge.track.middleware import ContextMiddleware, WsgiContextMiddleware, route_of, user_value
+from forge.tracking.current import NOTHING, Current
+from forge.tracking.middleware import ContextMiddleware, WsgiContextMiddleware, route_of, user_value
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -125,7 +125,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.core.handlers.asgi import ASGIHandler
 from django.core.exceptions import SynchronousOnlyOperation
 import forge
-from forge.track.django import watch
+from forge.tracking.django import watch
 
 Order = app.Order
 auth = {{"authorization": "Basic YWRhOng=", "traceparent": {parent!r}}}

@@ -17,7 +17,7 @@ from forge.config import database_kind, nearest
 from forge.doctor.finding import count
 from forge.errors import TrackingError
 from forge.postgres.connection import Connection, typed_errors
-from forge.track.settings import EXCLUDED, LAST, MASKED
+from forge.tracking.settings import EXCLUDED, LAST, MASKED
 
 _ALL = """
     SELECT format('%I.%I', n.nspname, c.relname)

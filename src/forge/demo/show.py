@@ -32,7 +32,7 @@ from forge.demo.summary import LakeState, Summary, percentiles
 from forge.demo.waiting import Waiting
 from forge.feed import Feed
 from forge.postgres.connection import AsyncConnection, connect_async
-from forge.track.context import transaction
+from forge.tracking.context import transaction
 
 WORKERS: Final = 4
 CATCH_UP: Final = 30.0

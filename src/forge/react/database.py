@@ -14,13 +14,13 @@ import msgspec
 from psycopg.rows import dict_row
 
 from forge.errors import ForgeError
+from forge.observing.hub import Timed, hub
 from forge.postgres.connection import AsyncConnection
 from forge.react.bound import bind
 from forge.react.index import BoundRead
 from forge.react.readset import Analysis
 from forge.react.registry import Auth
-from forge.track.bus.hub import Timed, hub
-from forge.track.outbox import Key, outbox
+from forge.tracking.outbox import Key, outbox
 
 Parameters = Mapping[str, Any] | Sequence[Any]
 _PLACEHOLDER: Final = re.compile(r"%(?:\(([^)]+)\).|.)")

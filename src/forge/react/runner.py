@@ -38,8 +38,8 @@ from forge.react.index import BoundRead
 from forge.react.readset import Analysis
 from forge.react.registry import ANYONE, Auth, Call, Mutation
 from forge.tasks import spawn
-from forge.track.context import transaction
-from forge.track.current import Current, context
+from forge.tracking.context import transaction
+from forge.tracking.current import Current, context
 
 Pool = AsyncConnectionPool[AsyncConnection]
 _log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from forge.errors import ForgeError, ServerError
 from forge.postgres.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.serve.cipher import Cipher
 from forge.tasks import observed, spawn
-from forge.track.notify import Listener, listen
+from forge.tracking.notify import Listener, listen
 
 CHANNEL: Final = "forge_nodes"
 BEAT: Final = 10.0

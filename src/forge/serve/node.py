@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from forge.cache.keeper import Shown
 from forge.change import Change
 from forge.changelog.reader import Batch
 from forge.changelog.tenancy import sole_tenants
@@ -40,7 +41,6 @@ from forge.serve.session import Mode, Session, Subscription
 from forge.serve.threads import Threads
 from forge.serve.traces import trace_push
 from forge.serve.turns import Turns
-from forge.track.cache.keeper import Shown
 
 LONGEST_NAME: Final = 64
 CONSOLE: Final = "console"

@@ -23,8 +23,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import forge
-from forge.track.events import Event
-from forge.track.sqlalchemy import on_change, recorded, track
+from forge.tracking.events import Event
+from forge.tracking.sqlalchemy import on_change, recorded, track
 from forge.wire import encode_row
 
 Result = TypeVar("Result")

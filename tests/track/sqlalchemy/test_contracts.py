@@ -10,8 +10,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 
 import forge
-from forge.track.events import listen
-from forge.track.sqlalchemy import track
+from forge.tracking.events import listen
+from forge.tracking.sqlalchemy import track
 from tests.track.sqlalchemy.harness import Harness, Line, Order, keyless, lines, orders, sync, tags
 
 ONE = {"id": 1, "mail": "ada@example.com", "amount": 1, "status": "open"}
@@ -223,11 +223,11 @@ def test_a_write_goes_on_when_the_rows_before_it_cannot_be_read(
     start(db)
     if db.triggers:
         pytest.skip("the triggers read nothing")
-    from forge.track.sqlalchemy.images import Shape
+    from forge.tracking.sqlalchemy.images import Shape
 
     db.track()
     monkeypatch.setattr(Shape, "by_columns", lambda *given, **options: text("SELECT nothing FROM nowhere"))
-    with caplog.at_level(logging.WARNING, "forge.track"):
+    with caplog.at_level(logging.WARNING, "forge.tracking"):
         db.run(lambda connection: connection.execute(update(orders).where(orders.c.id == 1).values(status="paid")))
     assert "were not read" in caplog.text
     monkeypatch.undo()
@@ -363,7 +363,7 @@ def test_the_record_commits_with_the_data_or_not_at_all(db: Harness, monkeypatch
     events = db.listen()
     if db.triggers:
         pytest.skip("that the triggers' log is atomic is tested elsewhere")
-    from forge.track import record
+    from forge.tracking import record
 
     db.run(lambda connection: connection.execute(update(orders).values(amount=2)))
 
@@ -551,7 +551,7 @@ def test_a_failing_subscriber_harms_nobody(db: Harness, caplog: pytest.LogCaptur
 
     forge.on_change(db.target, "orders", fail)
     events = db.listen()
-    with caplog.at_level(logging.ERROR, "forge.track"):
+    with caplog.at_level(logging.ERROR, "forge.tracking"):
         db.run(lambda connection: connection.execute(update(orders).values(amount=2)))
     assert "a subscriber of changes failed" in caplog.text
     assert len(events) == 1

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
 
 import forge
-from forge.track.events import Event
+from forge.tracking.events import Event
 from tests.track.sqlalchemy.harness import Harness, Order, keyless, lines, orders, tags
 
 ONE = {"id": 1, "mail": "ada@example.com", "amount": 1, "status": "open"}
@@ -179,7 +179,7 @@ def test_asynchronous_subscribers_are_awaited_before_the_commit_returns(
         connection.execute(update(orders).values(amount=3))
         assert told == []
 
-    with caplog.at_level(logging.ERROR, "forge.track"):
+    with caplog.at_level(logging.ERROR, "forge.tracking"):
         db.run(work)
     assert told == [("slow", 2), ("slow", 3), ("asks", 3), ("asks", 3)]
     assert caplog.text.count("a subscriber of changes failed") == 2

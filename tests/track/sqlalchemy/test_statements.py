@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from forge.track.statements import EVERYTHING, NOTHING, written
+from forge.tracking.statements import EVERYTHING, NOTHING, written
 
 WRITES = [
     ("postgresql", "INSERT INTO orders (id) VALUES (%s)", ["insert orders"]),

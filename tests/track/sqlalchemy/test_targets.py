@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import forge
 from forge.postgres.connection import connect
-from forge.track.events import Event, listen
+from forge.tracking.events import Event, listen
 from tests.track.sqlalchemy.harness import Order, metadata, orders
 
 ONE = {"id": 1, "mail": "ada@example.com"}
@@ -28,7 +28,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def ops(target: Any) -> list[str]:
-    return [change.op.value for change in forge.track.recorded(target)]
+    return [change.op.value for change in forge.tracking.recorded(target)]
 
 
 @pytest.mark.contract("M1")
@@ -39,7 +39,7 @@ def test_a_sessionmaker(engine: Engine) -> None:
     with maker.begin() as session:
         session.add(Order(**ONE))
     with maker() as session:
-        assert [change.row_id for change in forge.track.recorded(session)] == ["1"]
+        assert [change.row_id for change in forge.tracking.recorded(session)] == ["1"]
 
 
 def test_a_sessionmaker_that_gets_its_engine_later(engine: Engine) -> None:
@@ -87,7 +87,7 @@ async def test_async_sessions_and_subscribers(tmp_path: Path) -> None:
         await session.execute(update(Order).values(amount=3))
     stop()
     async with engine.connect() as connection:
-        found = await connection.run_sync(lambda sync: [one.row_id for one in forge.track.recorded(sync)])
+        found = await connection.run_sync(lambda sync: [one.row_id for one in forge.tracking.recorded(sync)])
     assert found[-2:] == ["1", "2"]
     assert len(told) == 1
     await engine.dispose()
@@ -127,7 +127,7 @@ def test_autocommit_tells_at_once(database: str) -> None:
     with engine.connect() as connection:
         connection.execute(insert(orders).values(ONE))
         assert [one.kind for one in told] == ["added"]
-    assert [change.row_id for change in forge.track.recorded(engine)] == ["1"]
+    assert [change.row_id for change in forge.tracking.recorded(engine)] == ["1"]
     engine.dispose()
 
 
@@ -154,7 +154,7 @@ def test_a_role_that_may_write_but_not_read(empty_database: str) -> None:
     url = empty_database.replace("postgresql:", "postgresql+psycopg:")
     admin = create_engine(url)
     metadata.create_all(admin)
-    forge.track.create_log(admin)
+    forge.tracking.create_log(admin)
     with admin.begin() as connection:
         for statement in (
             "DROP ROLE IF EXISTS blind",
@@ -170,7 +170,7 @@ def test_a_role_that_may_write_but_not_read(empty_database: str) -> None:
         connection.execute(orders.delete())
     with engine.begin() as connection, pytest.raises(ProgrammingError), connection.begin_nested():
         connection.execute(orders.select())
-    change, cascade = forge.track.recorded(admin)
+    change, cascade = forge.tracking.recorded(admin)
     assert (change.op, change.table, change.row_id) == (forge.Op.INVALIDATE, "orders", "*")
     assert (cascade.op, cascade.table) == (forge.Op.INVALIDATE, "lines")
     with admin.begin() as connection:
@@ -199,7 +199,7 @@ def test_a_role_that_may_not_create_the_log_is_told_what_to_do(empty_database: s
 
 @pytest.mark.contract("M8")
 def test_triggers_take_over_and_nothing_is_recorded_twice(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge.track.sqlalchemy import tables
+    from forge.tracking.sqlalchemy import tables
 
     monkeypatch.setattr(tables, "FRESH", 0.0)
     engine = forge.track(create_engine(database.replace("postgresql:", "postgresql+psycopg:")))
@@ -213,7 +213,7 @@ def test_triggers_take_over_and_nothing_is_recorded_twice(database: str, monkeyp
     with connect(database) as admin:
         events = admin.execute("SELECT operation, user_id FROM forge_events WHERE operation <> 'SCHEMA'").fetchall()
     assert events == [("UPDATE", "ada")]
-    assert [change.op.value for change in forge.track.recorded(engine) if change.table == "orders"][-1] == "insert"
+    assert [change.op.value for change in forge.tracking.recorded(engine) if change.table == "orders"][-1] == "insert"
     engine.dispose()
 
 

@@ -74,7 +74,7 @@ def _url(kind: str, request: pytest.FixtureRequest, tmp_path: Any) -> Any:
 
 
 def _logged(engine: Engine) -> list[tuple[str, Any]]:
-    return [(change.op.name, change.key and change.key["id"]) for change in forge.track.recorded(engine)]
+    return [(change.op.name, change.key and change.key["id"]) for change in forge.tracking.recorded(engine)]
 
 
 def _at_once(*parts: Callable[[], None]) -> list[Exception]:
@@ -239,7 +239,7 @@ def test_tables_that_are_in_another_schema_for_each_tenant(engine: Engine, kind:
         connection.execute(parents.delete().where(parents.c.n == 0), execution_options=options)
     found = [
         (change.schema, change.op.name, change.before and change.before["n"], change.after and change.after["n"])
-        for change in forge.track.recorded(engine)
+        for change in forge.tracking.recorded(engine)
     ]
     assert found == [
         ("ada", "INSERT", None, 0),
@@ -297,7 +297,7 @@ def test_ddl_that_commits_by_itself_takes_events_and_records_along(engine: Engin
     expected = [] if how in ("commit", "one that fails") else ["more" if how == "create" else "children"]
     assert [(kind, table) for kind, table, _ in heard[1:]] == [("invalidate", table) for table in expected]
     assert len({transaction for *_, transaction in heard}) == len(heard)
-    found = [change.table for change in forge.track.recorded(engine)]
+    found = [change.table for change in forge.tracking.recorded(engine)]
     assert found == ["parents", *expected]
 
 

@@ -5,7 +5,7 @@
 
     app.outbox_to("order.*", sink)
 
-`forge.outbox` puts messages in (`forge.track.outbox`). A message is sent at least once, always with the same id; a
+`forge.outbox` puts messages in (`forge.tracking.outbox`). A message is sent at least once, always with the same id; a
 receiver that keeps what it took in with `forge.inbox` takes it in exactly once.
 """
 

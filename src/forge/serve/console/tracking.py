@@ -16,7 +16,7 @@ from forge.postgres.connection import Connection
 from forge.react.database import Context
 from forge.serve.console.desk import Desk, utc
 from forge.serve.console.log import OLDEST_WRITE
-from forge.track.settings import EXCLUDED, LAST, MASKED
+from forge.tracking.settings import EXCLUDED, LAST, MASKED
 
 EVERY: Final = 2.0
 MOST: Final = 5000

@@ -25,7 +25,7 @@ from forge.testing.conformance.proxy import CountingProxy
 from forge.testing.conformance.sql import Statement, statement, tables
 from forge.testing.postgres import fresh_database, temporary_postgres
 from forge.testing.session_settings import chosen, set_defaults, shown, with_settings
-from forge.track.context import transaction
+from forge.tracking.context import transaction
 
 TEMPLATE: Final = "conformance"
 _WRITERS: Final = {"array_nulls": "on"}  # they write NULL in arrays as text

@@ -1,0 +1,372 @@
+"""A cache of queries: `forge.Cache`.
+
+    cache = forge.Cache()                                   # in this process
+    cache = forge.Cache("redis://127.0.0.1:6379/0")         # shared by all nodes
+
+    app = forge.Forge(cache=cache)                          # for @app.query(cache=60)
+
+    async with forge.Cache(database=url) as cache:          # without an application
+        rows = await cache.fetch("SELECT … WHERE id = %(id)s", {"id": 7}, tables=["orders"], ttl=60)
+        best = await cache.fetch("best sellers", load=best_sellers, tables=["orders"])
+
+When an entry may be shown is said in `forge.cache.keeper`. With a database its log ends entries, whoever wrote.
+Without one (MariaDB, SQLite) they are ended by what `forge.track` sees of this process, or with Redis of all
+processes, by `invalidate`, and by their time to live.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from forge.cache import values
+from forge.cache.entry import Entry, of_tables, qualified
+from forge.cache.keeper import Found, Keeper, Matcher, Metrics
+from forge.cache.memory import Memory
+from forge.cache.store import Store
+from forge.cache.tables import TableMatcher, Tables
+from forge.change import Op
+from forge.changelog.follow import follow
+from forge.cursor import After, Cursor, Snapshot
+from forge.errors import ConfigError, CursorError, ForgeError, ServerError, TrackingError
+from forge.postgres.connection import AsyncConnection, parameters, pin, translate
+from forge.postgres.session import USERS
+from forge.tracking import events
+
+CONNECTIONS: Final = 8
+_log = logging.getLogger(__name__)
+_UNTRACKED: Final = """
+SELECT n FROM unnest(%s::text[]) n WHERE NOT EXISTS (
+    SELECT FROM forge.tracked_table t WHERE t.schema_name || '.' || t.table_name = n AND t.disabled_at IS NULL)
+"""
+Parameters = Mapping[str, Any] | Sequence[Any]
+Load = Callable[[], Awaitable[Any]]
+Reads = TypeVar("Reads")
+
+
+class Cache:
+    """Entries in this process, or in the Redis of a URL.
+
+    `ttl` is how long an entry lives at the most, in seconds, unless a query says otherwise. `tables` sets that for
+    what reads a table: seconds, or False not to keep it at all. `prefix` keeps applications that share a Redis apart;
+    have the release in it where a release changes what queries return. `max_bytes` and `max_entries` bound the memory
+    of this process. `timeout` is how long Redis may take to answer before nobody waits for it any more.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        database: str | None = None,
+        prefix: str = "forge",
+        ttl: float = 60.0,
+        tables: Mapping[str, float | bool] | None = None,
+        max_bytes: int = 64 << 20,
+        max_entries: int = 10_000,
+        max_entry_bytes: int = 4 << 20,
+        timeout: float = 0.2,
+    ) -> None:
+        if not ttl > 0 or not timeout > 0:
+            raise ConfigError("ttl and timeout are seconds above 0", fix="give seconds, such as ttl=60")
+        if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
+            raise ConfigError(f"{url[:60]!r} is not the URL of a Redis", fix="write it as redis://host:6379/0")
+        self.store: Store
+        if url is None:
+            self.store = Memory(max_bytes=max_bytes, max_entries=max_entries)
+        else:
+            from forge.cache.redis import Redis  # its library is an extra
+
+            self.store = Redis(url, prefix=prefix, timeout=timeout)
+        self.ttl = ttl
+        self._tables = {qualified(table): life for table, life in (tables or {}).items()}
+        self._max_entry_bytes = min(max_entry_bytes, max_bytes)
+        self._database = database
+        self._pool: AsyncConnectionPool[AsyncConnection] | None = None
+        self._keepers: list[Keeper[Any]] = []
+        self._own: Keeper[Tables] | None = None
+        self._users = 0
+        self._feeder: Keeper[Any] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._stop_listening: Callable[[], None] | None = None
+        self._checked: set[str] = set()
+
+    @property
+    def metrics(self) -> Metrics:
+        """What happened so far, in all uses of the cache."""
+        counted = [keeper.metrics for keeper in self._keepers]
+        return Metrics(*(sum(getattr(one, name) for one in counted) for name in Metrics.__struct_fields__))
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self, *, fed: bool = False) -> None:
+        """Connect, and follow the database's log where there is one, unless an application feeds it."""
+        self._users += 1
+        if self._users > 1:
+            return
+        self.store.on_gone = self._gone
+        await self.store.open()
+        self._stop_listening = events.listen(self._heard, rows=False)
+        if self._database is not None and not fed:
+            self._own = self._kept(TableMatcher())
+            following: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._following = asyncio.get_running_loop().create_task(self._follow(self._database, following))
+            try:
+                await asyncio.wait_for(following, 60)
+            except BaseException:
+                await self.close()
+                raise
+
+    async def close(self) -> None:
+        """End it; an application that uses it still may go on."""
+        self._users -= 1
+        if self._users:
+            return
+        if self._stop_listening is not None:
+            self._stop_listening()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+            self._following = None
+        for keeper in self._keepers:
+            await keeper.close()
+        self._keepers, self._own = [], None
+        if self._pool is not None:
+            await self._pool.close()
+            self._pool = None
+        await self.store.close()
+
+    # For applications
+
+    async def attach(self, matcher: Matcher[Any], database: str) -> Keeper[Any]:
+        """A keeper for an application, which feeds it what it reads from its log."""
+        if self._database not in (None, database):
+            raise ConfigError("the cache follows another database than the application", fix="leave out its database=")
+        self._database = database
+        await self.open(fed=True)
+        keeper = self._kept(matcher)
+        if self._following is None and self._feeder is None:
+            self._feeder = keeper
+        return keeper
+
+    async def detach(self, keeper: Keeper[Any]) -> None:
+        """The application ends."""
+        await keeper.close()
+        if keeper in self._keepers:
+            self._keepers.remove(keeper)
+        if keeper is self._feeder:
+            self._feeder = next((other for other in self._keepers if other is not self._own), None)
+            if self._own is not None:
+                self._own.lose()
+        await self.close()
+
+    def fed_by(self, keeper: Keeper[Any]) -> list[Keeper[Any]]:
+        """Whom an application feeds: what is fetched beside it has one feeder, as everything has."""
+        return [keeper, self._own] if keeper is self._feeder and self._own is not None else [keeper]
+
+    def wrote(self, xid: int, tables: frozenset[str] | None) -> None:
+        """A transaction of this process has committed."""
+        for keeper in self._keepers:
+            keeper.wrote(xid, tables)
+
+    def life(self, tables: Sequence[str], ttl: float | None = None) -> float | None:
+        """How long what reads these tables may be kept; None not at all."""
+        lives = [self._tables[table] for table in tables if table in self._tables]
+        if any(life is False for life in lives):
+            return None
+        given = [float(life) for life in lives if life is not True]
+        return min([self.ttl if ttl is None else ttl, *given])
+
+    # For everybody
+
+    async def fetch(
+        self,
+        what: str,
+        parameters: Parameters | None = None,
+        /,
+        *,
+        tables: Sequence[str],
+        ttl: float | None = None,
+        load: Load | None = None,
+        after: str | int | None = None,
+    ) -> Any:
+        """The rows of a statement, as dicts; or, with `load`, what that returns, under the name `what`.
+
+        `tables` are those that it reads: a change of one of them ends it. `after` is the number of a transaction that
+        must be in the result, from the answer of a mutation.
+        """
+        if self._own is None:
+            self._own = self._kept(TableMatcher(), logged=self._database is not None)
+            self._own.lose()  # a read of the log that is under way may lack what was written here just before
+        own = self._own
+        if not tables:
+            raise ConfigError("a cached query must name the tables that it reads", fix='pass tables=["orders"]')
+        read = tuple(qualified(table) for table in tables)
+        run: Callable[[After], Awaitable[Found[Tables]]]
+        if load is not None:
+            run = partial(self._load, load, read, ttl)
+        elif self._database is not None:
+            run = partial(self._select, what, parameters, read, ttl)
+        else:
+            raise ConfigError("a statement needs a database to run on", fix="Cache(database=…), or pass load=")
+        kind = "load" if load is not None else "sql"
+        asked = values.encode([kind, what, _plain(parameters), list(read)])
+        key = "f" + hashlib.sha256(asked).hexdigest()[:40]
+        shown = await own.ask(key, what, run, After.parse(None if after is None else str(after)))
+        return values.decode(shown.value)
+
+    async def invalidate(self, *tables: str, key: str | None = None, prefix: str | None = None) -> None:
+        """End what reads one of the tables, has this name, or a name that begins so; without any, everything.
+
+        The name is that of the query, or what was given to `fetch`. Done, on all nodes, when this returns.
+        """
+        names = of_tables(tables)
+        names += [] if key is None else [f"n:{key}"]
+        names += [] if prefix is None else [f"p:{prefix}"]
+        if self.store.shared:
+            await asyncio.to_thread(self.store.stamp, names)
+        else:
+            self.store.stamp(names)
+
+    # Inside
+
+    def _kept(self, matcher: Matcher[Any], *, logged: bool = True) -> Keeper[Any]:
+        keeper = Keeper(self.store, matcher, logged=logged, max_entry_bytes=self._max_entry_bytes)
+        self._keepers.append(keeper)
+        return keeper
+
+    def _gone(self, key: str, entry: Entry) -> None:
+        for keeper in self._keepers:
+            keeper.gone(key, entry)
+
+    def _heard(self, engine: Any, heard: Sequence[events.Event]) -> None:
+        """What `forge.track` saw in this process, before its commit returns."""
+        tables = {(event.schema, event.table) for event in heard}
+        if any(table is None for _, table in tables):
+            self.store.stamp([])
+        elif tables and engine.dialect.name != "postgresql":
+            # orders, Orders and main.orders may be one table there
+            self.store.stamp(of_tables(str(table) for _, table in tables))
+        elif tables:
+            self.store.stamp(of_tables(f"{schema}.{table}" if schema else str(table) for schema, table in tables))
+
+    async def _select(
+        self, statement: str, parameters: Parameters | None, read: Tables, ttl: float | None, after: After
+    ) -> Found[Tables]:
+        async with self._connection() as connection:
+            await self._check(connection, read)
+            async with connection.transaction():
+                await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                snapshot = await _snapshot(connection)
+                rows = await connection.cursor(row_factory=dict_row).execute(statement.encode(), parameters)
+                value = await rows.fetchall() if rows.description else []
+        return self._found(value, snapshot, read, ttl)
+
+    async def _load(self, load: Load, read: Tables, ttl: float | None, after: After) -> Found[Tables]:
+        snapshot = None
+        if self._database is not None:
+            async with self._connection() as connection:
+                await self._check(connection, read)
+                snapshot = await _snapshot(connection)  # what is loaded shows this at least
+        return self._found(await load(), snapshot, read, ttl)
+
+    def _found(self, value: Any, snapshot: Snapshot | None, read: Tables, ttl: float | None) -> Found[Tables]:
+        raw = values.encode(value)
+        return Found(raw, hashlib.sha256(raw).hexdigest()[:32], snapshot, read, read, self.life(read, ttl))
+
+    async def _check(self, connection: AsyncConnection, read: Tables) -> None:
+        """Nothing would end an entry of a table that is not tracked."""
+        if self._checked.issuperset(read):
+            return
+        missing = await (await connection.execute(_UNTRACKED, (list(read),))).fetchall()
+        if missing:
+            name = missing[0][0].removeprefix("public.")
+            raise TrackingError(f"{name} is not tracked, so nothing tells when it changes", fix=f"forge enable {name}")
+        self._checked.update(read)
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> Any:
+        assert self._database is not None
+        if self._pool is None:
+            self._pool = AsyncConnectionPool(
+                kwargs={**parameters(self._database, application_name="forge cache"), "autocommit": True},
+                configure=partial(pin, settings=USERS),
+                min_size=0,
+                max_size=CONNECTIONS,
+                open=False,
+                timeout=30.0,
+            )
+            await self._pool.open()
+        try:
+            async with self._pool.connection() as connection:
+                yield connection
+        except PoolTimeout as error:
+            raise ServerError("no connection to the database came free in time", fix="look at the server") from error
+        except psycopg.Error as error:
+            raise translate(error) or error from error
+
+    async def _follow(self, database: str, following: "asyncio.Future[None]") -> None:
+        lost = False
+
+        def opened(restarted: bool) -> None:
+            nonlocal lost
+            if restarted or lost:
+                lost = False
+                self._lose()
+            if not following.done():
+                following.set_result(None)
+
+        def read(cursor: Cursor, started: str) -> None:
+            if self._own is not None:
+                self._own.read(cursor, started)
+
+        while True:
+            try:
+                batches = follow(database, durable=False, on_open=opened, on_read=read)
+                async with contextlib.aclosing(batches):
+                    async for batch in batches:
+                        if self._own is not None:
+                            self._own.take(batch.changes)
+                        if any(change.op is Op.SCHEMA for change in batch.changes):
+                            self._lose()
+            except CursorError as error:
+                _log.warning("the log cannot be followed from where it was left, the cache begins anew: %s", error)
+            except ForgeError as error:
+                if not following.done():
+                    following.set_exception(error)
+                    return
+                _log.error("the log cannot be followed, the cache is not used: %s (fix: %s)", error, error.fix)
+                await asyncio.sleep(1.0)
+            except Exception:
+                _log.exception("following the log failed, trying again")
+                await asyncio.sleep(1.0)
+            lost = True
+
+    def _lose(self) -> None:
+        self._checked.clear()
+        if self._own is not None:
+            self._own.lose()
+
+
+async def _snapshot(connection: AsyncConnection) -> Snapshot:
+    row = await (await connection.execute("SELECT pg_current_snapshot()::text")).fetchone()
+    assert row is not None
+    return Snapshot.parse(row[0])
+
+
+def _plain(parameters: Parameters | None) -> Any:
+    return dict(sorted(parameters.items())) if isinstance(parameters, Mapping) else list(parameters or ())

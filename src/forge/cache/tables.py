@@ -1,0 +1,42 @@
+"""What changes touch, by table: all that is known of an entry is which tables it read."""
+
+from collections.abc import Iterable
+
+from forge.cache.entry import Entry
+from forge.cache.ledger import ANY_TABLE
+from forge.change import Change
+
+Tables = tuple[str, ...]
+
+
+class TableMatcher:
+    """Entries by the tables that they read."""
+
+    def __init__(self) -> None:
+        self._reads: dict[str, Tables] = {}
+        self._keys: dict[str, set[str]] = {}
+
+    def put(self, key: str, reads: Tables) -> None:
+        self.remove(key)
+        self._reads[key] = reads
+        for table in reads:
+            self._keys.setdefault(table, set()).add(key)
+
+    def remove(self, key: str) -> None:
+        for table in self._reads.pop(key, ()):
+            keys = self._keys[table]
+            keys.discard(key)
+            if not keys:
+                del self._keys[table]
+
+    def touched(self, change: Change) -> Iterable[str]:
+        return self._keys.get(f"{change.schema}.{change.table}", set()) | self._keys.get(ANY_TABLE, set())
+
+    def touches(self, reads: Tables, changes: Iterable[Change]) -> bool:
+        return any(ANY_TABLE in reads or f"{change.schema}.{change.table}" in reads for change in changes)
+
+    def encode(self, reads: Tables) -> bytes:
+        return b""
+
+    def decode(self, entry: Entry) -> Tables:
+        return entry.tables

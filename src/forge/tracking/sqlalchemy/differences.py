@@ -1,0 +1,146 @@
+"""A statement that has run, and its Plan from before, in; the changes of its rows out.
+
+`Found` has the changes in order, and whether rows may have changed beyond them, so that the table must be read anew.
+"""
+
+from typing import Any, Final, NamedTuple
+
+from forge.change import Op, same
+from forge.tracking.sqlalchemy.images import Image, Key
+from forge.tracking.sqlalchemy.plan import Images, Plan, known
+
+
+class Row(NamedTuple):
+    """One row's change: its key as SQLAlchemy binds it, and the row on either side, None where there is none."""
+
+    op: Op
+    key: Key
+    before: Image | None
+    after: Image | None
+    old: dict[str, Any] | None = None
+    """Of an update whose rows are both known: what it changed, as it was."""
+
+
+class Found(NamedTuple):
+    """What a statement did."""
+
+    rows: list[Row]
+    beyond: bool = False
+
+
+NOTHING = Found([])
+UNKNOWN = Found([], beyond=True)
+
+
+def inserted(plan: Plan, keys: list[Key], count: int) -> Found:
+    """After a plain INSERT of so many rows (-1: nobody knows) whose keys these are."""
+    if count == 0:
+        return NOTHING
+    if plan.analysis.may_collide and not plan.analysis.skips:
+        return UNKNOWN  # which rows were there before, nobody knows
+    good = known(keys)
+    if not good:
+        return UNKNOWN
+    after = plan.now(good)
+    rows = [Row(Op.INSERT, key, None, after.get(key) if after else None) for key in dict.fromkeys(good)]
+    return Found(rows, beyond=len(good) != len(keys) or len(good) < count)
+
+
+def collided(plan: Plan) -> Found:
+    """After an INSERT with a conflict clause: what is there now, against what was."""
+    before, after = plan.before, plan.now_colliding()
+    if before is None or after is None:
+        return UNKNOWN
+    rows = [Row(Op.DELETE, key, image, None) for key, image in before.items() if key not in after]
+    for key, image in after.items():
+        was = before.get(key)
+        if was is None:
+            rows.append(Row(Op.INSERT, key, None, image))
+        elif old := changed(was.row, image.row):
+            rows.append(Row(Op.UPDATE, key, was, image, old))
+    # fewer rows than were given: some collided by what the Table does not say, an index on an expression perhaps
+    return Found(rows, beyond=len(after) < plan.expected)
+
+
+def updated(plan: Plan, count: int) -> Found:
+    """After an UPDATE that touched so many rows."""
+    before = plan.before
+    old = _named(plan)
+    if count == 0:
+        return NOTHING
+    if old is None:
+        return UNKNOWN
+    moved = plan.moved
+    new = [moved.get(key, key) for key in old]
+    after = plan.now(new)
+    rows: list[Row] = []
+    for key, now in zip(old, new, strict=True):
+        was = before.get(key) if before is not None else None
+        image = after.get(now) if after is not None else None
+        if after is not None and image is None:
+            continue  # the WHERE said more than the key, and this row it did not mean
+        if now != key:
+            rows.append(Row(Op.DELETE, key, was, None))
+        elif was is None or image is None:
+            rows.append(Row(Op.UPDATE, key, was, image))
+        elif different := changed(was.row, image.row):
+            rows.append(Row(Op.UPDATE, key, was, image, different))
+    rows += [
+        Row(Op.INSERT, now, None, after.get(now) if after is not None else None)
+        for key, now in zip(old, new, strict=True)
+        if now != key and (after is None or now in after)
+    ]
+    return Found(rows, beyond=_more(plan, count))
+
+
+def deleted(plan: Plan, count: int) -> Found:
+    """After a DELETE that touched so many rows."""
+    gone = _named(plan)
+    if count == 0:
+        return NOTHING
+    if gone is None:
+        return UNKNOWN
+    before: Images = plan.before or {}
+    if count != len(gone):
+        left = plan.now(gone) or {}
+        gone = [key for key in gone if key not in left]
+    return Found([Row(Op.DELETE, key, before.get(key), None) for key in gone], beyond=_more(plan, count))
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The values of a row that are no longer represented as they were.
+
+    >>> changed({"id": 1, "paid": 0, "note": "a"}, {"id": 1, "paid": False, "note": "b"})
+    {'paid': 0, 'note': 'a'}
+    """
+    return {
+        name: value
+        for name, value in before.items()
+        if (now := after[name]) is not value
+        and (value != now or type(value) is not type(now) or (type(value) not in _EQUAL and not same(value, now)))
+    }
+
+
+_EQUAL: Final = frozenset({str, int, bytes})
+"""Types whose equal values are represented alike."""
+
+
+def _named(plan: Plan) -> list[Key] | None:
+    if plan.before is not None:
+        return list(plan.before)
+    return None if plan.keys is None else list(dict.fromkeys(plan.keys))
+
+
+def _more(plan: Plan, count: int) -> bool:
+    """Whether more rows were touched than had been seen: somebody else's commit let them in."""
+    return plan.before is not None and count > plan.found
+
+
+def counted(result: Any) -> int:
+    """How many rows a statement touched; -1 when the driver does not say. Rows that it returns stay to be read."""
+    if result.returns_rows and not result.context._is_implicit_returning:
+        rows = result.all()
+        result._rewind(rows)
+        return len(rows)
+    found = result.rowcount
+    return found if isinstance(found, int) else -1

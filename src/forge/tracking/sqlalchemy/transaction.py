@@ -1,0 +1,108 @@
+"""What a connection's transaction has done so far, kept with the DBAPI connection until it commits or rolls back.
+
+A `Transaction` begins with the first write after a commit or rollback. It holds what to tell once the commit has
+succeeded, marks savepoints so that what happened after one is forgotten with it, and knows which context the database
+was told.
+
+SQLAlchemy announces a commit before it happens; what must happen after it is done by `on_end`, around the dialect's own
+commit and rollback, so that also a connection which goes back to its pool with an open transaction is noticed. A
+statement may end a transaction too: DDL in MySQL and MariaDB commits it. Their servers say so with every answer, and
+`still_open` asks for that.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import uuid4
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.pool.base import _ConnectionFairy
+
+from forge.tracking.current import NOTHING, Current
+
+_PLACE: Final = "forge.transaction"
+
+
+class Transaction:
+    """The writes of one transaction of the database, in order."""
+
+    def __init__(self) -> None:
+        self.id: Final = uuid4().hex
+        self.done: list[Any] = []
+        self.told: Current | None = NOTHING
+        """The context that the database knows; None when a rollback to a savepoint may have changed it."""
+        self._savepoints: dict[str, int] = {}
+
+    def savepoint(self, name: str) -> None:
+        """From here on, what is done may be undone."""
+        self._savepoints[name] = len(self.done)
+
+    def rollback_to(self, name: str) -> None:
+        """Forget what was done since a savepoint."""
+        del self.done[self._savepoints.get(name, 0) :]
+        self.told = None
+
+
+def transaction(connection: Connection) -> Transaction:
+    """The transaction of a connection; a new one after each commit or rollback."""
+    info = connection.info
+    found: Transaction | None = info.get(_PLACE)
+    if found is None:
+        found = info[_PLACE] = Transaction()
+    return found
+
+
+def taken(connection: Connection) -> Transaction | None:
+    """The transaction of a connection, which begins anew; None when it has not done anything."""
+    found: Transaction | None = connection.info.pop(_PLACE, None)
+    return found if found is not None and found.done else None
+
+
+def still_open(connection: Connection) -> bool:
+    """Whether the server had a transaction open when it last answered; True when its driver does not tell."""
+    status = getattr(connection.connection.driver_connection, "server_status", None)
+    return not isinstance(status, int) or bool(status & _IN_TRANSACTION)
+
+
+_IN_TRANSACTION: Final = 1
+"""SERVER_STATUS_IN_TRANS of the protocol of MySQL."""
+
+
+def on_end(engine: Engine, committed: Callable[[Transaction], object]) -> None:
+    """Call `committed` after each successful commit of a transaction that did something; a rollback forgets it."""
+    dialect: Any = engine.dialect
+
+    def ended(connection: Any, *, kept: bool) -> None:
+        if isinstance(connection, Connection):
+            connection = connection.connection
+        if isinstance(connection, _ConnectionFairy) and connection.is_valid:
+            found: Transaction | None = connection.info.pop(_PLACE, None)
+            if kept and found is not None and found.done:
+                committed(found)
+
+    def around(name: str, *, kept: bool) -> None:
+        original = getattr(dialect, name)
+
+        def wrapped(connection: Any, *arguments: Any, **options: Any) -> None:
+            if not kept:
+                ended(connection, kept=False)
+            original(connection, *arguments, **options)
+            if kept:
+                ended(connection, kept=True)
+
+        setattr(dialect, name, wrapped)
+
+    def before(name: str, act: Callable[[Transaction, str], None]) -> None:
+        original = getattr(dialect, name)
+
+        def wrapped(connection: Connection, savepoint: str) -> None:
+            act(transaction(connection), savepoint)
+            original(connection, savepoint)
+
+        setattr(dialect, name, wrapped)
+
+    before("do_savepoint", Transaction.savepoint)
+    before("do_rollback_to_savepoint", Transaction.rollback_to)
+    around("do_commit", kept=True)
+    around("do_commit_twophase", kept=True)
+    around("do_rollback", kept=False)
+    around("do_rollback_twophase", kept=False)
