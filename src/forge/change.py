@@ -169,9 +169,9 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         a pydantic model, a TypedDict or dict.
 
         It is the row after the change, and before it for a delete, unless `image` says which. Columns that the type
-        does not have are ignored, or an error. Raises RowMismatch; see `forge.into`.
+        does not have are ignored, or an error. Raises RowMismatch; see `forge.row_mapping`.
         """
-        from forge.into import row_into
+        from forge.row_mapping import row_into
 
         if image not in (None, "before", "after"):
             raise RowMismatch(f"image is {image!r}", fix='pass "before" or "after"')

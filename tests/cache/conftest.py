@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from forge.cache import keeper, ledger
+from forge.cache import recent_changes as ledger
+from forge.cache import validity as keeper
 from forge.postgres.connection import Connection
 from forge.testing.redis import RedisServer, temporary_redis
 

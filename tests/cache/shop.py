@@ -9,7 +9,7 @@ import msgspec
 
 from forge.app import Forge
 from forge.cache import Cache
-from forge.cache.keeper import Shown
+from forge.cache.validity import Shown
 from forge.cursor import NOW, After
 from forge.react.group import Settings
 from forge.react.registry import ANYONE, Auth

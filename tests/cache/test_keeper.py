@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from forge.cache import ledger as ledger_module
+from forge.cache import recent_changes as ledger_module
 from forge.cache.flight import Flights, _Flight
-from forge.cache.keeper import Found, Keeper, Shown
 from forge.cache.memory import Memory
 from forge.cache.tables import TableMatcher, Tables
+from forge.cache.validity import Found, Keeper, Shown
 from forge.change import Change, Op, Source
 from forge.cursor import NOW, After, Cursor, LogIdentity, Snapshot
 from tests.integration.following import eventually

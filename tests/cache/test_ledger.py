@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from forge.cache import ledger as ledger_module
-from forge.cache.ledger import MOST_BYTES, MOST_PENDING, Ledger
+from forge.cache import recent_changes as ledger_module
+from forge.cache.recent_changes import MOST_BYTES, MOST_PENDING, Ledger
 from forge.change import Change, Op, Source
 from forge.cursor import Cursor, LogIdentity, Position, Snapshot
 

@@ -13,9 +13,9 @@ from forge.pipeline import bronze
 from forge.pipeline.definitions import Definition
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver.ends import ends
-from forge.pipeline.silver.fitting import placed
 from forge.pipeline.silver.layout import layout
 from forge.pipeline.silver.merge import merge
+from forge.pipeline.silver.row_shaping import placed
 from forge.pipeline.silver.tables import prepare
 from forge.pipeline.tables import load
 from forge.values import Column

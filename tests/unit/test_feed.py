@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.change import UNAVAILABLE, Change, Context, Op, Source
-from forge.feed import Feed, details, value_text, who
+from forge.terminal import Feed, details, value_text, who
 
 AT = datetime(2026, 11, 15, 12, 1, 7, 114000, tzinfo=UTC)
 

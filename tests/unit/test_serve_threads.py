@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge.errors import ServerError
-from forge.serve.threads import AT_ONCE, Threads
+from forge.serve.slow_queries import AT_ONCE, Threads
 
 SOON = 10.0
 

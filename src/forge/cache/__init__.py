@@ -1,7 +1,7 @@
 """The query cache: `Cache`, its stores (`memory`, `redis`), and when an entry may be shown (`keeper`)."""
 
 from forge.cache.cache import Cache
-from forge.cache.keeper import Metrics
+from forge.cache.validity import Metrics
 from forge.cache.values import NotCachable
 
 __all__ = ["Cache", "Metrics", "NotCachable"]

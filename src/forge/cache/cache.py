@@ -9,7 +9,7 @@
         rows = await cache.fetch("SELECT … WHERE id = %(id)s", {"id": 7}, tables=["orders"], ttl=60)
         best = await cache.fetch("best sellers", load=best_sellers, tables=["orders"])
 
-When an entry may be shown is said in `forge.cache.keeper`. With a database its log ends entries, whoever wrote.
+When an entry may be shown is said in `forge.cache.validity`. With a database its log ends entries, whoever wrote.
 Without one (MariaDB, SQLite) they are ended by what `forge.track` sees of this process, or with Redis of all
 processes, by `invalidate`, and by their time to live.
 """
@@ -29,10 +29,10 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.cache import values
 from forge.cache.entry import Entry, of_tables, qualified
-from forge.cache.keeper import Found, Keeper, Matcher, Metrics
 from forge.cache.memory import Memory
 from forge.cache.store import Store
 from forge.cache.tables import TableMatcher, Tables
+from forge.cache.validity import Found, Keeper, Matcher, Metrics
 from forge.change import Op
 from forge.changelog.follow import follow
 from forge.cursor import After, Cursor, Snapshot

@@ -1,7 +1,7 @@
 """What a cache holds: an answer, what it depends on, and the snapshot at which it was computed.
 
 An entry is worth nothing by itself. Whether it may be shown is decided each time, by whoever shows it: see
-`forge.cache.keeper`. So a store may lose entries, bring back old ones or be shared by any number of nodes.
+`forge.cache.validity`. So a store may lose entries, bring back old ones or be shared by any number of nodes.
 
 *Stamps* are how entries are invalidated by hand, and where no log tells of writes. A stamp is a random text under the
 name of a table, of an entry, or of a prefix of such names; whoever invalidates writes another one. An entry has the

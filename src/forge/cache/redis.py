@@ -5,7 +5,7 @@
     PREFIX:stamps    the stamps, a hash; it lives a day longer than the last use of it
 
 Nothing else is written, so nothing is left when the entries have expired. A store that was restarted is empty or old;
-old entries are no danger (see `forge.cache.keeper`), old stamps are: so the epoch begins with the server's own
+old entries are no danger (see `forge.cache.validity`), old stamps are: so the epoch begins with the server's own
 run id, and entries of another run are not used.
 
 When Redis does not answer in time the store is `up` no longer: from then on nobody waits for it, and a task of the

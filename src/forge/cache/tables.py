@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from forge.cache.entry import Entry
-from forge.cache.ledger import ANY_TABLE
+from forge.cache.recent_changes import ANY_TABLE
 from forge.change import Change
 
 Tables = tuple[str, ...]

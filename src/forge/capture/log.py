@@ -39,10 +39,10 @@ from forge.changelog.follow import Ears, Wakeup, follow
 from forge.changelog.queries import query
 from forge.changelog.reader import PAGE, Reader
 from forge.changelog.rewind import CurrentTable
-from forge.closing import Closing
 from forge.config import hide
 from forge.cursor import Cursor, Position, Snapshot
 from forge.errors import CursorExpired, CursorForeign, CursorInvalid, ServerError, one_line
+from forge.generator_close import Closing
 from forge.postgres.connection import AsyncConnection, connect_async, translate, typed_errors
 from forge.postgres.names import quoted
 from forge.postgres.queries import query_file

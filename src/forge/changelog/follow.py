@@ -21,9 +21,9 @@ from forge.backoff import Backoff
 from forge.changelog.queries import query
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.wakeup import CHANNEL, Load, Protocol, Step, listener, pacemaker
-from forge.closing import Closing
 from forge.cursor import Cursor
 from forge.errors import ServerError, one_line
+from forge.generator_close import Closing
 from forge.postgres import locks
 from forge.postgres.connection import AsyncConnection, answering, connect_async, hang_up, rejecting, translate
 

@@ -12,10 +12,10 @@ from rich.table import Table
 from forge.change import UNAVAILABLE, text
 from forge.cli.session import Session, session
 from forge.cli.tables import known
-from forge.feed import cut, shown, value_text
 from forge.history.asof import at_instant
 from forge.history.instants import Gap, instant_or_now
 from forge.history.tracked import key_of
+from forge.terminal import cut, shown, value_text
 from forge.wire import encode_row
 
 SHOWN: Final = 50

@@ -9,9 +9,9 @@ from rich.table import Table
 from forge.change import Op
 from forge.cli.session import Session, session
 from forge.cli.tables import known
-from forge.feed import ABSENT, cut, short, shown
 from forge.history.audit import BY, LIMIT, MOST, Audited, Choice, Count, audit, counts
 from forge.history.instants import instant, moment
+from forge.terminal import ABSENT, cut, short, shown
 
 _WIDTH = 48
 _NOTHING = "no change in the log matches"

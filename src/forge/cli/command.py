@@ -19,8 +19,8 @@ import typer
 from forge.cli.arguments import Command, command_name, hoist
 from forge.cli.session import Session, forget_output
 from forge.errors import ForgeError, one_line
-from forge.feed import shown
 from forge.postgres.connection import translate
+from forge.terminal import shown
 
 INTERRUPTED = 130
 

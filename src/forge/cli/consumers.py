@@ -24,7 +24,7 @@ from forge.config import shown_size
 from forge.deliver.consumers.control import Control, Status
 from forge.deliver.consumers.lag import MOST
 from forge.errors import ConfigError
-from forge.feed import ABSENT, shown
+from forge.terminal import ABSENT, shown
 
 _CURSOR = re.compile(r"[a-z]+[0-9]+_")
 Name = Annotated[str, typer.Argument(help="The consumer's name.", show_default=False)]

@@ -20,8 +20,8 @@ from forge.config import seconds
 from forge.doctor.finding import Case, Finding, Level, count
 from forge.doctor.tracking import unlogged_writes
 from forge.errors import ForgeError
-from forge.feed import shown
 from forge.postgres.connection import connect
+from forge.terminal import shown
 
 QUIET: Final = 2.0
 """Seconds without a change after which --until-quiet ends."""

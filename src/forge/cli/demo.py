@@ -16,7 +16,7 @@ from forge.demo import Demo, Options
 from forge.demo import lake as lakes
 from forge.demo import page as pages
 from forge.demo.shop import SCHEMA, STEPS, TABLES
-from forge.feed import Feed
+from forge.terminal import Feed
 
 KEY_WIDTH = 9
 """Enough to tell a payment's UUID from others: the columns behind it stay where they are when the first one comes."""

@@ -13,7 +13,7 @@ from forge.database import connection_fix
 from forge.doctor import Finding, Level, examine, healthy
 from forge.doctor.finding import count
 from forge.doctor.sources import examine_source, retention
-from forge.feed import shown
+from forge.terminal import shown
 
 _SIGNS = {
     Level.OK: ("✓", "green"),

@@ -10,12 +10,12 @@ from forge.change import Op, text
 from forge.cli.as_of import show_gap, show_rows
 from forge.cli.session import Session, session
 from forge.cli.tables import known
-from forge.feed import ABSENT, HIDDEN, details, shown, value_text, who
 from forge.history.asof import row_as_of
 from forge.history.diff import Difference
 from forge.history.instants import instant_or_now, moment
 from forge.history.timeline import LIMIT, MOST, Entry, timeline
 from forge.history.tracked import key_of
+from forge.terminal import ABSENT, HIDDEN, details, shown, value_text, who
 
 _STYLES: Final = {"INSERT": "green", "UPDATE": "yellow", "KEY": "yellow", "DELETE": "red", "TRUNCATE": "bold red"}
 _OP_WIDTH: Final = 8

@@ -16,7 +16,7 @@ from forge.cli.serve import check
 from forge.cli.session import Session, session
 from forge.deliver.outbox.control import Control, Entry
 from forge.errors import ConfigError
-from forge.feed import ABSENT, shown
+from forge.terminal import ABSENT, shown
 
 T = TypeVar("T")
 Topic = Annotated[str | None, typer.Option(help="Only those of this topic.", show_default=False)]

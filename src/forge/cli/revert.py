@@ -12,9 +12,9 @@ from rich.text import Text
 from forge.cli.session import Session, session
 from forge.doctor.finding import count
 from forge.errors import RevertRefused
-from forge.feed import ABSENT, cut, shown, value_text
 from forge.history.instants import instant
 from forge.history.revert import Choice, Plan, Reverted, Step, plan_revert, revert
+from forge.terminal import ABSENT, cut, shown, value_text
 
 SHOWN = 200
 _STYLES = {"insert": "green", "update": "yellow", "delete": "red"}

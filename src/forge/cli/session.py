@@ -22,8 +22,8 @@ from forge import config as configuration
 from forge.changelog.install import require_installed
 from forge.config import Config
 from forge.database import Database, database
-from forge.feed import shown
 from forge.postgres.connection import Connection, await_server, connect
+from forge.terminal import shown
 
 PIPED_WIDTH = 250
 

@@ -21,7 +21,7 @@ from forge.cli.session import session
 from forge.config import shown_size
 from forge.cursor import wal_position
 from forge.errors import SlotLost
-from forge.feed import ABSENT, shown
+from forge.terminal import ABSENT, shown
 
 Name = Annotated[str, typer.Argument(help="The slot's name.", show_default=False)]
 _LSN = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")

@@ -26,10 +26,10 @@ from forge.cli.session import Session, session
 from forge.config import Config, Wakeup, hide, shown_size
 from forge.database import Database
 from forge.doctor.finding import count
-from forge.feed import ABSENT, latency, shown
 from forge.postgres import locks
 from forge.postgres.connection import Connection
 from forge.postgres.leases import MAINTENANCE, Holder, holders
+from forge.terminal import ABSENT, latency, shown
 
 WINDOW = 60
 NEWEST = 200_000

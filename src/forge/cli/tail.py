@@ -29,8 +29,8 @@ from forge.cli.session import Session, forget_output, session
 from forge.config import nearest
 from forge.cursor import Cursor
 from forge.errors import ConfigError, TrackingError
-from forge.feed import Feed
 from forge.postgres.connection import connect
+from forge.terminal import Feed
 from forge.values import Column
 
 Format = Literal["pretty", "json", "debezium"]

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from forge.cli.session import Session, session
 from forge.doctor.finding import count
-from forge.feed import shown
 from forge.history import chain
+from forge.terminal import shown
 
 
 def register(app: typer.Typer) -> None:

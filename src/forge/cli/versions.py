@@ -21,8 +21,8 @@ from forge.cli.session import Session, session
 from forge.config import days, hide
 from forge.doctor.finding import count
 from forge.errors import ConfigError, ForgeError, ServerError
-from forge.feed import cut, shown
 from forge.postgres.connection import Connection, connect
+from forge.terminal import cut, shown
 from forge.versions import access
 from forge.versions.available import available as available_versions
 from forge.versions.install import SQL, install, require_installed, script

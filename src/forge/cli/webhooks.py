@@ -16,7 +16,7 @@ from forge.deliver.consumers.control import Control, Status
 from forge.deliver.consumers.definition import WEBHOOK
 from forge.deliver.webhooks.endpoints import Endpoint, Endpoints
 from forge.errors import ConfigError
-from forge.feed import ABSENT, shown
+from forge.terminal import ABSENT, shown
 
 T = TypeVar("T")
 Name = Annotated[str, typer.Argument(help="The webhook's name.", show_default=False)]

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from forge.client.errors import ResultMismatch
-from forge.client.held import Held
 from forge.client.messages import Cause, Delta, Whole
+from forge.client.result_state import Held
 from forge.cursor import Snapshot
 
 Mode = Literal["full", "delta"]

@@ -42,7 +42,7 @@ Of MongoDB `before` and `after` are texts of extended JSON (`forge.debezium.docu
 hours, minutes and seconds, and a text that equals the placeholder as UNAVAILABLE.
 """
 
+from forge.debezium.codecs import PLACEHOLDER
 from forge.debezium.envelope import Order, decode, encode
-from forge.debezium.forms import PLACEHOLDER
 
 __all__ = ["PLACEHOLDER", "Order", "decode", "encode"]

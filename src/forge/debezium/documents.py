@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from forge.change import JSON_NULL, UNAVAILABLE, Change, Op, Row
-from forge.debezium.forms import PLACEHOLDER
+from forge.debezium.codecs import PLACEHOLDER
 
 
 def encode(row: Row | None) -> str | None:

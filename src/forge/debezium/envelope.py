@@ -10,7 +10,8 @@ import msgspec
 
 from forge import wire
 from forge.change import Change, Context, Op, Source
-from forge.debezium import connectors, documents, forms
+from forge.debezium import codecs as forms
+from forge.debezium import connectors, documents
 from forge.values import Column
 
 _OPS: Final = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d", Op.READ: "r", Op.TRUNCATE: "t"}

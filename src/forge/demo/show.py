@@ -30,8 +30,8 @@ from forge.demo import page, shop, traffic
 from forge.demo.lake import LakeBeside
 from forge.demo.summary import LakeState, Summary, percentiles
 from forge.demo.waiting import Waiting
-from forge.feed import Feed
 from forge.postgres.connection import AsyncConnection, connect_async
+from forge.terminal import Feed
 from forge.tracking.context import transaction
 
 WORKERS: Final = 4

@@ -31,10 +31,10 @@ from forge.pipeline.definitions import Definition
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver import table
 from forge.pipeline.silver.bounds import look
-from forge.pipeline.silver.fitting import placed, union
 from forge.pipeline.silver.images import any_of
 from forge.pipeline.silver.layout import Era, Layout, in_order, layout, of_era
 from forge.pipeline.silver.names import silver_names
+from forge.pipeline.silver.row_shaping import placed, union
 from forge.pipeline.silver.rows import ROW_OPS, quoted
 from forge.pipeline.silver.types import Types
 from forge.pipeline.tables import exists, load

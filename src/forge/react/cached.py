@@ -1,7 +1,7 @@
 """Cached queries: the answers of one-shot calls, ended by the same index that live queries use.
 
 In come calls of queries that are marked with `cache=`, and the log as the reactor follows it; out come answers that
-are true (`forge.cache.keeper` says what that means). What a run read decides which changes end its entry: by
+are true (`forge.cache.validity` says what that means). What a run read decides which changes end its entry: by
 condition and column where the read set says so, else by table. With Redis an entry carries what was read, as data, so
 that every node matches it for itself.
 
@@ -19,8 +19,8 @@ import msgspec
 from forge.cache import Cache
 from forge.cache import values as exact
 from forge.cache.entry import Entry
-from forge.cache.keeper import Found, Keeper, Shown
-from forge.cache.ledger import ANY_TABLE
+from forge.cache.recent_changes import ANY_TABLE
+from forge.cache.validity import Found, Keeper, Shown
 from forge.change import Change
 from forge.changelog.reader import Batch
 from forge.cursor import NOW, After, Cursor

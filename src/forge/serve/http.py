@@ -27,8 +27,8 @@ from forge.serve.messages import error_fields, fields, shared_sse, sse
 from forge.serve.node import Node, UnknownSession
 from forge.serve.permissions import Forbidden, local, same_origin
 from forge.serve.session import Mode, Session
+from forge.serve.slow_queries import given_up
 from forge.serve.stream import Stream
-from forge.serve.threads import given_up
 
 BODY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.cache.keeper import Shown
+from forge.cache.validity import Shown
 from forge.change import Change
 from forge.changelog.reader import Batch
 from forge.changelog.tenancy import sole_tenants
@@ -38,7 +38,7 @@ from forge.serve.metrics import Instruments
 from forge.serve.once import Once
 from forge.serve.permissions import Forbidden, oversee, permit
 from forge.serve.session import Mode, Session, Subscription
-from forge.serve.threads import Threads
+from forge.serve.slow_queries import Threads
 from forge.serve.traces import trace_push
 from forge.serve.turns import Turns
 

@@ -11,7 +11,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 
 from forge.capture import Batch, Filter
 from forge.capture.mongo import MongoSource
-from forge.capture.mongo.forms import form
+from forge.capture.mongo.codecs import form
 from forge.change import Change, Op
 from forge.errors import CursorInvalid, SourceError
 from tests.capture.mongo.conftest import Starting

@@ -29,7 +29,7 @@ import bson
 from bson.errors import BSONError
 from bson.timestamp import Timestamp
 
-from forge.capture.mongo.forms import CODEC
+from forge.capture.mongo.codecs import CODEC
 from forge.errors import CursorForeign, CursorInvalid
 
 KIND: Final = "mongo"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from forge.capture.mongo.forms import form
+from forge.capture.mongo.codecs import form
 
 
 class _Doubtful(Exception):

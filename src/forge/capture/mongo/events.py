@@ -25,9 +25,9 @@ from typing import Any, Final
 import bson
 from bson.timestamp import Timestamp
 
+from forge.capture.mongo.codecs import CODEC, form, row
 from forge.capture.mongo.cursor import KIND, hexed
 from forge.capture.mongo.delta import applied, touched
-from forge.capture.mongo.forms import CODEC, form, row
 from forge.change import UNAVAILABLE, Change, Op, Source
 
 Event = Mapping[str, Any]

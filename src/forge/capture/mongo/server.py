@@ -29,7 +29,7 @@ from pymongo.errors import (
 )
 from pymongo.server_description import ServerDescription
 
-from forge.capture.mongo.forms import CODEC
+from forge.capture.mongo.codecs import CODEC
 from forge.errors import ConfigError, CursorExpired, CursorForeign, ForgeError, SourceError
 
 LOST: Final = (ConnectionFailure, TimeoutError, OSError)

@@ -14,7 +14,7 @@ import struct
 from decimal import Decimal
 from typing import Any
 
-from forge.capture.mysql import forms
+from forge.capture.mysql import codecs as forms
 from forge.change import JSON_NULL
 from forge.errors import DecodeError
 

@@ -15,7 +15,7 @@ import msgspec
 
 from forge.capture.mysql.address import Connection
 from forge.capture.mysql.cascades import ACTING, Cascade, Name
-from forge.capture.mysql.forms import Charset
+from forge.capture.mysql.codecs import Charset
 from forge.capture.mysql.tables import Known, KnownColumn
 from forge.errors import SourceError
 

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from forge.capture.mysql import tables
-from forge.capture.mysql.account import Account, Catalog
 from forge.capture.mysql.cascades import Name
 from forge.capture.mysql.comments import said
 from forge.capture.mysql.cursor import Cursor, Place, Progress
 from forge.capture.mysql.rows import Row, Version
 from forge.capture.mysql.statements import effect
 from forge.capture.mysql.tables import Mismatch, lenenc, parse_map, parse_names
+from forge.capture.mysql.transaction_changes import Account, Catalog
 from forge.change import Change, Op, same
 from forge.errors import CursorForeign, DecodeError, SourceError
 from forge.values import Column

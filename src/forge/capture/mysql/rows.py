@@ -9,7 +9,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from forge.capture.mysql import binary_json, forms
+from forge.capture.mysql import binary_json
+from forge.capture.mysql import codecs as forms
 from forge.capture.mysql.tables import (
     BIT,
     BLOB,

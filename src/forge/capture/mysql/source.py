@@ -25,8 +25,8 @@ from forge.capture.mysql.tail import PAUSES, Reading, Tail, place_order, resumed
 from forge.capture.mysql.view import View
 from forge.capture.source import Batch, Status
 from forge.change import Change
-from forge.closing import Closing
 from forge.errors import CursorInvalid
+from forge.generator_close import Closing
 from forge.values import Column
 
 CAPABILITIES: Final = Capabilities(

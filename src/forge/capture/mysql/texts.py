@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from forge.capture.mysql import forms
+from forge.capture.mysql import codecs as forms
 from forge.capture.mysql.tables import Known, KnownColumn
 from forge.errors import CursorInvalid
 from forge.values import Column

@@ -7,12 +7,12 @@ from forge.capture.mysql import catalog
 from forge.capture.mysql.address import Connection
 from forge.capture.mysql.cascades import Cascade, Name
 from forge.capture.mysql.catalog import OWN
-from forge.capture.mysql.forms import Charset
+from forge.capture.mysql.codecs import Charset
 from forge.capture.mysql.tables import Known
 
 
 class View:
-    """What `forge.capture.mysql.account.Catalog` asks for, over one connection."""
+    """What `forge.capture.mysql.transaction_changes.Catalog` asks for, over one connection."""
 
     def __init__(self, connection: Connection, told: catalog.Server, database: str | None, filter: Filter) -> None:
         self.mariadb = told.mariadb

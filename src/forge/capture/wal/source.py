@@ -29,9 +29,9 @@ from forge.capture.wal.session import Wants
 from forge.capture.wal.slot import Limits, explain, sql
 from forge.capture.wal.snapshot import Page, Rows, flushed, take
 from forge.capture.wal.upstream import Upstream, end_of_wal
-from forge.closing import Closing
 from forge.cursor import Snapshot, wal_position
 from forge.errors import CursorInvalid, ServerError, SlotInUse, SourceError, one_line
+from forge.generator_close import Closing
 from forge.postgres.connection import translate
 
 ALIVE: Final = 5.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.table import Table
 
 from forge.cli.session import Session
-from forge.feed import ABSENT, shown
+from forge.terminal import ABSENT, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,8 +12,8 @@ from forge.changelog.install import require_installed
 from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for, time_of
 from forge.cli.session import Session, session
 from forge.doctor.finding import count
-from forge.feed import shown
 from forge.postgres.connection import connect
+from forge.terminal import shown
 
 if TYPE_CHECKING:
     from forge.pipeline.ledger import Entry

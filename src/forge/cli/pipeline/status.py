@@ -8,8 +8,8 @@ from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lak
 from forge.cli.session import session
 from forge.config import shown_size
 from forge.doctor.finding import count
-from forge.feed import shown
 from forge.postgres.connection import connect
+from forge.terminal import shown
 
 
 def register(app: typer.Typer) -> None:

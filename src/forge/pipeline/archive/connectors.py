@@ -1,6 +1,6 @@
 """Values as Debezium's connectors write them → values of a Change, and the columns that they are of.
 
-`forge.debezium.forms` knows the forms that depend on nothing but a column's type. What connectors do beyond that, as
+`forge.debezium.codecs` knows the forms that depend on nothing but a column's type. What connectors do beyond that, as
 they are configured, is undone here first: decimals in base64 (`decimal.handling.mode=precise`), nanoseconds, bits.
 
 The schema part of an event says which column is what; `columns_of` reads it. Without one the columns come from the
@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from forge.change import UNAVAILABLE
-from forge.debezium import PLACEHOLDER, forms, times
+from forge.debezium import PLACEHOLDER, times
+from forge.debezium import codecs as forms
 from forge.pipeline.archive import infer
 from forge.pipeline.archive.images import MOST_AFTER_POINT, document
 from forge.values import Column, too_deep

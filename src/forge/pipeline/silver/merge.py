@@ -31,8 +31,8 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.silver import ends as whole
 from forge.pipeline.silver.bounds import Bounds, literal, look
 from forge.pipeline.silver.ends import End
-from forge.pipeline.silver.fitting import complete
 from forge.pipeline.silver.layout import Era, Layout, of_era
+from forge.pipeline.silver.row_shaping import complete
 from forge.pipeline.silver.rows import quoted
 from forge.pipeline.silver.tables import MISSING, add_missing, current_columns, history_columns
 from forge.pipeline.silver.versions import SLIM, chain, concerned

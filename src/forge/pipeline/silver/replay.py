@@ -19,8 +19,8 @@ from forge.pipeline.silver import ends as whole
 from forge.pipeline.silver import quarantine
 from forge.pipeline.silver.bounds import literal
 from forge.pipeline.silver.ends import End
-from forge.pipeline.silver.fitting import Placed, complete, placed, union
 from forge.pipeline.silver.layout import Era, Layout, in_order, layout, of_era
+from forge.pipeline.silver.row_shaping import Placed, complete, placed, union
 from forge.pipeline.silver.rows import quoted
 from forge.pipeline.silver.tables import (
     MISSING,

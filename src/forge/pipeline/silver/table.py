@@ -12,9 +12,9 @@ from forge.pipeline.definitions import Definition
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver import quarantine, tables
 from forge.pipeline.silver.ends import ends
-from forge.pipeline.silver.fitting import complete, keys_of, placed
 from forge.pipeline.silver.layout import layout
 from forge.pipeline.silver.merge import merge
+from forge.pipeline.silver.row_shaping import complete, keys_of, placed
 from forge.pipeline.silver.types import Types
 
 

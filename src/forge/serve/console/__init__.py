@@ -11,7 +11,7 @@ holds:
 from forge.config import Config
 from forge.react.registry import Registry
 from forge.serve.console import deliveries, doctor, lake, log, past, running, tracking
-from forge.serve.console.desk import Desk
+from forge.serve.console.console_context import Desk
 from forge.serve.node import Node
 
 __all__ = ["registry"]

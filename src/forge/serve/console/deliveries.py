@@ -20,7 +20,7 @@ from forge.deliver.webhooks.endpoints import Endpoints
 from forge.errors import ForgeError
 from forge.react.database import Context
 from forge.react.registry import BadArguments
-from forge.serve.console.desk import Desk, utc
+from forge.serve.console.console_context import Desk, utc
 
 EVERY: Final = 1.9
 OUTBOX: Final = "console outbox"

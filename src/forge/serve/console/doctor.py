@@ -9,7 +9,7 @@ from forge.config import Config
 from forge.doctor import Finding, examine
 from forge.errors import ServerError
 from forge.react.database import Context
-from forge.serve.console.desk import Desk
+from forge.serve.console.console_context import Desk
 
 EVERY: Final = 30.0
 TIMEOUT: Final = 25.0

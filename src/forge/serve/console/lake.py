@@ -23,8 +23,8 @@ from forge.deliver.consumers.sql import sql
 from forge.errors import ForgeError
 from forge.postgres.connection import Connection
 from forge.react.database import Context
+from forge.serve.console.console_context import Desk, utc
 from forge.serve.console.delta import File, Table
-from forge.serve.console.desk import Desk, utc
 
 EVERY: Final = 3.0
 RECENT: Final = 20

@@ -10,7 +10,7 @@ from forge.config import hide
 from forge.postgres import leases
 from forge.postgres.connection import Connection
 from forge.react.database import Context
-from forge.serve.console.desk import Desk, utc
+from forge.serve.console.console_context import Desk, utc
 from forge.serve.permissions import permissions
 
 EVERY: Final = 2.0

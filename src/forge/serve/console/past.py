@@ -21,7 +21,7 @@ from forge.history.tracked import key_of
 from forge.postgres.connection import Connection
 from forge.react.database import Context
 from forge.react.registry import BadArguments
-from forge.serve.console.desk import Desk, given, shown, utc
+from forge.serve.console.console_context import Desk, given, shown, utc
 from forge.values import too_deep
 
 EVERY: Final = 2.0

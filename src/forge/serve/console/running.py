@@ -10,7 +10,7 @@ import msgspec
 from forge.react.database import Context
 from forge.react.group import Group
 from forge.react.registry import Auth
-from forge.serve.console.desk import OFTEN, Desk, shown
+from forge.serve.console.console_context import OFTEN, Desk, shown
 
 MOST: Final = 500
 """Groups that are shown, those with most subscribers."""

@@ -14,7 +14,7 @@ import psycopg
 from forge.errors import TrackingError
 from forge.postgres.connection import Connection
 from forge.react.database import Context
-from forge.serve.console.desk import Desk, utc
+from forge.serve.console.console_context import Desk, utc
 from forge.serve.console.log import OLDEST_WRITE
 from forge.tracking.settings import EXCLUDED, LAST, MASKED
 

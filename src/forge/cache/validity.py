@@ -47,7 +47,7 @@ import msgspec
 
 from forge.cache.entry import EPOCH, Entry, fresh
 from forge.cache.flight import Flights
-from forge.cache.ledger import Ledger, transaction
+from forge.cache.recent_changes import Ledger, transaction
 from forge.cache.store import Lease, Store
 from forge.change import Change
 from forge.cursor import NOW, After, Cursor, Snapshot

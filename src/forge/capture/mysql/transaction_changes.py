@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 
 from forge.capture.mysql import tables
 from forge.capture.mysql.cascades import Cascade, Name, reached
+from forge.capture.mysql.codecs import Charset, utc
 from forge.capture.mysql.cursor import KIND
-from forge.capture.mysql.forms import Charset, utc
 from forge.capture.mysql.rows import Row, Version
 from forge.change import NO_CONTEXT, Change, Context, Op, Source
 from forge.values import Column
