@@ -11,9 +11,9 @@ import pytest
 
 from forge.cache.entry import Entry
 from forge.change import UNAVAILABLE
-from forge.react.bound import Bound, bind
-from forge.react.cached import ReadMatcher
-from forge.react.condition import (
+from forge.conditions.bound import Bound, bind
+from forge.conditions.canonical import ColumnType
+from forge.conditions.tree import (
     All,
     AnyOf,
     Compare,
@@ -27,9 +27,9 @@ from forge.react.condition import (
     Parameter,
     Undecided,
 )
-from forge.react.condition import Any as Some
+from forge.conditions.tree import Any as Some
+from forge.react.cached import ReadMatcher
 from forge.react.index import BoundRead
-from forge.react.readset import ColumnType
 
 TYPES = {
     "i": ColumnType("integer"),

@@ -3,7 +3,7 @@
 import pytest
 
 from forge.capture import Filter
-from forge.capture.predicates import predicate
+from forge.conditions.untyped import predicate
 from forge.errors import ConfigError
 
 pytestmark = pytest.mark.contract("W9")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from forge.capture.predicates import predicate
 from forge.change import UNAVAILABLE
+from forge.conditions.untyped import predicate
 from forge.errors import ConfigError
 from forge.postgres.connection import Connection
 

@@ -19,9 +19,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from forge.postgres.connection import Connection
-from forge.react.bound import FALSE, NULL, TRUE, bind, rejects_nulls
-from forge.react.condition import (
+from forge.conditions.bound import bind, rejects_nulls
+from forge.conditions.canonical import ColumnType
+from forge.conditions.logic import FALSE, NULL, TRUE
+from forge.conditions.tree import (
     All,
     AnyOf,
     Compare,
@@ -35,8 +36,8 @@ from forge.react.condition import (
     Operator,
     Parameter,
 )
-from forge.react.condition import Any as Some
-from forge.react.readset import ColumnType
+from forge.conditions.tree import Any as Some
+from forge.postgres.connection import Connection
 from forge.values import Column, Images
 
 

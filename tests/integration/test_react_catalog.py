@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from psycopg.errors import FeatureNotSupported
 
+from forge.conditions.bound import bind
+from forge.conditions.canonical import ColumnType
+from forge.conditions.tree import TRUE, All, AnyOf, Compare, Condition, Constant, Parameter
 from forge.errors import NotInstalled
 from forge.postgres.connection import AsyncConnection, Connection, connect_async
-from forge.react.bound import bind
 from forge.react.catalog import QueryRefused, analyze, declared
-from forge.react.condition import TRUE, All, AnyOf, Compare, Condition, Constant, Parameter
-from forge.react.readset import Analysis, ColumnType, TableRead
+from forge.react.readset import Analysis, TableRead
 
 from .log import enable
 

@@ -24,13 +24,14 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from forge.conditions.canonical import ColumnType
+from forge.conditions.tree import All, AnyOf, Compare, Parameter
 from forge.cursor import After, Cursor, LogIdentity, Snapshot
 from forge.errors import ForgeError
 from forge.history.instants import instant
 from forge.history.tracked import in_order, key_of
-from forge.react.condition import All, AnyOf, Compare, Parameter
 from forge.react.database import Db, bound_reads
-from forge.react.readset import Analysis, ColumnType, TableRead
+from forge.react.readset import Analysis, TableRead
 from forge.react.registry import ANYONE, Auth, Registry
 from forge.react.result import encode
 from forge.react.runner import Analyses, kinds

@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.change import UNAVAILABLE
-from forge.react.bound import FALSE, MAYBE, NULL, TRUE, Points, Range, bind, rejects_nulls
-from forge.react.condition import TRUE as NO_CONDITION
-from forge.react.condition import (
+from forge.conditions.bound import Points, Range, bind, rejects_nulls
+from forge.conditions.canonical import GREATEST, LEAST, ColumnType
+from forge.conditions.logic import FALSE, MAYBE, NULL, TRUE
+from forge.conditions.tree import TRUE as NO_CONDITION
+from forge.conditions.tree import (
     All,
     AnyOf,
     Compare,
@@ -30,9 +32,7 @@ from forge.react.condition import (
     Parameter,
     Undecided,
 )
-from forge.react.condition import Any as Some
-from forge.react.forms import GREATEST, LEAST
-from forge.react.readset import ColumnType
+from forge.conditions.tree import Any as Some
 
 EITHER = TRUE | FALSE
 P = Parameter("p")

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from forge.change import UNAVAILABLE, Change, Op, Row, Source
-from forge.react.bound import Bound, bind
-from forge.react.condition import (
+from forge.conditions.bound import Bound, bind
+from forge.conditions.canonical import ColumnType
+from forge.conditions.tree import (
     TRUE,
     All,
     AnyOf,
@@ -25,9 +26,8 @@ from forge.react.condition import (
     Operator,
     Parameter,
 )
-from forge.react.condition import Any as Some
+from forge.conditions.tree import Any as Some
 from forge.react.index import BoundRead, Index
-from forge.react.readset import ColumnType
 
 TYPES = {
     "id": ColumnType("bigint"),

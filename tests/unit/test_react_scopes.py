@@ -4,7 +4,8 @@ from decimal import Decimal
 
 import pytest
 
-from forge.react.condition import (
+from forge.conditions.canonical import ColumnType
+from forge.conditions.tree import (
     TRUE,
     All,
     Any,
@@ -19,7 +20,6 @@ from forge.react.condition import (
     Parameter,
     Undecided,
 )
-from forge.react.readset import ColumnType
 from forge.react.scopes import Name, Relation, Statement, Unreadable, rejects_nulls
 
 T = {

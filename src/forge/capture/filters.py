@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forge.capture.capabilities import Part
-from forge.capture.predicates import paths, predicate
 from forge.change import Change, Op, Row
+from forge.conditions.parse import columns, parse
+from forge.conditions.untyped import predicate
 from forge.config import nearest
 from forge.errors import ConfigError
 
@@ -89,9 +90,11 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
         forge.errors.ConfigError: orders has no column statsu
         fix: did you mean status? there are: id, status
         """
-        wanted = [(table, columns) for schema, table, columns in known if self.wants_table(schema, table)]
-        there = list(dict.fromkeys(column for _, columns in wanted for column in columns))
-        asked = [[column] for column in self.columns] + (paths(self.where) if self.where is not None else [])
+        wanted = [(table, names) for schema, table, names in known if self.wants_table(schema, table)]
+        there = list(dict.fromkeys(column for _, names in wanted for column in names))
+        asked: list[tuple[str, ...]] = [(column,) for column in self.columns]
+        if self.where is not None:
+            asked += [path.names for path in columns(parse(self.where))]
         for path in asked:
             if wanted and not set(path) & set(there):
                 names = {table for table, _ in wanted}

@@ -23,10 +23,9 @@ from forge.cache.recent_changes import ANY_TABLE
 from forge.cache.validity import Found, Keeper, Shown
 from forge.change import Change
 from forge.changelog.reader import Batch
-from forge.cursor import NOW, After, Cursor
-from forge.react.bound import bind
-from forge.react.catalog import OWN_SCHEMA
-from forge.react.condition import (
+from forge.conditions.bound import bind
+from forge.conditions.canonical import PLAIN, ColumnType
+from forge.conditions.tree import (
     TRUE,
     All,
     AnyOf,
@@ -41,11 +40,11 @@ from forge.react.condition import (
     Parameter,
     Undecided,
 )
-from forge.react.condition import Any as Some
-from forge.react.forms import PLAIN
+from forge.conditions.tree import Any as Some
+from forge.cursor import NOW, After, Cursor
+from forge.react.catalog import OWN_SCHEMA
 from forge.react.index import BoundRead, Index
 from forge.react.reactor import Reactor
-from forge.react.readset import ColumnType
 from forge.react.registry import Call
 
 Reads = Sequence[BoundRead]

@@ -21,11 +21,12 @@ from typing import Any, Final, LiteralString
 import msgspec
 import psycopg
 
+from forge.conditions.canonical import ColumnType
+from forge.conditions.tree import TRUE, Condition
 from forge.errors import ForgeError
 from forge.postgres.connection import AsyncConnection, typed_errors
 from forge.postgres.names import quoted
-from forge.react.condition import TRUE, Condition
-from forge.react.readset import Analysis, ColumnType, TableRead
+from forge.react.readset import Analysis, TableRead
 from forge.react.scopes import Name, Occurrence, Relation, Statement, Unreadable
 
 OWN_SCHEMA: Final = "forge"

@@ -13,10 +13,10 @@ from typing import Any, Final, Protocol
 import msgspec
 from psycopg.rows import dict_row
 
+from forge.conditions.bound import bind
 from forge.errors import ForgeError
 from forge.observing.hub import Timed, hub
 from forge.postgres.connection import AsyncConnection
-from forge.react.bound import bind
 from forge.react.index import BoundRead
 from forge.react.readset import Analysis
 from forge.react.registry import Auth

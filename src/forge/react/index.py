@@ -5,8 +5,8 @@ its table when its before or its after image may meet the read's condition and, 
 was read changed. What has no usable images touches every read of the table. `touched` says exactly what asking every
 read would say: the index only spares asking those whose answer is known.
 
-A read lies where one of its covers (see `forge.react.bound`) puts it: under each value of an equality, in a tree of
-intervals, or with the rest that is always asked. Of several covers it takes the one under whose values the fewest
+A read lies where one of its covers (see `forge.conditions.bound`) puts it: under each value of an equality, in a tree
+of intervals, or with the rest that is always asked. Of several covers it takes the one under whose values the fewest
 reads lie; ranges only if there is no equality. A value that has no canonical form asks every read of that column.
 
 The columns of a condition always count as read. So where no column that was read changed, the condition was and is
@@ -20,8 +20,9 @@ from typing import Any, Final, Generic, TypeVar, final
 import msgspec
 
 from forge.change import UNAVAILABLE, Change, Op, Row
-from forge.react.bound import TRUE, Bound, Cover, Points
-from forge.react.forms import UNKNOWN, Form
+from forge.conditions.bound import Bound, Cover, Points
+from forge.conditions.canonical import UNKNOWN, Form
+from forge.conditions.logic import TRUE
 
 Key = TypeVar("Key", bound=Hashable)
 

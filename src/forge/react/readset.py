@@ -5,22 +5,8 @@ A change touches a read set when it touches one of its reads. Reads may say more
 
 import msgspec
 
-from forge.react.condition import TRUE, Condition
-
-
-class ColumnType(msgspec.Struct, frozen=True):
-    """A column as conditions need it.
-
-    `type` is the base type under all domains, as format_type prints it without a modifier (`integer`, `text`,
-    `character varying`, `timestamp with time zone`, an enum's own name …); `enum` tells those apart. `deterministic`
-    is false for a collation under which unequal strings may be equal. `hidden` columns are excluded from the log, or
-    masked.
-    """
-
-    type: str
-    enum: bool = False
-    deterministic: bool = True
-    hidden: bool = False
+from forge.conditions.canonical import ColumnType
+from forge.conditions.tree import TRUE, Condition
 
 
 class TableRead(msgspec.Struct, frozen=True):

@@ -24,8 +24,8 @@ import msgspec
 import sqlglot
 from sqlglot import exp
 
-from forge.react import condition as c
-from forge.react.readset import ColumnType
+from forge.conditions import tree as c
+from forge.conditions.canonical import ColumnType
 
 Name = tuple[str | None, str]
 """A table's name as written and as PostgreSQL folds it: its schema if there was one, and itself."""

@@ -17,15 +17,16 @@ field of the condition.
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import sqlglot
 from bson.decimal128 import Decimal128
-from sqlglot import expressions as e
 
 from forge.capture.capabilities import Part
 from forge.capture.filters import Filter
 from forge.change import Op
+from forge.conditions.parse import columns, parse
+from forge.conditions.tree import All, Compare, Condition, Constant, IsNull, Not, Operator, Path
+from forge.conditions.tree import Any as Some
 
 Expression = Mapping[str, Any] | bool
 """An aggregation expression; True where nothing can be said."""
@@ -41,11 +42,8 @@ _TYPES: Final[dict[Op, tuple[str, ...]]] = {
     Op.INVALIDATE: ("rename",),
 }
 _NUMBERS: Final = ["int", "long", "double", "decimal"]
-_COMPARED: Final[dict[type[e.Expression], str]] = {
-    e.EQ: "$eq", e.NEQ: "$ne", e.LT: "$lt", e.LTE: "$lte", e.GT: "$gt", e.GTE: "$gte",
-}  # fmt: skip
+_OPERATORS: Final[dict[Operator, str]] = {"=": "$eq", "<>": "$ne", "<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
 _NEGATED: Final = {"$eq": "$ne", "$ne": "$eq", "$lt": "$gte", "$gte": "$lt", "$gt": "$lte", "$lte": "$gt"}
-_MIRRORED: Final = {"$lt": "$gt", "$gt": "$lt", "$lte": "$gte", "$gte": "$lte", "$eq": "$eq", "$ne": "$ne"}
 
 
 def stages(database: str, filter: Filter) -> list[dict[str, Any]]:
@@ -124,17 +122,9 @@ def _skips(pattern: str, states: set[int]) -> set[int]:
 
 def condition(sql: str, prefix: str) -> tuple[Expression, list[str]]:
     """An expression that holds for every document under `prefix` that may satisfy the condition, and its fields."""
-    parsed = sqlglot.parse_one(f"SELECT 1 WHERE {sql}", dialect="postgres").args["where"].this
-    fields = sorted({column.name for column in parsed.find_all(e.Column)})
-    joined = parsed.find(e.And, e.Or) is not None
-    return _may(parsed, _Where(f"${prefix}." if prefix else "$", joined), negated=False), fields
-
-
-class _Where(NamedTuple):
-    """Where the fields are; and whether a null may pass: beside what is undecided Forge does not decide it either."""
-
-    prefix: str
-    nulls: bool
+    parsed = parse(sql)
+    fields = sorted({path.names[-1] for path in columns(parsed)})
+    return _may(parsed, f"${prefix}." if prefix else "$", negated=False), fields
 
 
 def _rows(sql: str) -> Expression:
@@ -172,36 +162,21 @@ def _touches(fields: Sequence[str]) -> Mapping[str, Any]:
     return {"$anyElementTrue": [{"$map": {"input": paths, "in": {"$in": [first, list(fields)]}}}]}
 
 
-def _may(node: e.Expression, where: _Where, *, negated: bool) -> Expression:
+def _may(condition: Condition, prefix: str, *, negated: bool) -> Expression:
     """Whether a part of a condition (or its negation) may be true."""
-    if isinstance(node, e.Paren):
-        return _may(node.this, where, negated=negated)
-    if isinstance(node, e.Not):
-        return _may(node.this, where, negated=not negated)
-    if node.args.get("negate"):  # as in IS NOT NULL
-        negated = not negated
-    if isinstance(node, (e.And, e.Or)):
-        parts = [_may(part, where, negated=negated) for part in node.flatten()]  # type: ignore[arg-type]
-        return _all(parts) if isinstance(node, e.And) is not negated else _any(parts)
-    if isinstance(node, e.Between):
-        low = e.GTE(this=node.this, expression=node.args["low"])
-        high = e.LTE(this=node.this, expression=node.args["high"])
-        return _may(e.And(this=low, expression=high), where, negated=negated)
-    if isinstance(node, e.In) and node.expressions:
-        each = [_may(e.EQ(this=node.this, expression=one), where, negated=negated) for one in node.expressions]
-        return _all(each) if negated else _any(each)
-    if isinstance(node, e.Is) and isinstance(node.expression, e.Null):
-        return _is_null(_field(node.this, where), negated=negated)
-    if isinstance(node, e.Column):
-        return _compared(_field(node, where), "$ne" if negated else "$eq", True, where.nulls)
-    if type(node) in _COMPARED:
-        operator = _COMPARED[type(node)]
-        left, right = node.this, node.expression
-        if not isinstance(left, e.Column):
-            left, right, operator = right, left, _MIRRORED[operator]
-        constant = _constant(right)
-        return _compared(_field(left, where), _NEGATED[operator] if negated else operator, constant, where.nulls)
-    return True
+    match condition:
+        case Not():
+            return _may(condition.condition, prefix, negated=not negated)
+        case All() | Some():
+            parts = [_may(part, prefix, negated=negated) for part in condition.conditions]
+            return _all(parts) if isinstance(condition, All) is not negated else _any(parts)
+        case IsNull():
+            return _is_null(_field(condition.column, prefix), negated=negated)
+        case Compare(column, operator, Constant(constant)):
+            compared = _OPERATORS[operator]
+            return _compared(_field(column, prefix), _NEGATED[compared] if negated else compared, constant)
+        case _:
+            return True
 
 
 def _any(parts: Sequence[Expression]) -> Expression:
@@ -213,11 +188,10 @@ def _all(parts: Sequence[Expression]) -> Expression:
     return {"$and": said} if said else True
 
 
-def _field(node: e.Expression, where: _Where) -> str | None:
+def _field(column: str, prefix: str) -> str | None:
     """The path of a column, where it is a name that a path can have."""
-    if isinstance(node, e.Column) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", node.name):
-        return where.prefix + node.name
-    return None
+    name = column.names[-1] if isinstance(column, Path) else column
+    return prefix + name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else None
 
 
 def _is_null(field: str | None, *, negated: bool) -> Expression:
@@ -227,13 +201,13 @@ def _is_null(field: str | None, *, negated: bool) -> Expression:
     return {"$ne": [kind, "null"]} if negated else {"$in": [kind, ["null", "undefined", "missing"]]}
 
 
-def _compared(field: str | None, operator: str, constant: Any, nulls: bool) -> Expression:
+def _compared(field: str | None, operator: str, constant: object) -> Expression:
     """A field against a constant: as the field's type wants it, undecided for a type that the constant has not."""
-    if field is None or constant is None:
+    if field is None:
         return True
     kind = {"$type": field}
     if isinstance(constant, bool):
-        return _by_type(kind, {"bool": {operator: [field, constant]}}, nulls)
+        return _by_type(kind, {"bool": {operator: [field, constant]}})
     if isinstance(constant, str):
         if operator not in ("$eq", "$ne"):
             return True
@@ -241,33 +215,22 @@ def _compared(field: str | None, operator: str, constant: Any, nulls: bool) -> E
         return _by_type(
             kind,
             {"string": {operator: [field, literal]}, "objectId": {operator: [{"$toString": field}, literal]}},
-            nulls,
         )
+    if not isinstance(constant, int | Decimal):
+        return True
     unordered = {"$eq": [field, float("nan")]}
     test = {"$or": [unordered, *({operator: [field, each]} for each in _numbers(constant))]}
-    return _by_type(kind, dict.fromkeys(_NUMBERS, test), nulls)
+    return _by_type(kind, dict.fromkeys(_NUMBERS, test))
 
 
-def _by_type(kind: Mapping[str, Any], tests: Mapping[str, Any], nulls: bool) -> Expression:
+def _by_type(kind: Mapping[str, Any], tests: Mapping[str, Any]) -> Expression:
     branches = [{"case": {"$eq": [kind, name]}, "then": test} for name, test in tests.items()]
-    return {"$switch": {"branches": [{"case": {"$eq": [kind, "null"]}, "then": nulls}, *branches], "default": True}}
+    return {"$switch": {"branches": [{"case": {"$eq": [kind, "null"]}, "then": False}, *branches], "default": True}}
 
 
-def _constant(node: e.Expression) -> Any:
-    """A constant, or None for what is none here."""
-    if isinstance(node, e.Paren):
-        return _constant(node.this)
-    if isinstance(node, e.Boolean):
-        return bool(node.this)
-    if isinstance(node, e.Literal):
-        return node.this if node.is_string else Decimal(node.this)
-    if isinstance(node, e.Neg) and isinstance(node.this, e.Literal) and not node.this.is_string:
-        return -Decimal(node.this.this)
-    return None
-
-
-def _numbers(value: Decimal) -> list[Any]:
+def _numbers(value: int | Decimal) -> list[Any]:
     """A number as the server knows it: exactly, and as the double that is nearest."""
+    value = Decimal(value)
     if value == value.to_integral_value() and abs(value) < 2**63:
         return [int(value)]
     try:

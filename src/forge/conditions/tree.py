@@ -1,14 +1,31 @@
-"""What a query asks of the rows of one table: conditions in SQL's three-valued logic.
+"""The nodes of a condition: columns of one table, constants and parameters, combined by AND, OR and NOT.
 
-A condition speaks of one table's columns, constants and parameters. `Undecided` stands for whatever cannot be decided
-here exactly as PostgreSQL would. Conditions are as parsed; `forge.react.bound` binds parameters and evaluates.
+`Undecided` stands for whatever cannot be decided here exactly as the database would. The columns of a
+condition that was parsed are each a `Path`.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 Operator = Literal["=", "<>", "<", "<=", ">", ">="]
+
+
+class Path(str):
+    """A column as the names that lead to it, as in a document; the text has dots between them.
+
+    >>> Path.of(["orders", "status"]), Path.of(["orders", "status"]).names
+    ('orders.status', ('orders', 'status'))
+    """
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "Path":
+        path = cls(".".join(found := tuple(names)))
+        path.names = found
+        return path
 
 
 class Constant(msgspec.Struct, frozen=True):
@@ -36,6 +53,14 @@ class Compare(msgspec.Struct, frozen=True):
     column: str
     operator: Operator
     operand: Operand
+
+
+class CompareColumns(msgspec.Struct, frozen=True):
+    """column <operator> column."""
+
+    left: str
+    operator: Operator
+    right: str
 
 
 class OneOf(msgspec.Struct, frozen=True):
@@ -83,10 +108,16 @@ class Any(msgspec.Struct, frozen=True):
     conditions: "tuple[Condition, ...]"
 
 
+class Decided(msgspec.Struct, frozen=True):
+    """The same on every row: true, false, or None for null."""
+
+    value: bool | None
+
+
 class Undecided(msgspec.Struct, frozen=True):
     """May be true, false or null."""
 
 
-Condition = Compare | OneOf | AnyOf | Distinct | IsNull | Not | All | Any | Undecided
+Condition = Compare | CompareColumns | OneOf | AnyOf | Distinct | IsNull | Not | All | Any | Decided | Undecided
 
 TRUE = All(())

@@ -16,7 +16,20 @@ from uuid import UUID
 
 import msgspec
 
-from forge.react.readset import ColumnType
+
+class ColumnType(msgspec.Struct, frozen=True):
+    """A column as conditions need it.
+
+    `type` is the base type under all domains, as format_type prints it without a modifier (`integer`, `text`,
+    `character varying`, `timestamp with time zone`, an enum's own name …); `enum` tells those apart. `deterministic`
+    is false for a collation under which unequal strings may be equal. `hidden` columns are excluded from the log, or
+    masked.
+    """
+
+    type: str
+    enum: bool = False
+    deterministic: bool = True
+    hidden: bool = False
 
 
 @final

@@ -14,14 +14,13 @@ Everything else is undecided: other types and values, subclasses of the plain Py
 something else), and columns that are hidden, `UNAVAILABLE` or missing. Comparisons are taken to be strict, as all of
 PostgreSQL's own are: with a NULL on either side they are null.
 
-Values are compared in a canonical form: see `forge.react.forms`.
+Values are compared in a canonical form: see `forge.conditions.canonical`.
 
 `Bound.covers` is what an index of many conditions needs: each cover is a set of probes of which at least one hits
 every row on which the condition may be true. A cover without probes says that it never is.
 """
 
-import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime
 from functools import reduce
 from typing import Any, Final, final
@@ -29,18 +28,26 @@ from typing import Any, Final, final
 import msgspec
 
 from forge.change import UNAVAILABLE, Row
-from forge.react.condition import All, AnyOf, Compare, Condition, Constant, Distinct, IsNull, Not, OneOf, Operand
-from forge.react.condition import Any as Some
-from forge.react.forms import GREATEST, HIDDEN, LEAST, PLAIN, UNKNOWN, Form, form_of, is_scalar
-from forge.react.readset import ColumnType
+from forge.conditions.canonical import GREATEST, HIDDEN, LEAST, PLAIN, UNKNOWN, ColumnType, Form, form_of, is_scalar
+from forge.conditions.logic import (
+    AND,
+    FALSE,
+    MAYBE,
+    NOT,
+    NULL,
+    OPERATORS,
+    OR,
+    TRUE,
+    Outcome,
+    always,
+    conjunction,
+    disjunction,
+    negation,
+)
+from forge.conditions.tree import All, AnyOf, Compare, Condition, Constant, Distinct, IsNull, Not, OneOf, Operand
+from forge.conditions.tree import Any as Some
 
-TRUE: Final = 1
-FALSE: Final = 2
-NULL: Final = 4
-MAYBE: Final = TRUE | FALSE | NULL
 _EITHER: Final = TRUE | FALSE
-
-Outcome = Callable[[Row], int]
 
 
 class Points(msgspec.Struct, frozen=True, eq=False):
@@ -69,7 +76,7 @@ NEVER: Final[Cover] = ()
 class Bound:
     """A condition of which the parameters are known.
 
-    >>> from forge.react.condition import Parameter
+    >>> from forge.conditions.tree import Parameter
     >>> bound = bind(Compare("a", "=", Parameter("p")), {"a": ColumnType("integer")}, {"p": 1})
     >>> bound.outcome({"a": 1}) == TRUE, bound.outcome({"a": None}) == NULL, bound.outcome({}) == MAYBE
     (True, True, True)
@@ -107,44 +114,11 @@ def bind(condition: Condition, types: Mapping[str, ColumnType], parameters: Mapp
 def rejects_nulls(condition: Condition) -> bool:
     """As `Bound.rejects_nulls`, whatever the parameters are.
 
-    >>> from forge.react.condition import Parameter
+    >>> from forge.conditions.tree import Parameter
     >>> rejects_nulls(Compare("a", "=", Parameter("p"))), rejects_nulls(IsNull("a"))
     (True, False)
     """
     return not _on_nulls(condition, {}) & TRUE
-
-
-# The logic.
-
-
-def _bits(mask: int) -> Iterator[int]:
-    return (bit for bit in (TRUE, FALSE, NULL) if mask & bit)
-
-
-def _pairwise(combine: Callable[[int, int], int]) -> tuple[tuple[int, ...], ...]:
-    """A table of masks from what a pair of outcomes makes."""
-    return tuple(
-        tuple(
-            reduce(operator.or_, (combine(left, right) for left in _bits(some) for right in _bits(others)), 0)
-            for others in range(8)
-        )
-        for some in range(8)
-    )
-
-
-_AND: Final = _pairwise(
-    lambda left, right: FALSE if FALSE in (left, right) else NULL if NULL in (left, right) else TRUE
-)
-_OR: Final = _pairwise(lambda left, right: TRUE if TRUE in (left, right) else NULL if NULL in (left, right) else FALSE)
-_NOT: Final = tuple(mask & NULL | (mask & TRUE and FALSE) | (mask & FALSE and TRUE) for mask in range(8))
-_OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    "=": operator.eq,
-    "<>": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 def _on_nulls(condition: Condition, parameters: Mapping[str, object]) -> int:
@@ -161,11 +135,11 @@ def _on_nulls(condition: Condition, parameters: Mapping[str, object]) -> int:
         case IsNull():
             return TRUE
         case Not():
-            return _NOT[_on_nulls(condition.condition, parameters)]
+            return NOT[_on_nulls(condition.condition, parameters)]
         case All():
-            return reduce(lambda mask, part: _AND[mask][_on_nulls(part, parameters)], condition.conditions, TRUE)
+            return reduce(lambda mask, part: AND[mask][_on_nulls(part, parameters)], condition.conditions, TRUE)
         case Some():
-            return reduce(lambda mask, part: _OR[mask][_on_nulls(part, parameters)], condition.conditions, FALSE)
+            return reduce(lambda mask, part: OR[mask][_on_nulls(part, parameters)], condition.conditions, FALSE)
         case _:
             return MAYBE
 
@@ -206,13 +180,13 @@ def _compile(condition: Condition, types: Mapping[str, ColumnType], parameters: 
             return _null_test(condition.column, form_of(column_type), TRUE, otherwise), ()
         case Not():
             inner, _ = _compile(condition.condition, types, parameters)
-            return (lambda row: _NOT[inner(row)]), ()
+            return negation(inner), ()
         case All():
             return _all([_compile(part, types, parameters) for part in condition.conditions])
         case Some():
             return _some([_compile(part, types, parameters) for part in condition.conditions])
         case _:
-            return _always(MAYBE), ()
+            return always(MAYBE), ()
 
 
 def _value(operand: Operand, parameters: Mapping[str, object]) -> object:
@@ -231,17 +205,13 @@ def _canonical(form: Form, value: object) -> Any:
     return None if value is None else form.operand(value)
 
 
-def _always(mask: int) -> Outcome:
-    return lambda row: mask
-
-
 def _compare(condition: Compare, form: Form, operand: Any) -> _Compiled:
     column, read, symbol = condition.column, form.read, condition.operator
     if operand is None:
-        return _always(NULL), (NEVER,)
+        return always(NULL), (NEVER,)
     if operand is UNKNOWN or not (form.ordered or symbol in ("=", "<>")):
         return (lambda row: NULL if read(row.get(column, UNAVAILABLE)) is None else MAYBE), ()
-    holds = _OPERATORS[symbol]
+    holds = OPERATORS[symbol]
 
     def outcome(row: Row) -> int:
         value = read(row.get(column, UNAVAILABLE))
@@ -268,10 +238,10 @@ def _among(column: str, form: Form, members: Iterable[object]) -> _Compiled:
     """One of the members is equal. There is none: false, even for NULL."""
     canonical = {_canonical(form, member) for member in members}
     if not canonical:
-        return _always(FALSE), (NEVER,)
+        return always(FALSE), (NEVER,)
     read, values = form.read, frozenset(canonical - {None, UNKNOWN})
     miss = NULL if None in canonical else FALSE
-    undecided = _OR[miss][MAYBE] if values or UNKNOWN in canonical else miss
+    undecided = OR[miss][MAYBE] if values or UNKNOWN in canonical else miss
     if UNKNOWN in canonical:
         miss = undecided
 
@@ -290,7 +260,7 @@ def _among(column: str, form: Form, members: Iterable[object]) -> _Compiled:
 
 def _any_of(column: str, form: Form, value: object) -> _Compiled:
     if value is None:
-        return _always(NULL), (NEVER,)
+        return always(NULL), (NEVER,)
     if (type(value) is list or type(value) is tuple) and _is_uniform(value):
         return _among(column, form, value)
     read = form.read
@@ -311,7 +281,7 @@ def _distinct(column: str, form: Form, operand: Any) -> Outcome:
     if operand is None:
         return _null_test(column, form, FALSE, TRUE)
     if operand is UNKNOWN:
-        return _always(_EITHER)
+        return always(_EITHER)
     read = form.read
 
     def outcome(row: Row) -> int:
@@ -325,7 +295,7 @@ def _distinct(column: str, form: Form, operand: Any) -> Outcome:
 
 def _null_test(column: str, form: Form, when_null: int, otherwise: int) -> Outcome:
     if form is HIDDEN:
-        return _always(_EITHER)
+        return always(_EITHER)
 
     def outcome(row: Row) -> int:
         value = row.get(column, UNAVAILABLE)
@@ -337,16 +307,7 @@ def _null_test(column: str, form: Form, when_null: int, otherwise: int) -> Outco
 def _all(parts: list[_Compiled]) -> _Compiled:
     if len(parts) == 1:
         return parts[0]
-    outcomes = tuple(outcome for outcome, _ in parts)
-
-    def outcome(row: Row) -> int:
-        mask = TRUE
-        for part in outcomes:
-            mask = _AND[mask][part(row)]
-            if mask == FALSE:
-                break
-        return mask
-
+    outcome = conjunction([outcome for outcome, _ in parts])
     return outcome, _narrowed(cover for _, covers in parts for cover in covers)
 
 
@@ -369,16 +330,7 @@ def _narrowed(covers: Iterable[Cover]) -> tuple[Cover, ...]:
 
 
 def _some(parts: list[_Compiled]) -> _Compiled:
-    outcomes = tuple(outcome for outcome, _ in parts)
-
-    def outcome(row: Row) -> int:
-        mask = FALSE
-        for part in outcomes:
-            mask = _OR[mask][part(row)]
-            if mask == TRUE:
-                break
-        return mask
-
+    outcome = disjunction([outcome for outcome, _ in parts])
     if not all(covers for _, covers in parts):
         return outcome, ()
     return outcome, (tuple(probe for _, covers in parts for probe in min(covers, key=_breadth)),)
