@@ -429,7 +429,7 @@ def test_when_nobody_listens_two_looks_are_all_that_a_statement_costs(engine: En
     calls: list[str] = []
 
     def count(frame: Any, kind: str, argument: Any) -> None:
-        if kind == "call" and "/forge/track/bus/" in frame.f_code.co_filename:
+        if kind == "call" and "/forge/observing/" in frame.f_code.co_filename:
             calls.append(frame.f_code.co_name)
 
     with engine.connect() as connection:

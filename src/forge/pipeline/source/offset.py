@@ -88,7 +88,7 @@ class Offset(msgspec.Struct, frozen=True):
     def load(cls, kept: dict[str, Any]) -> "Offset":
         """What `dump` returned.
 
-        >>> from forge.cursor import LogIdentity
+        >>> from forge.cursor import LogIdentity, Snapshot
         >>> log = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "73", 1)
         >>> offset = Offset(Cursor(log, Snapshot(5, 5)), 1, (3,), (), (TableShare(3, "5:5:", "", 1, 0, 1, 10),))
         >>> Offset.load(offset.dump()) == offset
