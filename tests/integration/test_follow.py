@@ -567,8 +567,9 @@ async def test_hasty_following_returns_to_what_was_on_disk(living: PostgresServe
         with connect(url) as kept:
             add(kept, 1)
         await node.got(1)
-        await eventually(lambda: node.batches[-1].flushed or len(node.batches) > 1)
         with connect(url) as writer:
+            flushed = "SELECT pg_current_wal_flush_lsn() >= %s::text::pg_lsn"
+            await eventually(lambda: writer.execute(flushed, (node.batches[-1].lsn,)).fetchone() == (True,))
             writer.execute("SET synchronous_commit = off")
             for attempt in range(20):  # the checkpointer may flush at any time; most attempts are lost
                 add(writer, 100 + attempt)

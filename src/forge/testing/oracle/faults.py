@@ -22,6 +22,7 @@ class Faults:
         self._chance = chance
         self.slow = 0.0
         self.done: list[str] = []
+        self.crashes = 0
 
     async def delay(self) -> None:
         """What a run waits for, before and after it asks, and after a snapshot was taken for it."""
@@ -71,6 +72,7 @@ class Faults:
         await asyncio.to_thread(self._server.start)
 
     async def _immediate(self, fault: Fault) -> None:
+        self.crashes += 1
         await asyncio.to_thread(self._server.stop, "immediate")
         await asyncio.sleep(fault.lasts)
         await asyncio.to_thread(self._server.start)

@@ -1,6 +1,6 @@
 """A subscriber that keeps what a client would keep, whole results or deltas, and notes what must not be."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from forge.cursor import Snapshot
 from forge.errors import ForgeError
@@ -11,8 +11,10 @@ from forge.react.result import Result, apply
 class Holder:
     """Holds a query's result. `wrong` says what was pushed that should not have been."""
 
-    def __init__(self, session: int, *, delta: bool) -> None:
+    def __init__(self, session: int, crashes: Callable[[], int], *, delta: bool) -> None:
         self._session = session
+        self._crashes = crashes
+        self._crashed = crashes()
         self._delta = delta
         self._coverage: Snapshot | None = None
         self.result: Result | None = None
@@ -28,7 +30,9 @@ class Holder:
     def push(self, push: Push, /) -> None:
         self.pushes += 1
         failed, self.error = self.error is not None, None
-        if self._coverage is not None and self._coverage.xmax > push.coverage.xmax:
+        crashed, self._crashed = self._crashed, self._crashes()
+        # a crash takes back the numbers of transactions that wrote nothing to disk, and only those
+        if crashed == self._crashed and self._coverage is not None and self._coverage.xmax > push.coverage.xmax:
             self.wrong.append(f"a result of {push.coverage} came after one of {self._coverage}")
         self._coverage = push.coverage
         held, self.result = self.result, push.result

@@ -270,7 +270,7 @@ class _Run:
 
     def _subscribe(self, place: int) -> None:
         planned = self._plan.subscriptions[place]
-        holder = Holder(planned.session, delta=planned.delta)
+        holder = Holder(planned.session, lambda: self._faults.crashes, delta=planned.delta)
         reactor = self._nodes[planned.node].reactor
         group = reactor.subscribe(asking.call(self._registry, self._plan.asks[planned.ask]), holder)
         self._subscribed.append(_Subscribed(place, planned.ask, planned.node, holder, group))
