@@ -56,7 +56,8 @@ class Http:
     ) -> None:
         self.tokens = tokens
         self._base = url.rstrip("/")
-        self._http = http or httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
+        encrypted = not self._base.startswith("http://")  # else there is no certificate to verify, and no CAs to load
+        self._http = http or httpx.AsyncClient(verify=encrypted, limits=httpx.Limits(max_connections=None))
         self._owned = http is None
         self._timeout = httpx.Timeout(timeout)
         self._stream_timeout = httpx.Timeout(timeout, read=silence)

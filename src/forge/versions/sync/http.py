@@ -40,7 +40,8 @@ class HttpSource:
         self.resource = resource
         self._base = url.rstrip("/")
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._http = http or httpx.Client(timeout=TIMEOUT)
+        encrypted = not self._base.startswith("http://")  # else there is no certificate to verify, and no CAs to load
+        self._http = http or httpx.Client(verify=encrypted, timeout=TIMEOUT)
         self._most: int | None = None
         self._version = {} if resource.version == DEFAULT_VERSION else {"resourceVersion": resource.version}
         self._path = "/".join(("/versions", quote(resource.project, safe=""), quote(resource.name, safe="")))
