@@ -26,6 +26,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BUILD: Final = ROOT / "build" / "tests"
+BYTECODE: Final = ROOT / "build" / "bytecode"
 CONTRACTS: Final = ROOT / "build" / "contracts.json"
 CLIENTS: Final = ROOT / "clients"
 PYTEST: Final = str(ROOT / ".venv" / "bin" / "pytest")
@@ -85,9 +86,23 @@ def ran(name: str, words: list[str], log: Path | None) -> Outcome:
 def called(command: list[str], log: Path | None) -> int:
     """Run to the end and return its exit status."""
     if log is None:
-        return subprocess.call(command, cwd=ROOT)
+        return subprocess.call(command, cwd=ROOT, env=environment())
     with log.open("w") as file:
-        return subprocess.call(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        return subprocess.call(
+            command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process; bytecode that may not be written beside its source is kept below `build`.
+
+    The tests start hundreds of processes. Without bytecode each compiles all that it imports, which costs more than
+    what most of them do.
+    """
+    variables = dict(os.environ)
+    if variables.pop("PYTHONDONTWRITEBYTECODE", ""):
+        variables.setdefault("PYTHONPYCACHEPREFIX", str(BYTECODE))
+    return variables
 
 
 def of_pytest(name: str, status: int, report: Path) -> Outcome:

@@ -15,7 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from forge.app import SERVE_FLAGS
 from forge.changelog.install import install
+from forge.cli import main
 from forge.postgres.connection import connect
 from forge.testing.postgres import fresh_database, temporary_postgres
 
@@ -37,6 +39,7 @@ async def add(ctx, id: int):
 
 not_an_app = 1
 """
+MODULES = {"shop": SHOP, "broken": "import nosuch", "wrong": "def"}
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +52,14 @@ def database() -> Iterator[str]:
         yield url
 
 
+def modules(folder: Path) -> None:
+    """Write an application, and two modules that cannot be imported."""
+    for name, text in MODULES.items():
+        (folder / f"{name}.py").write_text(text)
+
+
 def forge(*arguments: str, folder: Path, url: str) -> subprocess.Popen[str]:
-    (folder / "shop.py").write_text(SHOP)
-    (folder / "broken.py").write_text("import nosuch")
-    (folder / "wrong.py").write_text("def")
+    modules(folder)
     return subprocess.Popen(
         [sys.executable, "-m", "forge", "serve", *arguments],
         cwd=folder,
@@ -126,10 +133,26 @@ def test_flags_win_over_the_environment_and_the_file(database: str, tmp_path: Pa
         ("shop:not_an_app", "not_an_app in shop is not a forge.Forge"),
     ],
 )
-def test_what_cannot_be_served(database: str, tmp_path: Path, target: str, said: str) -> None:
-    process = forge(target, folder=tmp_path, url=database)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+def test_what_cannot_be_served(
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    said: str,
+) -> None:
+    modules(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv(SERVE_FLAGS, "")
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", target, "--database-url", database])
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    err = capsys.readouterr().err
+    assert ended.value.code == 1
     assert said in err
     assert "fix: " in err
     assert "Traceback" not in err

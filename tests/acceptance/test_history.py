@@ -17,7 +17,7 @@ from forge.testing.history.run import SETTINGS, Report, run
 from forge.testing.history.tables import KEYS
 from forge.testing.postgres import available_versions, fresh_database, temporary_postgres
 
-SEEDS = (7, 21)
+SEEDS = (7, pytest.param(21, marks=pytest.mark.long))
 SECONDS = 4
 OLDEST, NEWEST = min(available_versions()), max(available_versions())
 

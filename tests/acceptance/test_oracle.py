@@ -20,7 +20,7 @@ from forge.testing.oracle.run import SETTINGS, Report, run
 from forge.testing.oracle.shrink import candidates, shrink
 from forge.testing.postgres import temporary_postgres
 
-SEEDS = (3, 7)
+SEEDS = (3, pytest.param(7, marks=pytest.mark.long))
 SECONDS = 6
 ROUNDS = 6
 """That many are carried out on a busy machine too."""
@@ -107,7 +107,7 @@ def test_pruning_by_what_rows_are_now_alone_is_caught(
     oracle_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgetful(monkeypatch)
-    for seed in range(1, 8):
+    for seed in range(3, 8):  # the first of them finds it
         plan = generate(seed, rounds=80, queries=24, joins=0.4, ddl=False)
         found = check(plan, oracle_server, seconds=SECONDS)
         if found.discrepancies:

@@ -105,7 +105,7 @@ async def serving(app: Forge, asgi: ASGIApp | None = None) -> AsyncIterator[Serv
         while not server.started:
             assert not task.done(), "the server ended"
             await asyncio.sleep(0.01)
-    async with httpx.AsyncClient(base_url=url) as client:
+    async with httpx.AsyncClient(base_url=url, verify=False) as client:
         served = Served(app, url, client, server)
         try:
             yield served

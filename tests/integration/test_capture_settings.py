@@ -1,11 +1,14 @@
 """What a session sets changes nothing of what is logged, shown or decided.
 
-The same script of writes and DDL runs in a session as it comes and in one with a hostile setting. The two logs have to
-be the same byte for byte, with their ids and ranks; only the clock's time may differ.
+The same script of writes and DDL runs in a session as it comes and in one with hostile settings. The two logs have to
+be the same byte for byte, with their ids and ranks; only the clock's time may differ. All settings are made at once; on
+a difference each is made alone, to name those that cause it.
 """
 
+from collections.abc import Collection
 from typing import Any, Final
 
+import psycopg
 import pytest
 
 from forge.embedded import PostgresServer
@@ -191,8 +194,8 @@ SELECT l.id, d.paths, d.leaves FROM forge.forge_event_log l CROSS JOIN LATERAL (
 TRIMMED: Final = "SELECT forge.trimmed_since('3', '{}', 1), forge.trimmed_since('900', ARRAY['5'::xid8], 1)"
 
 
-def run(database: str, name: str | None) -> dict[str, Any]:
-    """Run the script with one setting; returns the log and what the session is shown."""
+def run(database: str, names: Collection[str]) -> dict[str, Any]:
+    """Run the script with these settings; returns the log and what the session is shown."""
     with connect(database) as connection:
         connection.execute(HOSTILE + SETUP)
         for table, options in ENABLED.items():
@@ -203,18 +206,18 @@ def run(database: str, name: str | None) -> dict[str, Any]:
             " VALUES ('x', 'y', 1, 9, '9')"
         )
         role = f"other_{connection.info.dbname}"
-        if name == "role":
+        if "role" in names:
             connection.execute(f"CREATE ROLE {role} SUPERUSER")
         try:
-            if name is not None:
+            for name in names:
                 value = role if name == "role" else SETTINGS[name]
-                connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+                connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
             for statement in SCRIPT:
                 connection.execute(statement.encode())
             shown = {
                 query: connection.execute(query).fetchall() for query in (SHOWN, SEALED, LEAVES, FINGERPRINTS, TRIMMED)
             }
-            if name is not None:
+            for name in names:
                 connection.execute(f"RESET {name if '.' in name else chr(34) + name + chr(34)}")
             again = connection.execute("SELECT forge.refresh_all()").fetchall()
             assert again == [(0,)], "another session finds definitions that changed"
@@ -222,7 +225,7 @@ def run(database: str, name: str | None) -> dict[str, Any]:
                 assert connection.execute(query).fetchall() == rows, query
             return {"log": connection.execute(LOGGED).fetchall(), "versions": connection.execute(VERSIONS).fetchall()}
         finally:
-            if name == "role":
+            if "role" in names:
                 connection.execute(
                     f"RESET ROLE; REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}"
                 )
@@ -238,13 +241,38 @@ def references() -> dict[str, dict[str, Any]]:
 def reference(server: PostgresServer, references: dict[str, dict[str, Any]]) -> dict[str, Any]:
     if server.url() not in references:
         with fresh_database(server, template=TEMPLATE) as database:
-            references[server.url()] = run(database, None)
+            references[server.url()] = run(database, ())
     return references[server.url()]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_changes_nothing(database: str, reference: dict[str, Any], name: str) -> None:
-    found = run(database, name)
+def compare(server: PostgresServer, names: Collection[str], reference: dict[str, Any]) -> None:
+    """Run the script with these settings in a new database: versions and log are those without settings."""
+    with fresh_database(server, template=TEMPLATE) as database:
+        found = run(database, names)
     assert found["versions"] == reference["versions"]
     assert found["log"] == reference["log"]
     assert [row[3] for row in found["log"]].count("X") == 1
+
+
+def test_settings_change_nothing(server: PostgresServer, reference: dict[str, Any]) -> None:
+    try:
+        compare(server, SETTINGS, reference)
+    except (AssertionError, psycopg.Error) as error:
+        pytest.fail(f"with all settings: {error}\n{alone(server, reference)}")
+
+
+def alone(server: PostgresServer, reference: dict[str, Any]) -> str:
+    """Describe the difference that each setting causes on its own."""
+    differences = []
+    for name in SETTINGS:
+        try:
+            compare(server, [name], reference)
+        except (AssertionError, psycopg.Error) as error:
+            differences.append(f"with {name} alone: {error}")
+    return "\n".join(differences) or "no setting does it alone"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_changes_nothing(server: PostgresServer, reference: dict[str, Any], name: str) -> None:
+    compare(server, [name], reference)

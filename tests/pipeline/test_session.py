@@ -1,4 +1,4 @@
-"""Sessions: quiet, with all of Delta from two jars, and what the caller sets is what holds."""
+"""Sessions: all of Delta from two jars, and what the caller sets holds. That they are quiet is in test_whole_lake."""
 
 import subprocess
 import sys
@@ -56,41 +56,6 @@ def test_a_running_session_is_given_again(spark: SparkSession) -> None:
         assert spark.conf.get("spark.sql.shuffle.partitions") == "7"
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", str(before))
-
-
-ALONE = """
-import sys
-from forge.pipeline.session import BRIEFLY, QUIETLY, session
-
-conf = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}"}
-spark = session(master="local[1]", conf=conf)
-assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
-assert spark.sparkContext.getConf().get("spark.scheduler.mode") == "FAIR"
-path = sys.argv[1]
-spark.range(2).write.format("delta").save(path)
-spark.sql(f"VACUUM delta.`{path}`")
-python = spark.range(1).rdd.map(lambda _: sys.executable).first()
-spark.sparkContext._jvm.org.slf4j.LoggerFactory.getLogger("some.Thing").warn("not shown")
-spark.sparkContext._jvm.org.slf4j.LoggerFactory.getLogger("some.Thing").error("shown")
-spark.stop()
-again = session(master="local[1]", conf=conf)
-assert again.read.format("delta").load(path).count() == 2
-again.stop()
-print(python)
-"""
-
-
-def test_a_session_says_nothing_but_errors(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(tmp_path / "table")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.stdout == f"{sys.executable}\n", done.stderr
-    assert [line.partition(" ")[2] for line in done.stderr.splitlines()] == ["ERROR Thing: shown"]
-    assert [path.name for path in tmp_path.iterdir()] == ["table"]
 
 
 def test_a_jvm_that_does_not_start_is_said() -> None:

@@ -6,6 +6,7 @@ The longer tests of the parts are `make long`, random ones are `make chaos`.
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,11 +35,49 @@ def shop(connection: Connection) -> Connection:
     return connection
 
 
-def killed_once_history_is_written(url: str, lake: Lake) -> None:
-    """Run the pipeline in a process of its own, which ends by SIGKILL in the middle of its first batch."""
-    command = [sys.executable, "-m", "forge.testing.lake.keeper", url, lake.path, "history", "1"]
-    done = subprocess.run(command, start_new_session=True, capture_output=True, text=True, timeout=600)
+ALONE = """
+import sys
+from forge.pipeline.session import BRIEFLY, QUIETLY, session
+from forge.testing.lake import keeper
+
+conf = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.driver.extraJavaOptions": f"{QUIETLY} {BRIEFLY}"}
+spark = session(master="local[1]", conf=conf)
+assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+assert spark.sparkContext.getConf().get("spark.scheduler.mode") == "FAIR"
+path = sys.argv.pop(1)
+spark.range(2).write.format("delta").save(path)
+spark.sql(f"VACUUM delta.`{path}`")
+python = spark.range(1).rdd.map(lambda _: sys.executable).first()
+spark.sparkContext._jvm.org.slf4j.LoggerFactory.getLogger("some.Thing").warn("not shown")
+spark.sparkContext._jvm.org.slf4j.LoggerFactory.getLogger("some.Thing").error("shown")
+spark.stop()
+again = session(master="local[1]", conf=conf)
+assert again.read.format("delta").load(path).count() == 2
+again.stop()
+print(python, flush=True)
+keeper.main()
+"""
+
+
+def killed_once_history_is_written(url: str, lake: Lake, folder: Path) -> None:
+    """Run the pipeline in a process of its own, which ends by SIGKILL in the middle of its first batch.
+
+    It begins with sessions as a user's program has them, compiled queries and all: only errors are printed, nothing is
+    left in the folder where it was started.
+    """
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(folder / "table"), url, lake.path, "history", "1"],
+        cwd=folder,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout == f"{sys.executable}\n", done.stderr
+    assert [line.partition(" ")[2] for line in done.stderr.splitlines()] == ["ERROR Thing: shown"]
+    assert [path.name for path in folder.iterdir()] == ["table"]
 
 
 def rows(spark: SparkSession, path: str) -> list[str]:
@@ -48,7 +87,7 @@ def rows(spark: SparkSession, path: str) -> list[str]:
 @pytest.mark.timeout(1200)
 @pytest.mark.contract("X10", "X8", "T9", "T11")
 def test_a_lake_survives_a_kill_follows_an_alter_and_knows_its_past(
-    spark: SparkSession, shop: Connection, database: str, lake: Lake
+    spark: SparkSession, shop: Connection, database: str, lake: Lake, tmp_path: Path
 ) -> None:
     def once() -> None:
         with pipeline(spark, database, lake) as running:
@@ -59,7 +98,7 @@ def test_a_lake_survives_a_kill_follows_an_alter_and_knows_its_past(
     def table() -> dict[int, tuple[Any, ...]]:
         return {row[0]: row[1:] for row in shop.execute("SELECT id, status, total FROM orders")}
 
-    killed_once_history_is_written(database, lake)
+    killed_once_history_is_written(database, lake, tmp_path / "alone")
     assert rows(spark, lake.history(TABLE))
     assert not rows(spark, lake.current(TABLE)), "the batch was cut short"
     once()

@@ -320,7 +320,7 @@ class Groups(RuleBasedStateMachine):
 
 @pytest.mark.contract("X3")
 class TestGroups(Groups.TestCase):  # type: ignore[misc, valid-type]
-    settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+    settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
 @given(

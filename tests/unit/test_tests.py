@@ -1,6 +1,7 @@
 """The summary of all tests: every part counts, also one that ended before it said anything."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,21 @@ def test_without_node_its_tests_are_counted_as_skipped(tmp_path: Path, monkeypat
     (tmp_path / "typescript" / "test" / "a.test.ts").write_text("test('a', () => 1)\n  it.each([1])('b', f)\n")
     monkeypatch.setattr(tool, "CLIENTS", tmp_path)
     assert tool.vitest() == tool.Outcome(skipped=Counter({tool.NODE: 2}))
+
+
+@pytest.mark.parametrize(
+    ("given", "prefix"),
+    [({}, None), ({"PYTHONDONTWRITEBYTECODE": "1"}, str(tool.BYTECODE))],
+    ids=["beside its source", "not beside its source"],
+)
+def test_every_process_finds_bytecode(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], prefix: str | None
+) -> None:
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    variables = tool.environment()
+    assert "PYTHONDONTWRITEBYTECODE" not in variables
+    assert variables.get("PYTHONPYCACHEPREFIX") == prefix
+    assert variables["PATH"] == os.environ["PATH"]

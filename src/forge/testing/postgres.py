@@ -81,6 +81,8 @@ def fresh_database(server: PostgresServer, template: str | None = None) -> Itera
     if template is not None:
         create += sql.SQL(" template {}").format(sql.Identifier(template))
     with psycopg.connect(server.url(), autocommit=True) as admin:
+        if admin.info.server_version >= 150000:
+            create += sql.SQL(" strategy file_copy")  # half the work of the default, and half of it to drop
         admin.execute(create)
     try:
         yield server.url(name)

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from forge.client.errors import ProtocolError, Refused, Unreachable
-from forge.client.http import failure
+from forge.client.http import certificates, failure
 from forge.errors import ForgeError
 from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
 from forge.versions.nouns import DEFAULT_VERSION, Event, Page, Resource
@@ -40,7 +40,7 @@ class HttpSource:
         self.resource = resource
         self._base = url.rstrip("/")
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._http = http or httpx.Client(timeout=TIMEOUT)
+        self._http = http or httpx.Client(verify=certificates(url), timeout=TIMEOUT)
         self._most: int | None = None
         self._version = {} if resource.version == DEFAULT_VERSION else {"resourceVersion": resource.version}
         self._path = "/".join(("/versions", quote(resource.project, safe=""), quote(resource.name, safe="")))
