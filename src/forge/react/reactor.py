@@ -522,13 +522,9 @@ class Reactor:
         if group is None or group.result is None or group.busy() or not group.subscribers or group.call.query.own:
             return
         known = group.result
-        try:
-            outcome = await self.runner.query(group.call, live=True)
-            found = self._encoded(group.call, outcome)
-        except ForgeError:
-            return
+        outcome = await self._differing(group.call, known)
         self.metrics.checked += 1
-        if sorted(found.rows) == sorted(known.rows) or outcome.volatile or group.call.query.reads:
+        if outcome is None or outcome.volatile or group.call.query.reads:
             return
         # what the run shows may just not have been read from the log yet
         deadline = self._clock() + 30.0
@@ -536,10 +532,22 @@ class Reactor:
             if self.reached and self.reached.snapshot.xmin >= outcome.coverage.xmax and group.settled():
                 break
             await asyncio.sleep(0.05)
+        # a run that waited for a rewrite of its table (ALTER … TYPE) shows that table empty: PostgreSQL says so
+        if group.result is known and await self._differing(group.call, known) is None:
+            return
         if group.result is known and not group.busy() and self.groups.get(group.key) is group:
             self.metrics.missed += 1
             _log.error("a change of %s was missed; it runs again", group.call.query.name)
             self._start([group])
+
+    async def _differing(self, call: Call, known: Result) -> Outcome | None:
+        """What a run shows now; None where it shows the known result, or fails."""
+        try:
+            outcome = await self.runner.query(call, live=True)
+            found = self._encoded(call, outcome)
+        except ForgeError:
+            return None
+        return outcome if sorted(found.rows) != sorted(known.rows) else None
 
     def _drop(self, group: Group) -> None:
         if self.groups.get(group.key) is group:
