@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 
 from forge.change import Op
-<<<<<<< HEAD
+from forge.cursor import Snapshot
 from forge.embedded import PostgresServer
 from forge.postgres.connection import Connection, connect
-=======
-from forge.changelog.connection import Connection, connect
-from forge.cursor import Snapshot
-from forge.postgres import PostgresServer
->>>>>>> 7f0451932bf0e5085ffa351f07d2dad42926fabf
 from forge.react.group import Settings
 from forge.react.reactor import Reactor
 from forge.react.registry import Auth, Registry
