@@ -1,10 +1,15 @@
 """Configuration: who wins, what is refused, and what is never printed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import msgspec
 import pytest
 
+from forge.cli import main
 from forge.config import SETTINGS, Config, described, hide, in_force, load, seconds, shown_seconds, shown_size, size
 from forge.config.defaults import Default
 from forge.deliver.consumers import Settings as ConsumerSettings
@@ -268,3 +273,44 @@ def test_sizes_are_read_as_they_are_shown() -> None:
 def test_durations_are_read_as_they_are_shown() -> None:
     for value in (0.001, 0.05, 0.25, 1, 1.5, 59, 60, 90, 600, 3600, 5400, 604_800):
         assert seconds(shown_seconds(value)) == pytest.approx(value)
+
+
+def test_forge_pipeline_takes_its_table_and_flags_win(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyspark")
+    from forge.pipeline.run import Settings as PipelineSettings
+
+    runs: list[tuple[Any, ...]] = []
+
+    class Running:
+        def follow(self, seconds: float) -> None:
+            runs[-1] += (seconds,)
+
+    @contextmanager
+    def pipeline(spark: Any, url: str, lake: Any, settings: Any, **_: Any) -> Iterator[Running]:
+        runs.append((spark.master, lake.path, settings))
+        yield Running()
+
+    monkeypatch.setattr("signal.signal", Mock())
+    monkeypatch.setattr("forge.pipeline.session.session", lambda master, **_: Mock(master=master))
+    monkeypatch.setattr("forge.pipeline.run.pipeline", pipeline)
+    monkeypatch.setattr("forge.cli.session.await_server", Mock())
+    monkeypatch.setattr("forge.cli.pipeline.run.connect", MagicMock())
+    monkeypatch.setattr("forge.cli.pipeline.run.require_installed", Mock())
+    (directory / "forge.toml").write_text(
+        'database_url = "postgresql://db"\n[pipeline]\nlake = "lake"\nmaster = "local[1]"\ninterval = "2s"\n'
+        'max_events = 7\ntables = ["orders"]\nstart = "now"\nmodels = "models"\n'
+    )
+    monkeypatch.setenv("FORGE_PIPELINE_MAX_EVENTS", "8")
+    flags = ("--lake", "s3a://lake/shop", "--master", "yarn", "--interval", "3s", "--max-events", "9", "--start", "log")
+    for given in ((), (*flags, "--tables", "a,b", "--models", "others")):
+        with pytest.raises(SystemExit) as ended:
+            main(["pipeline", "run", *given])
+        assert ended.value.code == 0, capsys.readouterr().err
+    lake = str(directory / "lake")
+    assert runs == [
+        ("local[1]", lake, PipelineSettings(("orders",), "now", 8, models="models"), 2.0),
+        ("yarn", "s3a://lake/shop", PipelineSettings(("a", "b"), "log", 9, models="others"), 3.0),
+    ]
+    assert "every 2s" in capsys.readouterr().out
