@@ -254,6 +254,12 @@ def test_an_unknown_setting(forge: Forge, tmp_path: Path) -> None:
     (tmp_path / "forge.toml").write_text("retention = 3")
     refused(forge("config"), "unknown setting 'retention'", "retention_days")
     refused(forge("config", "--config", "absent.toml"), "no file absent.toml", "--config")
+    (tmp_path / "forge.toml").write_text("[realtime]\nmax_session_per_user = 3")
+    refused(forge("config"), "[realtime] in forge.toml has an unknown setting", "did you mean max_sessions_per_user?")
+    (tmp_path / "forge.toml").write_text("[realtme]")
+    refused(forge("config"), "forge.toml has an unknown table 'realtme'", "did you mean [realtime]?")
+    (tmp_path / "forge.toml").write_text("[serve]\nport = -1")
+    refused(forge("serve", "shop:app"), "serve.port in forge.toml cannot be -1", "from 0 to 65535")
     (tmp_path / "forge.toml").unlink()
     refused(forge("config", FORGE_DATABASEURL="x"), "FORGE_DATABASEURL", "FORGE_DATABASE_URL")
 
