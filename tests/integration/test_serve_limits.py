@@ -295,6 +295,13 @@ async def test_the_configuration_reaches_every_part_of_a_node(
         assert (await served.post("/forge/query/all_notes", {}, headers={"host": "b.example"})).status_code == 403
     async with serving(application(database, connections=16)) as served:
         assert served.node.reactor.runner.connections == 16
+    for work in (application(database).consume, application(database).drain):
+        nodes.clear()
+        task = asyncio.create_task(work())
+        await until(lambda: nodes)
+        assert nodes[0].settings.report == 0.03
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_who_has_no_name_is_counted_by_address(database: str, notes: Connection) -> None:
