@@ -141,8 +141,8 @@ DOWN = "postgresql://postgres@127.0.0.1:1/shop"
     [
         (["--database-url", DOWN], {"FORGE_DATABASE_URL": "postgresql://x"}, "", "--database-url"),
         (["-d", DOWN], {}, 'database_url = "postgresql://x"', "--database-url"),
-        ([], {"FORGE_DATABASE_URL": DOWN}, "retention_days = 3", "FORGE_DATABASE_URL"),
-        ([], {"FORGE_DATABASE_URL": "postgresql://x"}, f'database_url = "{DOWN}"', "database_url in forge.toml"),
+        ([], {"FORGE_DATABASE_URL": DOWN}, 'database_url = "postgresql://x"', "FORGE_DATABASE_URL"),
+        ([], {"FORGE_WAKEUP": "poll"}, f'database_url = "{DOWN}"', "database_url in forge.toml"),
     ],
 )
 def test_a_failed_connection_names_where_its_url_came_from(
