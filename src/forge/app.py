@@ -30,13 +30,14 @@ from forge.cache import Cache
 from forge.change import Op
 from forge.changelog.install import install, require_installed
 from forge.changelog.maintenance import Policy, maintain
-from forge.config import Config, load
+from forge.config import Config, default, in_force, load
 from forge.database import database
 from forge.deliver.consumers import ConsumerNode, Consumers
 from forge.deliver.consumers import Settings as ConsumerSettings
 from forge.deliver.consumers.definition import WEBHOOK
 from forge.deliver.consumers.errors import ConsumerInvalid
 from forge.deliver.outbox import OutboxNode, Routes
+from forge.deliver.outbox.worker import Settings as OutboxSettings
 from forge.deliver.payload import Envelope, Payload
 from forge.deliver.sink import Sink
 from forge.deliver.webhooks.endpoints import Configured
@@ -66,7 +67,8 @@ class Forge:
     """Queries that stay current, and mutations, on one database.
 
     Without a URL the database is the configured one (`FORGE_DATABASE_URL`, `forge.toml`), or the embedded server.
-    A function that takes longer than `timeout` seconds fails, and its connection is free again.
+    A function that takes longer than `timeout` seconds fails, and its connection is free again. What is given here wins
+    over the configuration; what is not given is taken from there, else the default.
     """
 
     def __init__(
@@ -76,9 +78,9 @@ class Forge:
         replicas: Sequence[str] = (),
         settings: Settings = Settings(),  # noqa: B008
         options: Options = Options(),  # noqa: B008
-        connections: int = 16,
-        live_connections: int = 8,
-        timeout: float = 30.0,
+        connections: int = default("serve.connections"),
+        live_connections: int = default("serve.live_connections"),
+        timeout: float = default("serve.timeout"),
         title: str = "Forge",
         cache: Cache | None = None,
     ) -> None:
@@ -248,14 +250,14 @@ class Forge:
             runner = Runner(
                 found.url,
                 replicas=self._replicas,
-                connections=self._connections,
-                live_connections=self._live_connections,
-                timeout=self._timeout,
+                connections=in_force(self._connections, config),
+                live_connections=in_force(self._live_connections, config),
+                timeout=in_force(self._timeout, config),
             )
-            reactor = Reactor(runner, found.url, self.settings)
+            reactor = Reactor(runner, found.url, in_force(self.settings, config))
             caching = any(query.cache is not False for query in self.registry.queries.values())
             cached = Cached(reactor, self.cache) if caching else None
-            node = Node(self.registry, reactor, self.options, cached=cached)
+            node = Node(self.registry, reactor, in_force(self.options, config), cached=cached)
             node.own = console.registry(node, config, title=self._title)
             await node.start()
             policy = Policy(
@@ -265,8 +267,8 @@ class Forge:
             keeping.add_done_callback(_ended)
             try:
                 async with (
-                    self._consuming(found.url, node.bus) as consuming,
-                    self._draining(found.url, node.bus) as sending,
+                    self._consuming(found.url, node.bus, config) as consuming,
+                    self._draining(found.url, node.bus, config) as sending,
                 ):
                     node.instruments.consumers = consuming.samples
                     node.instruments.outbox = sending.samples
@@ -287,7 +289,7 @@ class Forge:
             await bus.start()
             try:
                 settings = ConsumerSettings(wakeup=config.wakeup)
-                async with self._consuming(found.url, bus, settings) as consuming:
+                async with self._consuming(found.url, bus, config, settings) as consuming:
                     await consuming.ended
             finally:
                 await bus.stop()
@@ -297,9 +299,11 @@ class Forge:
         self,
         url: str,
         bus: Bus,
+        config: Config,
         settings: ConsumerSettings = ConsumerSettings(),  # noqa: B008
     ) -> AsyncIterator[ConsumerNode]:
         """Work on the consumers while the block lasts; the calls that are under way may end."""
+        settings = in_force(settings, config)
         consuming = ConsumerNode(url, self.consumers.named.values(), settings, configured=Configured())
         consuming.told = functools.partial(bus.publish, "own", ["consumer", "dead_letter"])
         try:
@@ -310,22 +314,23 @@ class Forge:
 
     async def drain(self) -> None:
         """Send the outbox's messages, without serving, until cancelled; `forge outbox run` does this."""
-        with database(self._config(), create=True) as found:
+        config = self._config()
+        with database(config, create=True) as found:
             if found.embedded:
                 with connect(found.url) as connection:
                     install(connection)
             bus = Bus(found.url)
             await bus.start()
             try:
-                async with self._draining(found.url, bus) as draining:
+                async with self._draining(found.url, bus, config) as draining:
                     await draining.ended
             finally:
                 await bus.stop()
 
     @contextlib.asynccontextmanager
-    async def _draining(self, url: str, bus: Bus) -> AsyncIterator[OutboxNode]:
+    async def _draining(self, url: str, bus: Bus, config: Config) -> AsyncIterator[OutboxNode]:
         """Send the outbox's messages while the block lasts; the batches that are under way may end."""
-        draining = OutboxNode(url, self.outbox)
+        draining = OutboxNode(url, self.outbox, in_force(OutboxSettings(), config))
         draining.told = functools.partial(bus.publish, "own", ["outbox", "outbox_later", "outbox_dead"])
         try:
             async with draining.running():
@@ -336,15 +341,16 @@ class Forge:
     def asgi(self) -> ForgeApp:
         """The application as ASGI, to be served or mounted; always the same one."""
         if self._asgi is None:
-            told = _serve_flags().get("host")
-            hosts = self.options.allowed_hosts if told is None else (*self.options.allowed_hosts, told)
-            self._asgi = ForgeApp(
-                self.running,
-                title=self._title,
-                origins=self.options.origins,
-                hosts=hosts if self.options.auth is None else None,
-            )
+            self._asgi = ForgeApp(self.running, title=self._title, hosts=self._hosts)
         return self._asgi
+
+    def _hosts(self) -> tuple[str, ...] | None:
+        """The hosts that requests may be for, beside this machine; None for all, where there are tokens."""
+        if self.options.auth is not None:
+            return None
+        allowed = in_force(self.options.allowed_hosts, self._config())
+        told = _serve_flags().get("host")
+        return allowed if told is None else (*allowed, told)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application is its own ASGI app: `uvicorn shop:app` serves it."""

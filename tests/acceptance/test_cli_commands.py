@@ -259,15 +259,32 @@ def test_trim_does_not_overrule_whoever_maintains(forge: Forge, connection: Conn
 
 
 def test_config_says_where_each_value_came_from(forge: Forge, tmp_path: Path) -> None:
-    (tmp_path / "forge.toml").write_text('retention_days = 7\ndatabase_url = "postgresql://weaker/x"\n')
+    (tmp_path / "forge.toml").write_text(
+        'retention_days = 7\nhold_days = 9\ndatabase_url = "postgresql://weaker/x"\n'
+        '[realtime]\nmax_sessions_per_user = 4\ndebounce = "20ms"\n'
+    )
     url = "postgresql://ada:hunter2@db/shop?sslpassword=hunter2"
-    result = forge("config", "--json", "--database-url", url, FORGE_WAKEUP="poll", FORGE_RETENTION_DAYS="3")
+    result = forge(
+        "config",
+        "--json",
+        "--database-url",
+        url,
+        FORGE_WAKEUP="poll",
+        FORGE_RETENTION_DAYS="3",
+        FORGE_REALTIME_MAX_SESSIONS_PER_USER="1",
+    )
     found = json.loads(result.out)
     assert found["database_url"]["origin"] == "--database-url"
-    assert found["retention_days"] == {"value": 7, "origin": "forge.toml"}
+    assert found["retention_days"] == {"value": 3, "origin": "FORGE_RETENTION_DAYS"}
+    assert found["hold_days"] == {"value": 9, "origin": "forge.toml"}
+    assert found["realtime.debounce"] == {"value": "20ms", "origin": "forge.toml"}
+    assert found["realtime.max_sessions_per_user"] == {"value": 1, "origin": "FORGE_REALTIME_MAX_SESSIONS_PER_USER"}
+    assert found["pipeline.lake"] == {"value": None, "origin": "default"}
     assert found["wakeup"] == {"value": "poll", "origin": "FORGE_WAKEUP"}
     assert found["data"] == {"value": ".forge", "origin": "default"}
     text = forge("config", "-d", url).out
+    assert "realtime.debounce                    20ms " in text
+    assert "(all tracked tables)" in text
     assert "hunter2" not in result.out + text
     assert "postgresql://ada:***@db/shop" in text
 

@@ -141,8 +141,8 @@ DOWN = "postgresql://postgres@127.0.0.1:1/shop"
     [
         (["--database-url", DOWN], {"FORGE_DATABASE_URL": "postgresql://x"}, "", "--database-url"),
         (["-d", DOWN], {}, 'database_url = "postgresql://x"', "--database-url"),
-        ([], {"FORGE_DATABASE_URL": DOWN}, "retention_days = 3", "FORGE_DATABASE_URL"),
-        ([], {"FORGE_DATABASE_URL": "postgresql://x"}, f'database_url = "{DOWN}"', "database_url in forge.toml"),
+        ([], {"FORGE_DATABASE_URL": DOWN}, 'database_url = "postgresql://x"', "FORGE_DATABASE_URL"),
+        ([], {"FORGE_WAKEUP": "poll"}, f'database_url = "{DOWN}"', "database_url in forge.toml"),
     ],
 )
 def test_a_failed_connection_names_where_its_url_came_from(
@@ -254,6 +254,12 @@ def test_an_unknown_setting(forge: Forge, tmp_path: Path) -> None:
     (tmp_path / "forge.toml").write_text("retention = 3")
     refused(forge("config"), "unknown setting 'retention'", "retention_days")
     refused(forge("config", "--config", "absent.toml"), "no file absent.toml", "--config")
+    (tmp_path / "forge.toml").write_text("[realtime]\nmax_session_per_user = 3")
+    refused(forge("config"), "[realtime] in forge.toml has an unknown setting", "did you mean max_sessions_per_user?")
+    (tmp_path / "forge.toml").write_text("[realtme]")
+    refused(forge("config"), "forge.toml has an unknown table 'realtme'", "did you mean [realtime]?")
+    (tmp_path / "forge.toml").write_text("[serve]\nport = -1")
+    refused(forge("serve", "shop:app"), "serve.port in forge.toml cannot be -1", "from 0 to 65535")
     (tmp_path / "forge.toml").unlink()
     refused(forge("config", FORGE_DATABASEURL="x"), "FORGE_DATABASEURL", "FORGE_DATABASE_URL")
 

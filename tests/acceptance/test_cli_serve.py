@@ -122,6 +122,20 @@ def test_flags_win_over_the_environment_and_the_file(database: str, tmp_path: Pa
         assert httpx.post(f"{address}/forge/query/items", timeout=30).status_code == 200
 
 
+def test_the_port_of_the_environment_wins_over_that_of_the_file(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "forge.toml").write_text("[serve]\nport = 1\n")
+        monkeypatch.setenv("FORGE_SERVE_PORT", str(port))
+        process = forge("shop:app", folder=tmp_path, url=database)
+        _, err = process.communicate(timeout=60)
+        assert f"error: port {port} is taken" in err
+    with serving(database, tmp_path) as (address, _):  # by --port
+        assert httpx.get(f"{address}/readyz").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [

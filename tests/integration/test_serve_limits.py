@@ -1,15 +1,19 @@
 """What one client may cost: arguments of any shape, and requests that run for long, on a served application."""
 
 import asyncio
+import contextlib
 import json
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from forge.app import Forge
+from forge.deliver.consumers import ConsumerNode
+from forge.deliver.outbox import OutboxNode
 from forge.embedded import PostgresServer
 from forge.postgres.connection import Connection
 from forge.serve.limits import Limits
@@ -231,6 +235,73 @@ async def test_live_queries_wait_for_nothing_that_is_asked_once(database: str, n
             assert not any(task.done() for task in slow)
         notes.execute("SELECT pg_advisory_unlock(42)")
         assert {answer.status_code for answer in await asyncio.gather(*slow)} == {200}
+
+
+async def sessions(served: Served, user: str, count: int) -> list[int]:
+    """The answers to so many sessions of one user that are open at the same time."""
+    async with contextlib.AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(served.stream("/forge/session", headers=bearing(user)))
+            for _ in range(count)
+        ]
+        return [stream.response.status_code for stream in streams]
+
+
+async def test_the_configuration_limits_what_code_does_not(
+    database: str, notes: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "forge.toml").write_text("[realtime]\nmax_sessions_per_user = 1\n")
+    async with serving(secured(database)) as served:
+        assert await sessions(served, "ada", 2) == [200, 429]
+    explicit = Options(auth=SECURED["auth"], limits=Limits(sessions_per_user=8))
+    async with serving(application(database, options=explicit)) as served:
+        assert await sessions(served, "ada", 2) == [200, 200]
+    monkeypatch.setenv("FORGE_REALTIME_MAX_SESSIONS_PER_USER", "2")
+    other = Options(auth=SECURED["auth"], limits=Limits(request_bytes=1000))
+    async with serving(application(database, options=other)) as served:
+        assert await sessions(served, "ada", 3) == [200, 200, 429]
+
+
+async def test_the_configuration_reaches_every_part_of_a_node(
+    database: str, notes: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "forge.toml").write_text(
+        'wakeup = "notify"\n[realtime]\ndebounce = "1ms"\nkeepalive_interval = "3s"\n'
+        '[serve]\nconnections = 3\norigins = ["https://a.example"]\nallowed_hosts = ["a.example"]\n'
+        '[deliver]\ntick_interval = "20ms"\nreport_interval = "30ms"\n'
+    )
+    nodes: list[ConsumerNode | OutboxNode] = []
+    for kind in (ConsumerNode, OutboxNode):
+
+        def made(*arguments: Any, kind: Any = kind, **more: Any) -> Any:
+            nodes.append(kind(*arguments, **more))
+            return nodes[-1]
+
+        monkeypatch.setattr(f"forge.app.{kind.__name__}", made)
+    async with serving(application(database)) as served:
+        node = served.node
+        assert (node.reactor.settings.quiet, node.reactor.settings.wakeup) == (0.001, "notify")
+        assert (node.options.keepalive, node.reactor.runner.connections) == (3, 3)
+        consuming, sending = nodes
+        assert isinstance(consuming, ConsumerNode)
+        assert (consuming.settings.tick, consuming.settings.report) == (0.02, 0.03)
+        assert isinstance(sending, OutboxNode)
+        assert sending.settings.report == 0.03
+        ours = {"host": "a.example", "origin": "https://a.example"}
+        answer = await served.post("/forge/query/all_notes", {}, headers=ours)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://a.example")
+        assert (await served.post("/forge/query/all_notes", {}, headers={"host": "b.example"})).status_code == 403
+    async with serving(application(database, connections=16)) as served:
+        assert served.node.reactor.runner.connections == 16
+    for work in (application(database).consume, application(database).drain):
+        nodes.clear()
+        task = asyncio.create_task(work())
+        await until(lambda: nodes)
+        assert nodes[0].settings.report == 0.03
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_who_has_no_name_is_counted_by_address(database: str, notes: Connection) -> None:

@@ -63,7 +63,7 @@ def show_version(wanted: bool) -> None:
 def everywhere(
     context: typer.Context,
     database_url: Annotated[
-        str | None, typer.Option("--database-url", "-d", help="The database; else forge.toml, else FORGE_DATABASE_URL.")
+        str | None, typer.Option("--database-url", "-d", help="The database; else FORGE_DATABASE_URL, else forge.toml.")
     ] = None,
     config_file: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Another file than forge.toml.")

@@ -1,4 +1,6 @@
-"""`forge config`: what is in force, and where each value came from."""
+"""`forge config`: print the settings in force, and where each value came from."""
+
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -6,11 +8,11 @@ from rich.table import Table
 from forge import config as configuration
 from forge.cli.session import session
 
-_MEANING = {"database_url": "the embedded server", "log_size_limit": "no limit"}
-
 
 def register(app: typer.Typer) -> None:
-    app.command("config", epilog="Examples:\n\nforge config\n\nFORGE_RETENTION_DAYS=7 forge config --json")(config)
+    app.command(
+        "config", epilog="Examples:\n\nforge config\n\nFORGE_REALTIME_MAX_SESSIONS_PER_USER=1 forge config --json"
+    )(config)
 
 
 def config(context: typer.Context) -> None:
@@ -24,5 +26,11 @@ def config(context: typer.Context) -> None:
     for heading in ("setting", "value", "from"):
         table.add_column(heading, overflow="fold")
     for name, value, origin in settings:
-        table.add_row(name, str(value) if value is not None else f"({_MEANING[name]})", origin)
+        table.add_row(name, _printed(name, value), origin)
     run.show(table)
+
+
+def _printed(name: str, value: Any) -> str:
+    if value is None or value == []:
+        return f"({configuration.SETTINGS[name].kind.none})"
+    return ", ".join(value) if isinstance(value, list) else str(value)

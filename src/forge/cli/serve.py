@@ -6,16 +6,19 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from forge.cli.session import Session, session
+from forge.config import Config, in_force
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from forge.app import Forge
+
+DEFAULTS: Final = Config().serve
 
 
 def register(app: typer.Typer) -> None:
@@ -29,12 +32,21 @@ def register(app: typer.Typer) -> None:
 def serve(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the Forge() object is, e.g. shop:app")],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8710,
-    workers: Annotated[int, typer.Option(min=1, help="Processes; each is a node of its own.")] = 1,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default=DEFAULTS.host)] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="The port to listen on.", show_default=str(DEFAULTS.port))
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes; each is a node of its own.", show_default=str(DEFAULTS.workers)),
+    ] = None,
 ) -> None:
     """Serve an application: live queries over SSE and WebSocket, mutations, the raw feed, the console, metrics."""
     run = session(context)
+    configured = run.config.serve
+    host = configured.host if host is None else host
+    port = configured.port if port is None else port
+    workers = configured.workers if workers is None else workers
     sys.path.insert(0, os.getcwd())
     app = check(target, run, host)
     app.check(run.waiting)
@@ -62,7 +74,7 @@ def serve(
         loop="uvloop",
         http="httptools",
         ws="websockets-sansio",
-        ws_max_size=1024 * 1024,
+        ws_max_size=max(DEFAULTS.request_bytes, in_force(app.options, run.config).limits.request_bytes),
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=10,
@@ -93,14 +105,21 @@ def listen(host: str, port: int, target: str) -> socket.socket:
     return listening
 
 
+def pass_flags(run: Session, host: str | None = None) -> None:
+    """Let the applications of this process and of its children use the flags of this command."""
+    from forge.app import SERVE_FLAGS
+
+    os.environ[SERVE_FLAGS] = msgspec.json.encode({**run.given(), "host": host}).decode()
+
+
 def check(target: str, run: Session, host: str | None = None) -> "Forge":
     """The application that is named; raise ConfigError when there is none. Its processes get the flags of this one."""
     try:
-        from forge.app import SERVE_FLAGS, Forge
+        from forge.app import Forge
     except ModuleNotFoundError as error:
         missing = f"{error.name} is not installed"
         raise ConfigError(missing, fix="pip install 'forge-changes[serve]'") from error
-    os.environ[SERVE_FLAGS] = msgspec.json.encode({**run.given(), "host": host}).decode()
+    pass_flags(run, host)
     module, _, name = target.partition(":")
     fix = "name a module and the Forge() in it, e.g. shop:app"
     if not module or not name:

@@ -10,6 +10,7 @@ import typer
 
 from forge.cli.arguments import add_group
 from forge.cli.deliveries import columns, until_told
+from forge.cli.serve import pass_flags
 from forge.cli.session import Session, session
 from forge.config import seconds
 from forge.deliver.consumers.control import Control, Status
@@ -139,6 +140,7 @@ def run(context: typer.Context) -> None:
 
     run = session(context)
     with run.database() as database:
+        pass_flags(run)
         app = Forge(database.url)
         app.check(run.waiting)
         run.done("sending to the webhooks of this database")

@@ -8,27 +8,28 @@ import msgspec
 
 from forge.change import Change
 from forge.changelog.follow import Wakeup
+from forge.config import default
 from forge.cursor import Snapshot
 from forge.errors import ForgeError
 from forge.react.index import BoundRead
 from forge.react.push import MOST_CAUSES, Cause, Subscriber
 from forge.react.registry import Call
-from forge.react.result import MOST_BYTES, Result
+from forge.react.result import Result
 
 GroupKey = tuple[str, bytes, bytes]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Times in seconds."""
+    """When queries run again; the configuration decides what is not given. Times in seconds."""
 
-    quiet: float = 0.05
-    longest: float = 0.2
-    runs: int = 64
-    resync: float = 600.0
-    check: float = 5.0
-    idle: float = 5.0
-    max_result_bytes: int = MOST_BYTES
-    wakeup: Wakeup = "auto"
+    quiet: float = default("realtime.debounce")
+    longest: float = default("realtime.max_debounce")
+    runs: int = default("realtime.max_concurrent_runs")
+    resync: float = default("realtime.resync_interval")
+    check: float = default("realtime.check_interval")
+    idle: float = default("realtime.idle_timeout")
+    max_result_bytes: int = default("realtime.max_cached_result_bytes")
+    wakeup: Wakeup = default("wakeup")
 
 
 class Metrics(msgspec.Struct):

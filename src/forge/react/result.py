@@ -23,10 +23,11 @@ from uuid import UUID
 
 import msgspec
 
+from forge.config import Config
 from forge.errors import ForgeError
 from forge.wire import MOST_EXACT_INT, encode_value
 
-MOST_BYTES: Final = 10 * 1024 * 1024
+MOST_BYTES: Final = Config().realtime.max_cached_result_bytes
 
 
 class ResultTooLarge(ForgeError):

@@ -7,11 +7,11 @@ the application that made it calls `stop`.
 """
 
 import asyncio
+import functools
 import signal
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from functools import partial
 from types import FrameType
 
 from starlette.applications import Starlette
@@ -42,13 +42,12 @@ class ForgeApp:
     """An ASGI callable that opens its node when it is first needed."""
 
     def __init__(
-        self, opening: Opening, *, title: str, origins: tuple[str, ...] = (), hosts: tuple[str, ...] | None = None
+        self, opening: Opening, *, title: str, hosts: Callable[[], tuple[str, ...] | None] = lambda: None
     ) -> None:
         self._opening = opening
         self._title = title
-        self._origins = origins
-        self._hosts = hosts
-        """For which hosts it answers, beside this machine; None for all."""
+        self._hosts = functools.cache(hosts)
+        """The hosts that it answers for, beside this machine; None for all. Asked once, with the first request."""
         self._stack = AsyncExitStack()
         self._app: ASGIApp | None = None
         self._lock = asyncio.Lock()
@@ -59,8 +58,8 @@ class ForgeApp:
             await self._lifespan(receive, send)
             return
         try:
-            if self._hosts is not None:
-                check_host(HTTPConnection(scope), self._hosts)
+            if (hosts := self._hosts()) is not None:
+                check_host(HTTPConnection(scope), hosts)
             app = self._app or await self.start()
         except ForgeError as error:
             if scope["type"] == "websocket":
@@ -75,8 +74,8 @@ class ForgeApp:
         async with self._lock:
             if self._app is None:
                 self.node = await self._stack.enter_async_context(self._opening())
-                self._app = _Direct(self.node, _routed(self.node, self._title, self._origins), self._title)
-                if self._origins:  # its headers are for streams too
+                self._app = _Direct(self.node, _routed(self.node, self._title), self._title)
+                if self.node.options.origins:  # its headers are for streams too
                     self._app = self._app.rest
             return self._app
 
@@ -120,14 +119,14 @@ class ForgeApp:
             signal.signal(number, ending)
 
 
-def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
+def _routed(node: Node, title: str) -> ASGIApp:
     routes = Routes(node, title)
 
     async def socket(websocket: WebSocket) -> None:
         await Socket(node, websocket).run()
 
     middleware = []
-    if origins:
+    if origins := node.options.origins:
         headers = ["authorization", "content-type", "forge-after", "idempotency-key", "last-event-id", "traceparent"]
         middleware.append(
             Middleware(
@@ -148,17 +147,21 @@ def _routed(node: Node, title: str, origins: tuple[str, ...]) -> ASGIApp:
             Route("/forge/session/{id}/unsubscribe", routes.unsubscribe, methods=["POST"]),
             Route("/forge/session/{id}/auth", routes.renew, methods=["POST"]),
             Route("/forge/changes", _Streaming(lambda *call: changes(node, *call)), methods=["GET"]),
-            Route("/forge/history/{table}/{key:key}", partial(history, node), methods=["GET"]),
-            Route("/forge/audit", partial(audited, node), methods=["GET"]),
-            Route("/versions/available", partial(versions_available, node), methods=["GET"]),
+            Route("/forge/history/{table}/{key:key}", functools.partial(history, node), methods=["GET"]),
+            Route("/forge/audit", functools.partial(audited, node), methods=["GET"]),
+            Route("/versions/available", functools.partial(versions_available, node), methods=["GET"]),
             *(
-                Route(f"/versions/{{project}}/{{resource}}{path}", partial(versions_page, node, query), methods=["GET"])
+                Route(
+                    f"/versions/{{project}}/{{resource}}{path}",
+                    functools.partial(versions_page, node, query),
+                    methods=["GET"],
+                )
                 for path, query in QUERIES.items()
             ),
             Route("/forge/openapi.json", routes.openapi, methods=["GET"]),
             Route("/forge/client.js", client, methods=["GET"]),
-            Route("/console", partial(console, node), methods=["GET"]),
-            Route("/console/{path:path}", partial(console, node), methods=["GET"]),
+            Route("/console", functools.partial(console, node), methods=["GET"]),
+            Route("/console/{path:path}", functools.partial(console, node), methods=["GET"]),
             Route("/healthz", routes.healthy, methods=["GET"]),
             Route("/readyz", routes.ready, methods=["GET"]),
             Route("/metrics", routes.metrics, methods=["GET"]),

@@ -23,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from forge.config import default
 from forge.errors import ConfigError, ForgeError
 
 Holder = tuple[str, Hashable]
@@ -40,21 +41,21 @@ class TooMany(ForgeError):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits in force."""
+    """The limits in force; the configuration decides those that are not given."""
 
-    sessions_per_user: int = 8
-    sessions_per_ip: int = 32
-    subscriptions_per_user: int = 500
+    sessions_per_user: int = default("realtime.max_sessions_per_user")
+    sessions_per_ip: int = default("realtime.max_sessions_per_ip")
+    subscriptions_per_user: int = default("realtime.max_subscriptions_per_user")
     """Who has no name is counted by address."""
-    requests_per_user: int = 8
+    requests_per_user: int = default("serve.requests_per_user")
     """Queries and mutations that run at once, and never all but one connection. By address as above."""
-    waiting_per_user: int = 32
+    waiting_per_user: int = default("serve.waiting_per_user")
     """Those that wait for them to end."""
-    request_bytes: int = 1024 * 1024
-    argument_bytes: int = 64 * 1024
-    messages_per_second: float = 50.0
+    request_bytes: int = default("serve.request_bytes")
+    argument_bytes: int = default("serve.argument_bytes")
+    messages_per_second: float = default("serve.messages_per_second")
     """Of one session."""
-    message_burst: int = 100
+    message_burst: int = default("serve.message_burst")
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -19,6 +19,7 @@ from forge.cache.validity import Shown
 from forge.change import Change
 from forge.changelog.reader import Batch
 from forge.changelog.tenancy import sole_tenants
+from forge.config import default
 from forge.cursor import NOW, After
 from forge.errors import ConfigError, ForgeError
 from forge.history.instants import Gap
@@ -50,15 +51,15 @@ _log = logging.getLogger(__name__)
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How a node serves. Times in seconds."""
+    """How a node serves; the configuration decides some of what is not given. Times in seconds."""
 
     auth: AuthSettings | None = None
     limits: Limits = Limits()
-    origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = default("serve.origins")
+    allowed_hosts: tuple[str, ...] = default("serve.allowed_hosts")
     """The hosts that requests may be for where there are no tokens, beside loopback and the address that the server
     listens on; `*` for all."""
-    keepalive: float = 25.0
+    keepalive: float = default("realtime.keepalive_interval")
     tenant_column: str | None = None
     """The column that says whose row it is; the raw feed shows a tenant only its own rows."""
     history: str | None = "forge:history"

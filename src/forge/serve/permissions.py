@@ -101,7 +101,7 @@ def check_host(request: HTTPConnection, allowed: Sequence[str]) -> None:
     if not _answers(host, str(here[0]) if here else "", tuple(allowed)):
         raise Forbidden(
             f"without tokens this server does not answer for the host {host[:100]!r}",
-            fix="use http://127.0.0.1, add the host to allowed_hosts in Options, or set auth",
+            fix="use http://127.0.0.1, add the host to allowed_hosts in forge.toml [serve] or Options, or set auth",
         )
 
 

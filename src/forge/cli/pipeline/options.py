@@ -21,11 +21,19 @@ if TYPE_CHECKING:
 
 LakeOption = Annotated[
     str | None,
-    typer.Option("--lake", metavar="PATH", help="A folder or any URL that Hadoop can write; .forge/lake unless given."),
+    typer.Option(
+        "--lake",
+        metavar="PATH",
+        help="A folder or any URL that Hadoop can write; else pipeline.lake of the configuration, else .forge/lake.",
+    ),
 ]
 MasterOption = Annotated[
     str | None,
-    typer.Option("--master", metavar="URL", help="spark://…, yarn, k8s://…; all cores of this machine unless given."),
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="spark://…, yarn, k8s://…; else pipeline.master, else all cores of this machine.",
+    ),
 ]
 ConfOption = Annotated[
     list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated.")
@@ -82,7 +90,7 @@ def lake_of(run: Session, path: str | None) -> "Lake":
     from forge.pipeline.lake import Lake
 
     if path is None:
-        path = str(run.config.data / "lake")
+        path = run.config.pipeline.lake or str(run.config.data / "lake")
     if path.startswith("file:"):
         path = unquote(urlsplit(path).path)
     if "://" not in path:
@@ -117,7 +125,9 @@ def spark_for(
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with run.progress() as bar:
         bar.step("starting Spark", 0)
-        spark = session(master=master, conf={**(more or {}), **given}, app="forge pipeline")
+        spark = session(
+            master=master or run.config.pipeline.master, conf={**(more or {}), **given}, app="forge pipeline"
+        )
     try:
         with translated():
             yield spark

@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.text import Text
@@ -11,6 +11,7 @@ from rich.text import Text
 from forge.changelog.install import require_installed
 from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for, time_of
 from forge.cli.session import Session, session
+from forge.config import Config, shown_seconds
 from forge.doctor.finding import count
 from forge.postgres.connection import connect
 from forge.terminal import shown
@@ -18,6 +19,8 @@ from forge.terminal import shown
 if TYPE_CHECKING:
     from forge.pipeline.ledger import Entry
     from forge.pipeline.run import Pipeline
+
+DEFAULTS: Final = Config().pipeline
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +34,15 @@ def register(app: typer.Typer) -> None:
 def run(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Take in what is committed by now, and end.")] = False,
-    interval: Annotated[str, typer.Option("--interval", metavar="TIME", help="How often: 500ms, 10s, 5m.")] = "10s",
+    interval: Annotated[
+        str | None,
+        typer.Option(
+            "--interval",
+            metavar="TIME",
+            help="How often: 500ms, 10s, 5m.",
+            show_default=shown_seconds(DEFAULTS.interval),
+        ),
+    ] = None,
     tables: Annotated[
         list[str] | None, typer.Option("--tables", "--table", metavar="NAME", help="Only these; may be repeated.")
     ] = None,
@@ -42,9 +53,19 @@ def run(
         bool, typer.Option("--resnapshot", help="Read the tables anew, after a failover or when the log was trimmed.")
     ] = False,
     start: Annotated[
-        str, typer.Option("--start", help="Where a new lake begins: history, snapshot, log, now, or a cursor.")
-    ] = "history",
-    max_events: Annotated[int, typer.Option("--max-events", min=1, help="Changes in one batch at the most.")] = 500_000,
+        str | None,
+        typer.Option(
+            "--start",
+            help="Where a new lake begins: history, snapshot, log, now, or a cursor.",
+            show_default=DEFAULTS.start,
+        ),
+    ] = None,
+    max_events: Annotated[
+        int | None,
+        typer.Option(
+            "--max-events", min=1, help="Changes in one batch at the most.", show_default=str(DEFAULTS.max_events)
+        ),
+    ] = None,
     models: Annotated[
         str | None, typer.Option("--models", metavar="DIR", help="A folder of your own SQL models.")
     ] = None,
@@ -62,8 +83,9 @@ def run(
     the batch.
     """
     here = session(context)
-    pause = time_of("--interval", interval)
-    every = None if verify is None else time_of("--verify", verify)
+    configured = here.config.pipeline
+    pause = configured.interval if interval is None else time_of("--interval", interval)
+    every = configured.verify if verify is None else time_of("--verify", verify)
     where = lake_of(here, lake)
     names = tuple(name.strip() for each in tables or () for name in each.split(",") if name.strip())
     with here.database() as database:
@@ -74,7 +96,13 @@ def run(
         with spark_for(here, master, conf) as spark:
             from forge.pipeline.run import Settings, pipeline
 
-            settings = Settings(names, start, max_events, models=models, json="variant" if variant else None)
+            settings = Settings(
+                names or configured.tables,
+                start or configured.start,
+                max_events or configured.max_events,
+                models=models or configured.models,
+                json="variant" if variant else None,
+            )
             report = Report(here, every)
             with pipeline(
                 spark, database.url, where, settings, resnapshot=resnapshot, on_batch=report.batch
@@ -86,7 +114,11 @@ def run(
                         running.once()
                     else:
                         if not here.json:
-                            here.done(f"lake at {where.path}", f"every {interval}", "Ctrl-C ends it after the batch")
+                            here.done(
+                                f"lake at {where.path}",
+                                f"every {shown_seconds(pause)}",
+                                "Ctrl-C ends it after the batch",
+                            )
                         running.follow(pause)
                     report.end(once)
                 finally:

@@ -21,6 +21,7 @@ from forge.backoff import Backoff
 from forge.capture.log import columns_query
 from forge.changelog.follow import Wakeup
 from forge.changelog.reader import Reader
+from forge.config import default
 from forge.deliver.consumers.definition import Consumer
 from forge.deliver.consumers.errors import ConsumerInvalid, ConsumerLost
 from forge.deliver.consumers.lag import Lag
@@ -39,17 +40,17 @@ _log = logging.getLogger("forge.consumers")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a node works. Times in seconds."""
+    """How a node works; the configuration decides most of what is not given. Times in seconds."""
 
-    tick: float = 0.25
+    tick: float = default("deliver.tick_interval")
     """Between two looks at which shards are free, paused, moved."""
-    report: float = 1.0
+    report: float = default("deliver.report_interval")
     """Between two reports of how its shards fare."""
-    lag: float = 5.0
+    lag: float = default("deliver.lag_interval")
     """Between two measurements of how far behind they are."""
-    idle: float = 10.0
+    idle: float = default("deliver.idle_interval")
     """After which the cursor of a consumer that finds nothing is saved all the same."""
-    blocked: float = 1.0
+    blocked: float = default("deliver.blocked_after")
     """After which a handler that blocks the event loop is reported."""
     wakeup: Wakeup = "notify"
     """How the first worker learns of a commit; the others listen. With "auto" it keeps writers from notifying each time

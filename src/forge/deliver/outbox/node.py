@@ -50,7 +50,7 @@ class OutboxNode:
         self.told: Callable[[], Awaitable[None]] = _nobody
         """Called when the outbox is not what it was."""
         self._url = url
-        self._settings = settings
+        self.settings = settings
         self.workers = [
             Worker(url, route, routes.leave(route), settings)
             for route in routes.named.values()
@@ -148,10 +148,10 @@ class OutboxNode:
                 await asyncio.sleep(delay)
 
     def _answering(self, connection: AsyncConnection) -> contextlib.AbstractContextManager[None]:
-        return answering(connection, self._settings.answer)
+        return answering(connection, self.settings.answer)
 
     async def _look(self, connection: AsyncConnection) -> None:
-        settings = self._settings
+        settings = self.settings
         measured = reported = -math.inf
         while True:
             wait = await self._promoted(connection)
@@ -171,7 +171,7 @@ class OutboxNode:
                 row = await (await connection.execute(sql("next_due"), prepare=True)).fetchone()
                 due = row[0] if row is not None else None
                 if due is None or due > 0:
-                    return self._settings.poll if due is None else min(self._settings.poll, due + _SLACK)
+                    return self.settings.poll if due is None else min(self.settings.poll, due + _SLACK)
                 await connection.execute(sql("promote"))
 
     async def _measure(self, connection: AsyncConnection) -> None:

@@ -26,6 +26,7 @@ import msgspec
 import psycopg
 
 from forge.backoff import Backoff
+from forge.config import default
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Route
 from forge.deliver.outbox.sending import Claimed, Outcome, deliver, line_of
@@ -49,19 +50,19 @@ _log = logging.getLogger("forge.outbox")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a node works on the outbox. Times in seconds."""
+    """How a node works on the outbox; the configuration decides most of what is not given. Times in seconds."""
 
-    poll: float = 1.0
+    poll: float = default("deliver.outbox_poll_interval")
     """After which it looks, whether or not it was notified."""
     blocked: float = 0.01
     """After which it first looks again where a message waits behind one that others have."""
-    budget: float = 10.0
+    budget: float = default("deliver.outbox_batch_timeout")
     """After which no further call begins for a batch: it is settled, so that what was done is not done again."""
-    answer: float = 20.0
+    answer: float = default("deliver.outbox_server_timeout")
     """After which a server that has not answered counts as lost."""
-    report: float = 1.0
+    report: float = default("deliver.report_interval")
     """Between two reports that the outbox is not what it was."""
-    measure: float = 2.0
+    measure: float = default("deliver.outbox_lag_interval")
     """Between two looks at how many messages wait."""
 
     def lease(self, timeout: float) -> float:

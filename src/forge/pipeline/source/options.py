@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from forge.config import Config
 from forge.cursor import Cursor
 from forge.errors import ConfigError
 
@@ -21,7 +22,7 @@ NAMES: Final = (
     "rowsPerShare",
     "path",
 )
-MOST_EVENTS: Final = 500_000
+MOST_EVENTS: Final = Config().pipeline.max_events
 ROWS_PER_SHARE: Final = 250_000
 
 
