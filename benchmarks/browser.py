@@ -134,7 +134,7 @@ def _cost(shown: Page, devtools: CDPSession, url: str, seconds: int) -> tuple[fl
 
 
 def _painted(shown: Page, url: str, seconds: int) -> tuple[float, float]:
-    """Half of the changes are painted within, and 95 of 100; 20 changes a second."""
+    """Half of the changes are painted within, and 95 of 100; 20 changes per second."""
     changes = 20 * seconds
     shown.evaluate("window.painted = []")
     with connect(url) as connection:

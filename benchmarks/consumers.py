@@ -43,7 +43,7 @@ def run(bench: Bench) -> list[Figure]:
 
 
 async def _consumed(url: str, kind: str, changes: int) -> float:
-    """Changes a second, from the first call to the last."""
+    """Changes per second, from the first call to the last."""
     seen = [0]
     fences: set[int] = set()
     first = last = 0.0

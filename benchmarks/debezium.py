@@ -30,7 +30,7 @@ def placed(properties: Properties, touch: Callable[[], object]) -> Iterator[Path
 
 
 def rate(properties: Properties, folder: Path, rows: int) -> float:
-    """Events a second over a backlog."""
+    """Events per second over a backlog."""
     with Engine(properties, folder, counting=True) as engine:
         found = engine.batches(rows)
     (first, began), (_, ended) = found[0], found[-1]

@@ -12,7 +12,7 @@ from benchmarks.served import Served, Serving, prepare, serving
 from benchmarks.writer import UPDATE, Writer, writing
 
 RATE = 100
-"""Changes a second: more than there can be pushes, and few enough that a message does not list many causes."""
+"""Changes per second: more than there can be pushes, and few enough that a message does not list many causes."""
 SHARE = 0.40
 
 
@@ -56,7 +56,7 @@ def run(bench: Bench) -> list[Figure]:
 
 
 def _forge(served: Served, clients: Clients, writer: Writer, seconds: float) -> tuple[float, float, str]:
-    """Messages a second, microseconds of processor time for one, and one as it is on the wire."""
+    """Messages per second, microseconds of processor time for one, and one as it is on the wire."""
     writer.begin(RATE, int(RATE * (seconds + 0.5)))
     before = served.process.processor
     clients.count(seconds)

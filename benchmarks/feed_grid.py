@@ -1,4 +1,4 @@
-"""How many changes a second reach 500 and 4,000 authorized clients, and how late, beside what Supabase publishes.
+"""How many changes per second reach 500 and 4,000 authorized clients, and how late, beside what Supabase publishes.
 
 There as here a change is of concern to a fifth of the clients: those of one of five tenants. The rate goes up in steps
 until a change does not reach all of them, or the 95th of a hundred comes as late as there; the highest that held is
@@ -22,7 +22,7 @@ KINDS = {"raw feed": "/forge/changes?table=probe", "live query": "/forge/live/ow
 
 
 class Cell(NamedTuple):
-    """Changes a second to so many clients, and the 95th percentile of their latency in milliseconds."""
+    """Changes per second to so many clients, and the 95th percentile of their latency in milliseconds."""
 
     clients: int
     rate: int

@@ -1,4 +1,4 @@
-"""From a commit to the event at a client: a served application, 200 changes a second, each in a process of its own.
+"""From a commit to the event at a client: a served application, 200 changes per second, each in a process of its own.
 
 What is measured begins just before the statement is sent that writes and commits, and ends when the event has been
 read from the socket. There are 200 streams, each of the newest rows of a tenant of its own, and changes go round, so

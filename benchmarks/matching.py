@@ -1,7 +1,7 @@
 """Finding the groups that a change touches, among 1,000 to 100,000 groups that each read the rows of one customer.
 
 The statement is analysed once as the application does, then bound to each customer. The changes are what the log has
-of inserts and updates to customers all over the table, read anew for each round. Each must touch exactly the group of
+of inserts and updates to customers all over the table, read again for each round. Each must touch exactly the group of
 its customer, or the run fails.
 """
 

@@ -1,6 +1,6 @@
 """The binary log of MariaDB into Change objects, against a bare loop of mysql-replication over the same events.
 
-Also from commit to Change, with 50 commits a second, and the memory of a reader whose log is ten times as long. The
+Also from commit to Change, with 50 commits per second, and the memory of a reader whose log is ten times as long. The
 reader of that is a process of its own, `python -m benchmarks.mysql URL CURSOR ROWS`, which prints its peak memory in
 kilobytes.
 """

@@ -1,4 +1,4 @@
-"""Messages a second into Redis Streams, Kafka and NATS JetStream, beside a bare loop of the same library.
+"""Messages per second into Redis Streams, Kafka and NATS JetStream, beside a bare loop of the same library.
 
 Both send the same messages in batches of 500, over 1,000 keys, and wait for each batch's answers: Redis by a pipeline
 of XADD, Kafka by `produce` and `flush` with acks from all, NATS by concurrent publishes. The bare loops keep no order

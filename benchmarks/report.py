@@ -26,9 +26,9 @@ TITLES = {
     "matching": "Matching a change to live queries",
     "query_bus": "The query bus",
     "track": "Tracked SQLAlchemy: ORM flushes of 1,000 rows",
-    "live_latency": "Live queries: commit to client, 200 changes a second",
+    "live_latency": "Live queries: commit to client, 200 changes per second",
     "fanout": "Fan-out of one query",
-    "feed_grid": "Changes a second to authorized clients",
+    "feed_grid": "Changes per second to authorized clients",
     "subscribers": "Memory of idle subscribers",
     "pruning": "Subscribers whom a write does not concern",
     "browser": "In the browser",
@@ -50,9 +50,9 @@ TITLES = {
 }
 CHARTS = {
     "bulk": "Bulk writes of 100,000 rows: time over untracked (less is better)",
-    "transactions": "One-row transactions a second, 8 connections",
-    "fanout": "Messages a second to clients of one query",
-    "feed_grid": "Changes a second to authorized clients, below a latency",
+    "transactions": "One-row transactions per second, 8 connections",
+    "fanout": "Messages per second to clients of one query",
+    "feed_grid": "Changes per second to authorized clients, below a latency",
 }
 PLOTS = {"lake_growth": lake_growth.plots, "versions": versions.plots}
 HEADER = """# Benchmarks
@@ -106,7 +106,7 @@ def print_table(run: Run) -> None:
 
 
 def write_docs(run: Run) -> None:
-    """docs/benchmarks.md and its charts: what was measured anew replaces its section, the others stay."""
+    """docs/benchmarks.md and its charts: what was measured again replaces its section, the others stay."""
     page = DOCS / "benchmarks.md"
     known = _sections(page.read_text("utf-8")) if page.exists() else {}
     new = {TITLES[group]: _section(group, figures, run) for group, figures in _groups(run)}

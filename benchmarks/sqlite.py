@@ -3,7 +3,7 @@
 Files in WAL mode with synchronous = NORMAL, as SQLite recommends for it; a row has about 150 bytes. The server of the
 run is not used. Two processes are of this module:
 
-    python -m benchmarks.sqlite write PATH SECONDS      commits 50 rows a second, each with the time of its commit
+    python -m benchmarks.sqlite write PATH SECONDS      commits 50 rows per second, each with the time of its commit
     python -m benchmarks.sqlite read PATH ROWS CURSOR   reads so many changes, prints its peak memory in kilobytes
 """
 
@@ -204,7 +204,7 @@ async def _hook_delay(rows: int) -> float:
 
 
 def _latency(seconds: int) -> list[Figure]:
-    """From the return of a commit in another process to the Change here, 50 commits a second."""
+    """From the return of a commit in another process to the Change here, 50 commits per second."""
     with _file(tracked=True) as (path, connection):
         delays = asyncio.run(_delays(path, seconds))
         gaps = asyncio.run(_gaps(path, connection))

@@ -2,7 +2,7 @@
 
 The bare loop is what anyone writes first: libpq's COPY_BOTH, and each column of a row as text. Both read the same slot
 from the same place, in turns, over TCP, as one reads a server. Latency is from the return of COMMIT to the Change, at
-50 commits a second. Memory is that of a process which reads many changes, a few and ten times as many:
+50 commits per second. Memory is that of a process which reads many changes, a few and ten times as many:
 `python -m benchmarks.wal URL CURSOR ROWS`.
 """
 
@@ -131,7 +131,7 @@ def _texts(message: bytes) -> list[str | None]:
 
 
 def _latency(server: PostgresServer, bench: Bench) -> list[Figure]:
-    bench.say(f"latency of the WAL at {PER_SECOND} commits a second")
+    bench.say(f"latency of the WAL at {PER_SECOND} commits per second")
     with fresh_database(server) as url:
         waits = asyncio.run(_waits(url, 250 if bench.quick else 1_000))
     cuts = quantiles(waits, n=100)

@@ -1,4 +1,4 @@
-"""Changes a second to a webhook on loopback: a backlog in the log, one change a request, 16 requests in flight.
+"""Changes per second to a webhook on loopback: a backlog in the log, one change a request, 16 requests in flight.
 
 The receiver is a process of its own that reads requests and answers 204; it parses no more than it must. Beside it the
 same requests, unsigned and in no order, by a bare loop of the same HTTP library.

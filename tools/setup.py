@@ -9,7 +9,7 @@ What always holds:
 - System packages are only ever installed on Debian, by root. Elsewhere the missing one is named.
 - Without Java or Delta's jars all but the pipeline works, and without Node.js all but the console and the browser's
   client, so their absence is a note and no failure.
-- What is built from `clients/` is built anew when anything in there changed, and only then.
+- What is built from `clients/` is built again when anything in there changed, and only then.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def test_enable_says_how_many_and_keeps_what_is_not_said(forge: Forge, connectio
         ("CREATE SCHEMA sales; ALTER TABLE orders SET SCHEMA sales", "sales.orders"),
         ("ALTER TABLE orders RENAME TO old; CREATE TABLE orders (LIKE old INCLUDING ALL)", "orders"),
     ],
-    ids=["as it was", "renamed", "moved", "made anew"],
+    ids=["as it was", "renamed", "moved", "made again"],
 )
 def test_enable_after_disable_keeps_what_was_excluded(
     forge: Forge, connection: Connection, database: str, meanwhile: str, name: str

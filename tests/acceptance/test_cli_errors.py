@@ -233,7 +233,7 @@ def test_a_cursor_of_another_database(forge: Forge, database: str, empty_databas
     line = forge("tail", "--once", "--format", "json", url=empty_database).out.splitlines()[0]
     cursor = line.rsplit('"cursor":"', 1)[1].removesuffix('"}')
     for more in ([], ["--once"]):
-        refused(forge("tail", "--from", cursor, *more, url=database), "another log", "anew")
+        refused(forge("tail", "--from", cursor, *more, url=database), "another log", "again")
 
 
 def test_a_table_that_was_never_logged(forge: Forge, connection: Connection, database: str) -> None:

@@ -122,10 +122,10 @@ def application(database: str | None, cache: Cache, dice: random.Random) -> Forg
         return await found(ctx, QUESTIONS["elsewhere"].where)
 
     @app.mutation
-    async def change(ctx: Any, id: int, shelf: int, n: int, anew: bool) -> Any:
+    async def change(ctx: Any, id: int, shelf: int, n: int, again: bool) -> Any:
         # whoever waits for a row that is deleted meanwhile would find none
         await ctx.db.fetch_value("SELECT pg_advisory_xact_lock(%(id)s)::text AS locked")
-        if not anew:
+        if not again:
             return await ctx.db.fetch_value(
                 "UPDATE items SET shelf = %(shelf)s, n = %(n)s, v = v + 1 WHERE id = %(id)s RETURNING v"
             )
@@ -275,7 +275,7 @@ class Game:
                     own = (shelf, n)
                     item, told = dice.randint(1, ITEMS), node.acknowledged
                     self._begun[item] += 1
-                    given = {"id": item, "shelf": shelf, "n": n, "anew": dice.random() < 0.2}
+                    given = {"id": item, "shelf": shelf, "n": n, "again": dice.random() < 0.2}
                     version, xid = await node.change(given)
                     after = after.superseded(after, xid)
                     known[item] = max(known[item], version)

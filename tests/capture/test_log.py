@@ -106,7 +106,7 @@ async def test_a_new_definition_since_expires_the_cursor(database: str, shop: Co
     source = LogSource(database)
     _, cursors = await snapshot(source)
     shop.execute("ALTER TABLE pairs ADD COLUMN more int")
-    with pytest.raises(CursorExpired, match="pairs was defined anew"):
+    with pytest.raises(CursorExpired, match="pairs was defined again"):
         await snapshot(source, cursors[0])
 
 

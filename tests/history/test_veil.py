@@ -31,7 +31,7 @@ WAYS = {
     "excluded": (EXCLUDED,),
     "renamed": (EXCLUDED, RENAMED),
     "dropped": (EXCLUDED, RENAMED, DROPPED),
-    "dropped and enabled anew": (EXCLUDED, RENAMED, DROPPED, "SELECT forge_enable_reactivity('person')"),
+    "dropped and enabled again": (EXCLUDED, RENAMED, DROPPED, "SELECT forge_enable_reactivity('person')"),
     "masked and renamed": (MASKED, RENAMED),
     "masked and dropped": (MASKED, RENAMED, DROPPED),
     "renamed before": (RENAMED, EXCLUDED.replace("ssn", "sn2")),
@@ -147,7 +147,7 @@ def test_what_nobody_is_shown_comes_back_all_the_same(connection: Connection) ->
 
 
 def test_columns_are_followed_into_a_restored_table() -> None:
-    """It numbers them anew."""
+    """It numbers them again."""
 
     def version(id: int, relation: int, *fields: Field) -> Version:
         return Version(id, relation, "public", "t", fields, (), "")

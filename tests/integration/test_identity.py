@@ -59,7 +59,7 @@ async def refused(url: str, cursor: Cursor) -> None:
     async with Reader.open(url) as reader:
         with pytest.raises(CursorForeign) as caught:
             await changes(reader, cursor)
-        assert "read the tables anew" in caught.value.fix
+        assert "read the tables again" in caught.value.fix
     with pytest.raises(CursorForeign):
         await anext(follow(url, after=cursor))
 

@@ -1,4 +1,4 @@
-"""As-of against a small database in plain Python: interleaved transactions, snapshots, truncates, tables read anew."""
+"""As-of against a small database in plain Python: interleaved transactions, snapshots, truncates, tables read again."""
 
 import random
 from collections.abc import Iterator
@@ -207,7 +207,7 @@ def second(number: float) -> datetime:
 
 @pytest.fixture(scope="module")
 def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """Orders are tracked at 1, changed until 3, defined anew at 5 and read anew at 7."""
+    """Orders are tracked at 1, changed until 3, defined again at 5 and read again at 7."""
     lake = Lake(str(tmp_path_factory.mktemp("shop")))
     columns = (Column("id", "bigint"), Column("v", "bigint"))
     events = [
@@ -245,7 +245,7 @@ def test_tables_and_rows_as_they_were(spark: SparkSession, shop: Lake) -> None:
 
 
 def test_what_the_lake_cannot_tell_is_refused(spark: SparkSession, shop: Lake) -> None:
-    for instant, why in {second(0.6): "did not know it yet", second(6): "was not read anew yet"}.items():
+    for instant, why in {second(0.6): "did not know it yet", second(6): "was not read again yet"}.items():
         with pytest.raises(HistoryUnavailable, match=why) as refused:
             table_as_of(spark, shop, "orders", instant)
         assert "\n" not in str(refused.value)

@@ -188,7 +188,7 @@ def test_a_lake_from_its_first_batch_to_an_import(
     assert forge(*once).code == 0
     assert load(spark, lake.changes).where("table = 'orders' AND row_id = '3'").count() == 1
     totals = {row["status"]: row["n"] for row in load(spark, lake.gold("totals")).collect()}
-    assert totals == {"paid": 1, "late": 1}, "models are built anew after an import and a replay"
+    assert totals == {"paid": 1, "late": 1}, "models are built again after an import and a replay"
     assert forge("pipeline", "verify").code == 0
     assert forge("pipeline", "maintain", "--json").lines[0]["what"] == "optimized"
     assert forge("pipeline", "verify").code == 0

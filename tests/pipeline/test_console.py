@@ -36,7 +36,7 @@ def test_a_lake_is_seen_as_it_is(spark: SparkSession, lake: Lake) -> None:
         ledger.record(spark, lake, "app", entry, Offset(CURSOR, 1))
     checks.note(spark, lake, True)
     told = status(spark, lake)
-    # what is read on from where it was left, and what is read anew
+    # what is read on from where it was left, and what is read again
     for looked in (seen.look(), Seen(Path(lake.path)).look()):
         assert (looked.batches, looked.recent[0]["at"], looked.cursor) == (told.batches, told.last_at, CURSOR)
         assert (looked.recent[0]["newest"], looked.recent[0]["batch"]) == (NOON, RUN + 1)

@@ -148,7 +148,7 @@ def test_models_are_built_whole_or_by_key_and_fail_alone(spark: SparkSession, la
         assert found == {7: (1, 10), 9: (2, 21)}
     assert [state.failures for state in states(spark, lake) if state.model == "broken"] == [3]
 
-    # the next process finds the models mended; one was edited and two had failed, and nothing of theirs was touched
+    # the next process finds the models fixed; one was edited and two had failed, and nothing of theirs was touched
     folder(path, broken="SELECT id FROM orders", best="SELECT count(*) AS n FROM orders")
     folder(path, spent=SPENT.replace("AS spent", "AS sum"))
     (path / "lost.sql").unlink()

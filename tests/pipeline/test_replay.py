@@ -1,4 +1,4 @@
-"""Silver made anew from bronze is the silver that batches have made."""
+"""Silver made again from bronze is the silver that batches have made."""
 
 import pytest
 from pyspark.sql import SparkSession

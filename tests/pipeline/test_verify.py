@@ -341,7 +341,7 @@ def test_what_cannot_be_told_is_said(kept: Kept) -> None:
     assert kept.verify("t").equal
     kept.connection.execute("ALTER TABLE t ADD COLUMN more int")
     kept.connection.execute("INSERT INTO t VALUES (2, 2)")
-    with pytest.raises(HistoryUnavailable, match="defined anew"):
+    with pytest.raises(HistoryUnavailable, match="defined again"):
         kept.verify("t")
 
 

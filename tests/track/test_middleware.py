@@ -171,7 +171,7 @@ with transaction.atomic():
     update(12)
 connection.close()
 watch()
-with forge.context(user_id="anew"):
+with forge.context(user_id="again"):
     update(13)
 assert len(connection.execute_wrappers) == 1
 """
@@ -204,7 +204,7 @@ def test_the_django_example(shop: Connection, database: str) -> None:
         "10": job,
         "11": job,
         "12": NOTHING,
-        "13": Current("anew"),
+        "13": Current("again"),
     }
 
 

@@ -104,7 +104,7 @@ async def test_a_wait_that_is_broken_off_loses_nothing() -> None:
 
 
 async def test_what_is_final_is_raised() -> None:
-    expired = {"error": {"code": "cursor_expired", "message": "trimmed", "fix": "begin anew"}}
+    expired = {"error": {"code": "cursor_expired", "message": "trimmed", "fix": "begin again"}}
     refused = sse("error", b"{" + fields(code="forbidden", message="no", fix="ask for less"))
     ended = sse("auth", b"{" + fields(reason="expired"))
     server = Server(httpx.Response(410, json=expired), refused, sse("change", b"{}", "c5"))

@@ -364,7 +364,7 @@ async def test_passing_errors_are_kept_and_final_ones_raised() -> None:
         stream.send("snapshot", named(name, messages.whole(push(ONE))))
         assert await within(anext(subscription)) == ONE
         assert subscription.error is None
-        stream.tell("error", subscription=name, code="query_failed", message="division by zero", fix="mend it")
+        stream.tell("error", subscription=name, code="query_failed", message="division by zero", fix="fix it")
         await until(lambda: subscription.error)
         stream.send("update", named(name, messages.whole(push(TWO))))
         assert await within(anext(subscription)) == TWO
@@ -378,7 +378,7 @@ async def test_a_query_that_fails_before_it_has_a_result_raises() -> None:
     async with fake.client() as client, client.subscribe("q") as subscription:
         stream = await fake.stream()
         name = (await fake.subscribed())["subscription"]
-        stream.tell("error", subscription=name, code="query_failed", message="division by zero", fix="mend it")
+        stream.tell("error", subscription=name, code="query_failed", message="division by zero", fix="fix it")
         with pytest.raises(Refused, match="division"):
             await within(anext(subscription))
 

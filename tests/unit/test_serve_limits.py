@@ -158,7 +158,7 @@ def test_a_burst_goes_through_then_the_rate() -> None:
     rate = Gate(clock=clock).rate()
     for _ in range(100):
         rate.take()
-    with pytest.raises(TooMany, match="50 messages a second") as refused:
+    with pytest.raises(TooMany, match="50 messages per second") as refused:
         rate.take()
     assert refused.value.retry_after_secs == 1
     clock.now += 0.1

@@ -216,7 +216,7 @@ class SqlServerStore:
                 before = now
                 continue
             if window[0] is not None and window[0] < oldest:
-                raise WindowExpired("the window begins below the oldest", fix="read it anew", oldest=oldest)
+                raise WindowExpired("the window begins below the oldest", fix="read it again", oldest=oldest)
             yield page
             if len(page) < limit:
                 return

@@ -133,7 +133,7 @@ def test_sync_from_a_database(forge: Run, url: str, school: Connection, tmp_path
     assert plan is not None
     delete(school, plan)
     (done,) = lines(forge("sync", "ed-fi/graduationPlans", "--to", str(file), "--json"))
-    assert (done["upto"], done["deletions"], done["upserts"], done["anew"]) == (11, 1, 0, None)
+    assert (done["upto"], done["deletions"], done["upserts"], done["again"]) == (11, 1, 0, None)
     forge("sync", "ed-fi/graduationPlans", "--to", str(folder), "--form", "files")
     assert copy_in_sqlite(file, PLANS) == copy_in_files(folder, PLANS) == source_of(school, PLANS)
     assert "is a copy of" in forge("sync", "ed-fi/students", "--to", str(folder), code=1).stderr

@@ -254,9 +254,9 @@ async def test_a_copy_of_a_resource_that_is_closed_or_opened_is_begun_anew(
         assert (await asyncio.to_thread(keep)).upserts == 5
         for by_access, subject in ((True, "ada"), (False, None)):
             declare(school, PLANS, by_access=by_access)
-            assert "who may see the resource" in ((await asyncio.to_thread(keep)).anew or "")
+            assert "who may see the resource" in ((await asyncio.to_thread(keep)).again or "")
             assert copy_in_sqlite(path, PLANS) == source_of(school, PLANS, subject)
-            assert (await asyncio.to_thread(keep)).anew is None
+            assert (await asyncio.to_thread(keep)).again is None
         headers = token(scope="forge:versions:ed-fi/graduationPlans")
         told = await served.client.get("/versions/available?resource=ed-fi/graduationPlans", headers=headers)
         assert told.json()["epoch"] == 2
@@ -301,12 +301,12 @@ async def test_a_copy_from_a_server_equals_its_source(url: str, school: Connecti
         delete(school, plan)
         done = await asyncio.to_thread(keep)
         assert copy_in_sqlite(path, PLANS) == source_of(school, PLANS)
-        assert (done.anew, done.upserts, done.deletions) == (None, 2, 1)
+        assert (done.again, done.upserts, done.deletions) == (None, 2, 1)
         put(school, PLANS, {"plan": "P9"}, {"credits": 10})
         school.execute("UPDATE forge_versions.setting SET oldest = 100")
         put(school, PLANS, {"plan": "P9"}, {"credits": 11})
         done = await asyncio.to_thread(keep)
-        assert "oldest" in (done.anew or "")
+        assert "oldest" in (done.again or "")
         assert copy_in_sqlite(path, PLANS) == source_of(school, PLANS)
 
 

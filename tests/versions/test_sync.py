@@ -126,7 +126,7 @@ def test_a_new_copy_equals_its_source(kept: Kept, source: Connection, plans: Dat
     told: list[Progress] = []
     done = kept.sync(plans, limit=2, tell=told.append)
     assert kept.shown() == source_of(source, PLANS) != {}
-    assert (done.upserts, done.deletions, done.anew) == (5, 0, None)
+    assert (done.upserts, done.deletions, done.again) == (5, 0, None)
     assert [progress.items for progress in told] == [2, 4, 5]
     assert told[0].listing
     again = kept.sync(plans)
@@ -138,7 +138,7 @@ def test_it_follows_what_happens(kept: Kept, source: Connection, plans: Database
     changed(source)
     done = kept.sync(plans, limit=2)
     assert kept.shown() == source_of(source, PLANS)
-    assert (done.deletions, done.key_changes, done.removed, done.anew) == (1, 1, 0, None)
+    assert (done.deletions, done.key_changes, done.removed, done.again) == (1, 1, 0, None)
     assert done.upserts == 5  # one by its student's identity alone, and no other
     assert kept.sync(plans).items == 0
 
@@ -158,7 +158,7 @@ def test_cut_short_it_goes_on_from_there(
             copy.sync(Failing(plans, pages), limit=1)
         done = copy.sync(plans, limit=1)
         assert copy.shown() == source_of(source, PLANS)
-        assert (done.items, done.anew) == (whole - pages, None)
+        assert (done.items, done.again) == (whole - pages, None)
 
 
 def test_what_happens_while_it_lists_is_not_lost(kept: Kept, source: Connection, plans: DatabaseSource) -> None:
@@ -187,7 +187,7 @@ def test_why_it_was_begun_anew_is_told(in_file: Kept, source: Connection, plans:
     changed(source)
     source.execute("UPDATE forge_versions.setting SET oldest = %s", (plans.available().newest,))
     done = in_file.sync(plans)
-    assert "the oldest that is known" in (done.anew or "")
+    assert "the oldest that is known" in (done.again or "")
     assert in_file.state().generation == 2
 
 
@@ -202,7 +202,7 @@ def test_another_installation_begins_it_anew(in_file: Kept, server: PostgresServ
         school(other, 2)
         with closing(DatabaseSource(there, PLANS)) as elsewhere:
             done = in_file.sync(elsewhere)
-            assert "another installation" in (done.anew or "")
+            assert "another installation" in (done.again or "")
             assert in_file.shown() == source_of(other, PLANS)
 
 
@@ -213,7 +213,7 @@ def test_somebody_else_begins_it_anew(in_file: Kept, url: str) -> None:
             assert found is not None
             grant(connection, found, who)
         in_file.sync(seen)
-        assert in_file.sync(other).anew == "it was copied as ada sees it, and bob asks now"
+        assert in_file.sync(other).again == "it was copied as ada sees it, and bob asks now"
         assert in_file.shown() == source_of(connection, PLANS, "bob") != source_of(connection, PLANS, "ada")
 
 
@@ -223,7 +223,7 @@ def test_a_source_that_went_back_begins_it_anew(in_file: Kept, source: Connectio
         state = mirror.state()
         assert state is not None
         mirror.take([], msgspec.structs.replace(state, upto=state.upto + 1000))
-    assert "was at" in (in_file.sync(plans).anew or "")
+    assert "was at" in (in_file.sync(plans).again or "")
     assert in_file.shown() == source_of(source, PLANS)
 
 
@@ -238,7 +238,7 @@ def test_a_page_token_that_is_not_the_sources_is_read_again(
         until = plans.available().newest
         mirror.take([], msgspec.structs.replace(state, until=until, token="forged"))
     done = in_file.sync(plans)
-    assert done.anew is None
+    assert done.again is None
     assert in_file.shown() == source_of(source, PLANS)
 
 
@@ -311,17 +311,17 @@ def test_a_resource_that_is_closed_or_opened_begins_it_anew(kept: Kept, url: str
         assert kept.sync(seen).upserts == 5
         declare(source, PLANS, by_access=True)
         done = kept.sync(seen)
-        assert (done.anew, done.removed) == ("who may see the resource was changed since", 4)
+        assert (done.again, done.removed) == ("who may see the resource was changed since", 4)
         assert kept.shown() == source_of(source, PLANS, "ada") != {}
         declare(source, PLANS, by_access=True)
         declare(source, PLANS)
-        assert kept.sync(seen).anew is None
+        assert kept.sync(seen).again is None
         declare(source, PLANS, by_access=False)
-        assert kept.sync(seen).anew is not None
+        assert kept.sync(seen).again is not None
         assert kept.shown() == source_of(source, PLANS)
         declare(source, PLANS, by_access=True)
         declare(source, PLANS, by_access=False)
-        assert kept.sync(seen).anew is not None
+        assert kept.sync(seen).again is not None
 
 
 @pytest.mark.parametrize("listing", [True, False])
@@ -343,10 +343,10 @@ def test_a_resource_that_is_closed_while_it_is_copied_begins_it_anew(
                 declare(source, PLANS, by_access=True)
 
         done = in_file.sync(seen, limit=1, tell=close)
-        assert done.anew == "who may see the resource was changed meanwhile"
+        assert done.again == "who may see the resource was changed meanwhile"
         assert in_file.shown() == source_of(source, PLANS, "ada")
         assert set(in_file.shown()) == {plan.id}
-        assert in_file.sync(seen).anew is None
+        assert in_file.sync(seen).again is None
 
 
 def test_one_sync_at_a_time_keeps_a_file(tmp_path: Path, plans: DatabaseSource) -> None:

@@ -1,5 +1,5 @@
 /**
- * The live feed: changes come in from the source, the last 2,000 stay, and those who look are told ten times a second
+ * The live feed: changes come in from the source, the last 2,000 stay, and those who look are told ten times per second
  * at the most, however many come.
  *
  * Paused, it goes on collecting, and shows what there was; resumed, it shows all at once. A broken stream is taken up
@@ -27,7 +27,7 @@ export class Feed {
   /** How many came since it was paused. */
   waiting = $state(0);
   total = $state(0);
-  /** How often it had to begin anew. */
+  /** How often it had to begin again. */
   gaps = $state(0);
   /** How many came in each of the last 60 seconds, the newest last. */
   rates = $state.raw<readonly number[]>(new Array(SECONDS).fill(0));

@@ -6,7 +6,7 @@ export function local(text: string): string | null {
   return text === "" || Number.isNaN(at.getTime()) ? null : at.toISOString();
 }
 
-/** The other way round, to the second. */
+/** The other workaround, to the second. */
 export function forField(iso: string): string {
   const at = new Date(iso);
   if (Number.isNaN(at.getTime())) return "";

@@ -90,7 +90,7 @@ export function passes({ kind }: ForgeError): boolean {
   return PASSING.test(kind);
 }
 
-/** A result that does not fit, which can be asked for anew; whatever else was thrown is thrown again. */
+/** A result that does not fit, which can be asked for again; whatever else was thrown is thrown again. */
 export function misfit(thrown: unknown): ForgeError {
   if (thrown instanceof ForgeError && thrown.kind === "mismatch") return thrown;
   throw thrown;

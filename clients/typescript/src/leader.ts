@@ -190,7 +190,7 @@ export class Seat {
       });
     };
     const over = (): void => {
-      if (this.#queued !== queued) return; // resigned, or closed, or it asked anew
+      if (this.#queued !== queued) return; // resigned, or closed, or it asked again
       this.#queued = undefined;
       this.#lose();
       this.#compete();

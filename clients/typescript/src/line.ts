@@ -197,7 +197,7 @@ export class Line {
     return wait;
   }
 
-  /** A token that the server takes keeps the session; without one it ends, and is opened anew with another. */
+  /** A token that the server takes keeps the session; without one it ends, and is opened again with another. */
   async #renew(socket: WebSocket): Promise<void> {
     try {
       const token = await this.#tokens.newer(await this.#tokens.current());

@@ -3,7 +3,7 @@
  *
  * The leader has a topic for every question that any tab has, subscribes to it once, and hands each message on as it
  * came; every tab applies and proves it itself. A tab that holds nothing yet, or something else, is sent the leader's
- * result whole. When the lead changes, each tab says anew what it wants and which result it holds.
+ * result whole. When the lead changes, each tab says again what it wants and which result it holds.
  */
 
 import type { Message } from "./channel.js";

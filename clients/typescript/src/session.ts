@@ -2,7 +2,7 @@
  * The one stream that all subscriptions share: kept open, opened again, and with it every subscription.
  *
  * It is open while there is a sink. When it ends, however it ends, or falls silent, the session waits (longer each
- * time, or as long as the server asks) and opens another; then it subscribes anew to all, with the hash of what each
+ * time, or as long as the server asks) and opens another; then it subscribes again to all, with the hash of what each
  * holds, so nothing is sent again that did not change. A subscription has another name each time that it is asked for:
  * what still comes under an old name is of no interest.
  */
@@ -234,7 +234,7 @@ export class Session implements Upstream {
     if (stream.asking < MOST_ASKING) void this.#work(stream);
   }
 
-  /** Nothing new comes now: ask anew, at once or later. */
+  /** Nothing new comes now: ask again, at once or later. */
   async #again(stream: Stream, entry: Entry, error: ForgeError, later: boolean): Promise<void> {
     this.#forget(entry);
     entry.sink.fault(error, false);
@@ -276,7 +276,7 @@ export class Session implements Upstream {
     this.#transport.ask(stream.session, "unsubscribe", fieldsOf({ subscription: entry.name })).catch(() => {});
   }
 
-  /** A token that the server takes keeps the session; without one it ends, and is opened anew with another. */
+  /** A token that the server takes keeps the session; without one it ends, and is opened again with another. */
   async #renew(stream: Stream): Promise<void> {
     try {
       const token = await this.#tokens.newer(await this.#tokens.current());

@@ -94,7 +94,7 @@ function show<T>(live: Live<T>, query: Query<T>): void {
   }
 }
 
-/** The result as the server has it, asked for anew after an error; rejects when the query does not run. */
+/** The result as the server has it, asked for again after an error; rejects when the query does not run. */
 function current<T>(live: Live<T>, signal: AbortSignal): Promise<T> {
   return new Promise((resolve, reject) => {
     let asked = false;

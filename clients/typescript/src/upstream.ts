@@ -73,7 +73,7 @@ export type Push = Whole | Delta;
 interface Taking {
   /** Of the result that is held; undefined when there is none, or it cannot be relied on. */
   readonly hash: string | undefined;
-  /** Throws a ForgeError of kind `mismatch` when it does not fit; `hash` is undefined then: it is asked for anew. */
+  /** Throws a ForgeError of kind `mismatch` when it does not fit; `hash` is undefined then: it is asked for again. */
   push(message: Push): void;
 }
 

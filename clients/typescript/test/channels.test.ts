@@ -267,7 +267,7 @@ test("a connection that falls silent is replaced; one that pings is not", async 
   expect([server.connects, ids(room)]).toEqual([2, ["m2"]]);
 });
 
-test("messages that were left out may have been members: they are asked for anew", async () => {
+test("messages that were left out may have been members: they are asked for again", async () => {
   const room = open().join("room");
   await settle();
   server.tell("room", "join", { id: "ghost", user: null });
@@ -294,7 +294,7 @@ test("a token is the first message, another is had when it is not taken, and whe
   expect([server.asked("auth"), ids(room)]).toEqual([["t1", "t2", "t3", "t4"], ["m3"]]);
 });
 
-test("a text that is not taken is the end, until somebody joins anew", async () => {
+test("a text that is not taken is the end, until somebody joins again", async () => {
   server.tokens = new Set();
   const channels = open({ token: "old" });
   const room = channels.join("room");

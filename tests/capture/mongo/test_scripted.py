@@ -99,7 +99,7 @@ async def test_a_sharded_cluster_is_known_by_its_own_id() -> None:
 
 
 async def test_a_server_that_is_silent_for_long_is_given_more_time_each_try() -> None:
-    """A scan of a long oplog takes longer than the patience; it must not begin anew for ever."""
+    """A scan of a long oplog takes longer than the patience; it must not begin again for ever."""
     tries = 0
 
     async def later() -> Mapping[str, Any]:

@@ -76,7 +76,7 @@ class Replica:
         self.keyed: dict[str, dict[Exact, Exact]] = {}
         self.loose: dict[str, Counter[Exact]] = {}
         self.invalid: set[str] = set()
-        """Tables that would have to be read anew."""
+        """Tables that would have to be read again."""
         for change in changes:
             self.apply(change)
 

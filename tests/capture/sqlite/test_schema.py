@@ -1,4 +1,4 @@
-"""Tables that are altered, dropped, renamed and made anew while they are tracked."""
+"""Tables that are altered, dropped, renamed and made again while they are tracked."""
 
 import asyncio
 import sqlite3
@@ -85,14 +85,14 @@ async def test_a_migration_that_is_rolled_back_leaves_no_trace(path: Path) -> No
 
 
 async def test_what_is_written_before_the_triggers_are_made_anew_lacks_the_new_column(path: Path) -> None:
-    """What the documents say is missed: the column, and nothing else; then the table is to be read anew."""
+    """What the documents say is missed: the column, and nothing else; then the table is to be read again."""
     connection = writer(path)
     start = await now(path)
     connection.execute("ALTER TABLE orders ADD COLUMN total")
     connection.execute("INSERT INTO orders VALUES (1, 'x', 5)")
     async with SqliteSource(url_of(path)) as source:
         assert (await source.status()).warnings == (
-            "the schema changed since the triggers were made: a stream, or forge enable, makes them anew",
+            "the schema changed since the triggers were made: a stream, or forge enable, makes them again",
         )
     assert await seen(path, start) == [("insert", "orders", {"id": 1, "note": "x"}), ("schema", "orders", None)]
 

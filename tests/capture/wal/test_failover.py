@@ -57,7 +57,7 @@ def _set(server: PostgresServer, **settings: str) -> None:
 
 @pytest.fixture(scope="module")
 def primary() -> Iterator[PostgresServer]:
-    """One for all tests: each begins it anew, with a standby of its own."""
+    """One for all tests: each begins it again, with a standby of its own."""
     with temporary_postgres() as server:
         yield server
 

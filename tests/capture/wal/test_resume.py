@@ -128,7 +128,7 @@ async def test_a_half_open_connection_is_given_up(
         await asyncio.to_thread(proxy.stall)
         connection.execute("INSERT INTO t VALUES (2)")
         opened = proxy.connections
-        # it dials anew, while the old line is silent
+        # it dials again, while the old line is silent
         await until(lambda: proxy.connections, lambda count: count > opened)
         await asyncio.to_thread(proxy.cut)
         await asyncio.to_thread(proxy.resume)

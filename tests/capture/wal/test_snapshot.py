@@ -167,7 +167,7 @@ async def test_truncate_between_two_parts(
     assert [change.row_id for change in rest] == ["25"]
     mark(connection)
     seen = [change for batch in await to_end(WalSource(database), cursor) for change in batch.changes]
-    # some of what was read is gone and some came after: only reading it anew is true
+    # some of what was read is gone and some came after: only reading it again is true
     assert [change.op for change in seen if change.table == "t"] == [Op.INVALIDATE]
 
 

@@ -225,12 +225,12 @@ async def test_who_fails_again_and_again_is_left_alone(receiver: Receiver) -> No
     assert error.value.after is not None
     trial: list[int] = []
 
-    def mended(request: Request) -> int:
+    def repaired(request: Request) -> int:
         if not trial:
             trial.append(receiver.under_way)
         return 204
 
-    receiver.answer = mended
+    receiver.answer = repaired
     await asyncio.sleep(error.value.after)
     sent = messages(40, keys=20)
     first = asyncio.create_task(sink.send(sent))

@@ -188,7 +188,7 @@ export class Connection {
       if (this.#refused !== undefined) throw refused(this.#refused);
       const message = error instanceof Error ? error.message : String(error);
       const short = message.replace(/^SQLITE_\w+: sqlite3 result code \d+: /, "");
-      throw new ForgeError("failed", `${short}, in: ${sql.slice(0, 200)}`, "mend the statement", { code: "sql" });
+      throw new ForgeError("failed", `${short}, in: ${sql.slice(0, 200)}`, "fix the statement", { code: "sql" });
     }
   }
 

@@ -39,7 +39,7 @@ export interface Store {
   write(changes: readonly RemoteChange[], cursor: string): Promise<void>;
 }
 
-/** Milliseconds after which the place of a quiet feed is stored anew: the server's log does not go back for ever. */
+/** Milliseconds after which the place of a quiet feed is stored again: the server's log does not go back for ever. */
 const QUIET = 600_000;
 /** Milliseconds for an answer. */
 const TIMEOUT = 15_000;
@@ -152,6 +152,6 @@ function reasonOf(event: Event): string | undefined {
 
 function invalidated(table: string): ForgeError {
   const message = `something changed in ${table} that the server's log does not have`;
-  return new ForgeError("failed", message, "have its rows anew, then follow again", { code: "invalidated" });
+  return new ForgeError("failed", message, "have its rows again, then follow again", { code: "invalidated" });
 }
 

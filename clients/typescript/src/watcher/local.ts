@@ -35,7 +35,7 @@ export class LocalLive<T> extends Results<readonly T[]> {
     this.#started();
   }
 
-  /** A component that is drawn anew leaves and comes back at once. */
+  /** A component that is drawn again leaves and comes back at once. */
   protected override ended(): void {
     this.#leaving = setTimeout(() => {
       this.set({ ...this.state, status: this.state.data ? "stale" : "connecting" });
