@@ -1,5 +1,6 @@
-"""Ending a server's process: as asked, and by force where that takes too long."""
+"""Stop and end the processes of servers: as asked, and by force where that takes too long."""
 
+import os
 import signal
 import subprocess
 
@@ -12,3 +13,9 @@ def end(process: "subprocess.Popen[bytes]", how: signal.Signals, patience: float
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def freeze(process: "subprocess.Popen[bytes]") -> None:
+    """Stop a child process with all its threads; returns when it has stopped, for the signal takes effect later."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)

@@ -19,6 +19,7 @@ from typing import Final
 
 from forge.embedded.system import free_port
 from forge.errors import SourceError
+from forge.testing.ending import freeze
 
 _PATIENCE: Final = 30.0
 
@@ -79,7 +80,7 @@ class RedisServer:
     def freeze(self) -> None:
         """It keeps its connections and answers nothing."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process)
 
     def thaw(self) -> None:
         """It goes on."""
