@@ -30,9 +30,9 @@ class Op(StrEnum):
     READ = "read"
     """A row of a snapshot: it was so, nobody changed it."""
     INVALIDATE = "invalidate"
-    """Something changed that cannot be said row by row: what was derived from the table must be read anew."""
+    """Something changed that cannot be said row by row: what was derived from the table must be read again."""
     SCHEMA = "schema"
-    """The table's definition changed, and with it perhaps its rows: read it anew."""
+    """The table's definition changed, and with it perhaps its rows: read it again."""
     REDACT = "redact"
     """Values were removed from history."""
 

@@ -344,7 +344,7 @@ class Cache:
                         if any(change.op is Op.SCHEMA for change in batch.changes):
                             self._lose()
             except CursorError as error:
-                _log.warning("the log cannot be followed from where it was left, the cache begins anew: %s", error)
+                _log.warning("the log cannot be followed from where it was left, the cache begins again: %s", error)
             except ForgeError as error:
                 if not following.done():
                     following.set_exception(error)

@@ -23,7 +23,7 @@ class Flights(Generic[T]):
         return len(self._flights)
 
     async def join(self, key: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, int, bool]:
-        """What the flight for this key brings, the how-manieth it was, and whether it was begun for this caller."""
+        """What the flight for this key brings, its sequence number, and whether it was begun for this caller."""
         flight = self._flights.get(key)
         own = flight is None or flight.task.done()
         if flight is None or flight.task.done():

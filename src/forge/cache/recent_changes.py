@@ -65,7 +65,7 @@ class Ledger:
         return self._pending
 
     def lose(self) -> None:
-        """Nothing that is known holds any more: the log begins anew, or what queries mean is another."""
+        """Nothing that is known holds any more: the log begins again, or what queries mean is another."""
         self._losses += 1
         self._record.clear()
         self._ends.clear()

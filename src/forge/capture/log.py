@@ -12,7 +12,7 @@ after the other. A cursor inside it says where it stands:
 Who goes on from there reads the tables as they were then: what they are now, less what the log says happened since. So
 the rest is the same rows with the same ids, however much was written meanwhile, and no transaction is held open between
 the two. Two things end that. Of a table that was truncated since, nothing more is read: the truncate follows in the
-stream. Of a table that was defined anew since, or changed in a way that was not logged, and of a log that was trimmed,
+stream. Of a table that was defined again since, or changed in a way that was not logged, and of a log that was trimmed,
 the rows of then cannot be told: CursorExpired. The rows of a snapshot have no place in the log, so their `position` is
 `0.0`, and no transaction.
 """
@@ -76,7 +76,7 @@ _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, O
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE: Final = re.compile(r"([0-9]{1,17})(?:\.([0-9]{1,10})\.([A-Za-z0-9_=-]*))?")
 _NAMES: Final = re.compile(r"[*?]")
-_AGAIN: Final = "read the tables anew: take a new snapshot, then follow from its cursor"
+_AGAIN: Final = "read the tables again: take a new snapshot, then follow from its cursor"
 _log = logging.getLogger("forge.capture.log")
 
 
@@ -393,7 +393,7 @@ class _Tables:
         cursor = await self._connection.execute(rewind.rewind_query("whole"), since)
         found = {op for (op,) in await cursor.fetchall()}
         if found & {"S", "X"}:
-            what = "defined anew" if "S" in found else "changed in a way that was not logged"
+            what = "defined again" if "S" in found else "changed in a way that was not logged"
             raise CursorExpired(f"{table.schema}.{table.table} was {what} since the snapshot began", fix=_AGAIN)
         return "T" in found
 

@@ -1,7 +1,7 @@
 """Installing the log, and bringing an older one up to this program.
 
 Installation is one transaction: all of it or nothing. Migrations run once each, in the order of their numbers;
-functions are written anew every time, so installing twice changes nothing. A schema newer than this program is
+functions are written again every time, so installing twice changes nothing. A schema newer than this program is
 refused: the older program may not understand what it would write.
 """
 

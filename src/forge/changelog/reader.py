@@ -104,7 +104,7 @@ class Reader:
         if after.log != self.identity:
             raise CursorForeign(
                 "the cursor belongs to another log, or to this one before a failover or restore",
-                fix="take a cursor now, read the tables anew, then follow from that cursor",
+                fix="take a cursor now, read the tables again, then follow from that cursor",
             )
         scope = {"first": self._first_id, "tables": list(tables) if tables is not None else None}
         if after.until is not None and after.last is not None:
@@ -187,12 +187,12 @@ class Reader:
         if now.xmax < (after.until or after.snapshot).xmax:
             raise CursorForeign(
                 "the cursor is ahead of the server: it was made before a crash or restore",
-                fix="take a cursor now, read the tables anew, then follow from that cursor",
+                fix="take a cursor now, read the tables again, then follow from that cursor",
             )
         if trimmed:
             raise CursorExpired(
                 "what follows this cursor has been trimmed from the log",
-                fix="take a cursor now, read the tables anew, then follow from that cursor; retention_days keeps more",
+                fix="take a cursor now, read the tables again, then follow from that cursor; retention_days keeps more",
             )
 
     async def _batch(self, rows: list[tuple[Any, ...]], cursor: Cursor, lsn: str, flushed: bool) -> Batch:

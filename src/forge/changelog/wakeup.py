@@ -50,7 +50,7 @@ Protocol = Generator[Step, int | bool | None, None]
 class Load:
     """Tells whether changes come so fast that polling beats being notified: wake-ups close together, many changes each.
 
-    A few hundred single changes a second are no load: a NOTIFY each costs little and is quicker than polling.
+    A few hundred single changes per second are no load: a NOTIFY each costs little and is quicker than polling.
     """
 
     def __init__(self, clock: Callable[[], float], *, gap: float = 0.030, times: int = 4, many: int = 4) -> None:

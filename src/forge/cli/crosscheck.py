@@ -160,7 +160,7 @@ def _print(run: Session, report: Report, causes: Causes) -> None:
     for table, why in report.left_out.items():
         run.note(f"{table} is left out: {why}")
     if report.invalidated:
-        run.note(f"{count(report.invalidated, 'change')} told by the log as tables to be read anew")
+        run.note(f"{count(report.invalidated, 'change')} told by the log as tables to be read again")
     seen = f"{count(report.transactions, 'transaction')}   {count(report.changes, 'change')}"
     if report.equal:
         run.done(f"log = WAL   {count(len(report.tables), 'table')}   {seen}")

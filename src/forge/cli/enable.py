@@ -102,7 +102,7 @@ def enable(
     ] = None,
     on_failure: Annotated[
         Literal["fail", "invalidate"] | None,
-        typer.Option(help="If a change cannot be logged: fail the write, or log that the table must be read anew."),
+        typer.Option(help="If a change cannot be logged: fail the write, or log that the table must be read again."),
     ] = None,
 ) -> None:
     """Track tables: from now on every change of theirs is in the log. What is not said stays as it was."""

@@ -34,7 +34,7 @@ def verify_log(
     start: Annotated[bool, typer.Option("--start", help="Seal the log: maintenance does it from now on.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Seal no more; the seals that are there stay.")] = False,
 ) -> None:
-    """Compute the chain of seals over the log anew, and find every row that is not as it was sealed.
+    """Compute the chain of seals over the log again, and find every row that is not as it was sealed.
 
     Exits with 1 when there is one.
     """

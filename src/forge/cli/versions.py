@@ -238,7 +238,7 @@ def keep_copy(
 ) -> None:
     """Keep a copy of a resource by change queries alone. Cut short, it goes on from where it was.
 
-    Where the source no longer knows what came after the copy, the copy is begun anew; what is there stays until then.
+    Where the source no longer knows what came after the copy, the copy is begun again; what is there stays until then.
     """
     run = session(context)
     wanted = Resource.parse(resource)
@@ -399,13 +399,13 @@ def _once(run: Session, source: Source, mirror: Mirror, limit: int, *, follow: b
             bar.step(f"{at}, {progress.items:,} items", advance=0)
 
         done = sync(source, mirror, limit=limit, tell=tell)
-    if follow and not done.items and done.anew is None:
+    if follow and not done.items and done.again is None:
         return
     if run.json:
         run.emit(msgspec.to_builtins(done))
         return
-    if done.anew is not None:
-        run.note(f"begun anew: {done.anew}")
+    if done.again is not None:
+        run.note(f"begun again: {done.again}")
     run.done(f"up to version {done.upto}", *_counts(done))
 
 

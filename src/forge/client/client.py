@@ -146,7 +146,7 @@ class Subscription:
 
     @property
     def result(self) -> Any:
-        """The result, made anew each time."""
+        """The result, made again each time."""
         shown = self._live.shown
         return None if shown is None else shown.held.value()
 

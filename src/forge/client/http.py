@@ -20,7 +20,7 @@ from forge.client.tokens import Tokens
 from forge.errors import ForgeError
 
 PATIENT: Final = partial(Backoff, 0.25, 30.0)
-"""How a client waits before it connects anew."""
+"""How a client waits before it connects again."""
 
 Parameters = Sequence[tuple[str, str]]
 _NONE: Final[Mapping[str, str]] = {}

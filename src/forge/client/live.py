@@ -35,7 +35,7 @@ class Metrics:
     gaps: int = 0
     """Times the server left out deltas because this client was slow."""
     mismatches: int = 0
-    """Results that did not have their hash: thrown away, and asked for anew."""
+    """Results that did not have their hash: thrown away, and asked for again."""
     replaced: int = 0
     """Results that were replaced by a newer one before the consumer took them."""
     errors: int = 0

@@ -57,7 +57,7 @@ class Held(msgspec.Struct, frozen=True):
         return _proven(Held(found, delta.hash, key=self.key))
 
     def value(self) -> Any:
-        """The result as Python values, made anew each time."""
+        """The result as Python values, made again each time."""
         return decode_result(self.rows[0] if self.single else b"[" + b",".join(self.rows) + b"]")
 
 

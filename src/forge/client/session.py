@@ -1,7 +1,7 @@
 """The stream that all subscriptions of a client share: kept open, opened again, and with it every subscription.
 
 It is open while there is a subscription. When it ends, however it ends, the client waits (longer each time, or as long
-as the server asks) and opens another; then it subscribes anew to all, with the hash of what it holds, so nothing is
+as the server asks) and opens another; then it subscribes again to all, with the hash of what it holds, so nothing is
 sent again that did not change. A subscription has another name each time that it is asked for: what still comes under
 an old name is of no interest.
 """
@@ -167,11 +167,11 @@ class Session:
             if live.mismatches > MOST_MISMATCHES:
                 self._fail(live, error)
                 return
-            _log.warning("%s: %s; subscribing anew", live.query, error)
+            _log.warning("%s: %s; subscribing again", live.query, error)
             live.error = error
             del self._named[name]
             self._start(self._unsubscribe(name))
-            self._ask(live, anew=True)
+            self._ask(live, again=True)
 
     def _error(self, message: About) -> None:
         live = self._named.get(message.subscription)
@@ -197,10 +197,10 @@ class Session:
 
     # Requests of the session
 
-    def _ask(self, live: Live, *, anew: bool = False) -> None:
-        self._start(self._subscribe(live, anew))
+    def _ask(self, live: Live, *, again: bool = False) -> None:
+        self._start(self._subscribe(live, again))
 
-    async def _subscribe(self, live: Live, anew: bool) -> None:
+    async def _subscribe(self, live: Live, again: bool) -> None:
         """Ask for it until the server agrees or refuses."""
         backoff = self._new_backoff()
         if live.mismatches > 1:
@@ -210,7 +210,7 @@ class Session:
             self._lives[live], self._named[name], live.answered = name, live, False
             wait = 0.0
             asked = {"subscription": name, "query": live.query, "args": live.args, "mode": live.mode}
-            if live.hash is not None and not anew:
+            if live.hash is not None and not again:
                 asked["hash"] = live.hash
             try:
                 async with self._few:
@@ -238,7 +238,7 @@ class Session:
             await self._post("unsubscribe", {"subscription": name})
 
     async def _renew(self) -> None:
-        """A token that the server takes keeps the session; without one it ends, and is opened anew with another."""
+        """A token that the server takes keeps the session; without one it ends, and is opened again with another."""
         tokens = self._http.tokens
         try:
             token = await tokens.newer(await tokens.current())

@@ -44,7 +44,7 @@ _COUNT: Final = (
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How long the demo runs (None: until it is stopped), how many transactions a second, and whether it prints.
+    """How long the demo runs (None: until it is stopped), how many transactions per second, and whether it prints.
 
     `lake` is where a lake is kept beside the shop, None for none; `page` whether the shop's page and the console are
     served, at `port`, or at any that is free.

@@ -67,7 +67,7 @@ def identity(case: Case) -> Iterator[Finding]:
             "identity",
             "the log was restored, copied or failed over since it was last used: every cursor made before"
             " will be answered with a resync",
-            "forge init records the new identity; then let each consumer read its tables anew",
+            "forge init records the new identity; then let each consumer read its tables again",
         )
     elif row[1]:
         yield info(

@@ -18,7 +18,7 @@ from forge.errors import ForgeError, one_line
 from forge.postgres.connection import translate
 
 LOST: Final = {
-    "log": "a reader that is away for longer has lost what was trimmed, is told so, and must read its tables anew"
+    "log": "a reader that is away for longer has lost what was trimmed, is told so, and must read its tables again"
     " (forge tail --snapshot)",
     "wal": "nothing is lost while the slot is there, but the server keeps all WAL since its last acknowledgement; when"
     " the slot is dropped or invalidated, a reader has lost what came since and must take a snapshot",

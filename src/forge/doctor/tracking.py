@@ -290,7 +290,7 @@ def failures(case: Case) -> Iterator[Finding]:
         yield warning(
             "failures",
             f"{number} writes to {name} could not be logged, the last at {last:%Y-%m-%d %H:%M:%S}; readers"
-            " were told to read the table anew",
+            " were told to read the table again",
             "see why: SELECT table_name, context FROM forge_events WHERE operation = 'INVALIDATE'",
         )
 

@@ -49,7 +49,7 @@ class PostgresServer:
 
     With `tcp=False` the server has no network address, and only the user who runs it (and root) can reach its
     socket. With `tcp=True` it listens on 127.0.0.1, where any user of the machine may connect as any role:
-    for tests. `settings` are postgresql.conf parameters, written anew at each start. `durable=False` spares
+    for tests. `settings` are postgresql.conf parameters, written again at each start. `durable=False` spares
     the flushes of initdb, for a cluster that will be thrown away.
     """
 
@@ -191,7 +191,7 @@ class PostgresServer:
         if made_by != self.version and not self.running:
             raise ServerError(
                 f"the data in {self.cluster} is of PostgreSQL {made_by}, the server is {self.version}",
-                fix="upgrade it with pg_upgrade, or move the directory away to begin anew",
+                fix="upgrade it with pg_upgrade, or move the directory away to begin again",
             )
 
     def _initdb(self) -> None:
@@ -391,7 +391,7 @@ class PostgresServer:
                     machine.open_tree(libraries)
         raise ServerError(
             f"the PostgreSQL in {self.bin} does not run" + (f" as user {account.pw_name}" if account else ""),
-            fix=f"install it anew, run as another user than root, or {machine.USE_ANOTHER}",
+            fix=f"install it again, run as another user than root, or {machine.USE_ANOTHER}",
         )
 
     def _log_size(self) -> int:

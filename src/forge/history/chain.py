@@ -121,7 +121,7 @@ def heads(connection: Connection) -> list[Head]:
 
 
 def verify(connection: Connection, *, day: date | None = None, head: str | None = None) -> Verified:
-    """Compute the chain anew, and the digests of all rows, or of one day's; look for `head` in the chain."""
+    """Compute the chain again, and the digests of all rows, or of one day's; look for `head` in the chain."""
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise HistoryUnavailable(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
@@ -175,7 +175,7 @@ class _Chain:
             if not own or not whole:
                 self._find(Finding("seal", f"seal {id} is not as it was made", day, seal=id))
         if head is not None and number and not seen:
-            self._find(Finding("head", f"the head {head[:16]}… is not in the chain: seals were removed or made anew"))
+            self._find(Finding("head", f"the head {head[:16]}… is not in the chain: seals were removed or made again"))
         return number, newest
 
     def _definitions(self) -> int:

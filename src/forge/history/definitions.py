@@ -72,7 +72,7 @@ class Version(msgspec.Struct, frozen=True, dict=True):
         return tuple(self.by_name[name].attnum for name in self.key)
 
     def field_of(self, older: "Version", field: Field) -> Field | None:
-        """What an older version's column is here; None when it is gone. A restored table numbers its columns anew."""
+        """What an older version's column is here; None when it is gone. A restored table numbers its columns again."""
         return self.by_number.get(field.attnum) if older.relation == self.relation else self.by_name.get(field.name)
 
 

@@ -73,7 +73,7 @@ def redefinition(older: Version | None, newer: Version) -> tuple[str, ...]:
 
 def _redefinition(older: Version, newer: Version) -> Iterator[str]:
     if newer.empty is not None:
-        yield "tracking began anew"
+        yield "tracking began again"
     if (older.schema, older.table) != (newer.schema, newer.table):
         yield f"{older.schema}.{older.table} is {newer.schema}.{newer.table}"
     for field in older.fields:

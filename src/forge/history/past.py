@@ -216,7 +216,7 @@ class Past:
             return
         for place, event in enumerate(self._events):
             if not event.seen and event.op == "S" and self._effects[place].kind in ("none", "columns"):
-                self._effects[place] = Effect("break", "began to be tracked anew")
+                self._effects[place] = Effect("break", "began to be tracked again")
                 return
 
     def _check(self) -> None:

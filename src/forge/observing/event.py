@@ -56,7 +56,7 @@ _OPS: Final[dict[str, SemanticOp]] = {
     ),
 }
 LONGEST_REMEMBERED: Final = 4096
-"""Characters: what is longer is read anew, so that memory is bounded."""
+"""Characters: what is longer is read again, so that memory is bounded."""
 _WRITES: Final = frozenset({"insert", "update", "delete", "merge"})
 # Text in which no verb stands: comments, strings, quoted names, dollar-quoted bodies.
 _TOKEN: Final = re.compile(

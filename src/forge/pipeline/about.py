@@ -1,6 +1,6 @@
 """Whose lake this is: one row a run, the newest counts.
 
-A run is a stream with a checkpoint of its own. Reading the tables anew begins another one, whose generation comes after
+A run is a stream with a checkpoint of its own. Reading the tables again begins another one, whose generation comes after
 all that the lake has. `application` names the run to Delta: a batch that was written under it is never written again.
 What json and jsonb columns become is decided when a lake begins, and stays so.
 """
@@ -84,7 +84,7 @@ def need(spark: SparkSession, lake: Lake) -> About:
 
 
 def breaks(spark: SparkSession, lake: Lake) -> list[datetime]:
-    """When the tables were read anew: what happened just before that the lake does not know."""
+    """When the tables were read again: what happened just before that the lake does not know."""
     if not exists(spark, lake.about):
         return []
     return [of_micros(row[0]) for row in load(spark, lake.about).where("run > 1").select(micros("began")).collect()]

@@ -23,7 +23,7 @@ It is a filter over the history (`alive`), and exact. Let S be the recorded snap
 - Silver has all that S sees, because the instant was copied only then.
 
 HistoryUnavailable is raised, and no guess returned, where the lake cannot tell: before the table was first read as a
-whole, after something that the log could not say row by row until it was read anew, and where history was purged.
+whole, after something that the log could not say row by row until it was read again, and where history was purged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -248,7 +248,7 @@ def _gap(events: Row | None) -> tuple[str, str] | None:
     if events["good"] is None or events["untracked"]:
         return "the lake did not know it yet", later
     if (events["bad"] or "") > events["good"]:
-        return "it had changed in a way that was not logged, and was not read anew yet", later
+        return "it had changed in a way that was not logged, and was not read again yet", later
     if events["unseen"] is not None and events["unseen"] < events["good"]:
-        return "it was being read anew", later
+        return "it was being read again", later
     return None

@@ -52,7 +52,7 @@ def translate(failure: BaseException) -> ForgeError | None:
         if found := place.search(text):
             return LakeError(f"{message}: {' '.join(found[0].split())[:160]}", fix=fix)
     if isinstance(failure, AnalysisException):
-        return ForgeError(f"Spark refuses it: {text.splitlines()[0][:300]}", fix="mend what it names")
+        return ForgeError(f"Spark refuses it: {text.splitlines()[0][:300]}", fix="fix what it names")
     return None
 
 

@@ -111,7 +111,7 @@ def at_or_before(spark: SparkSession, lake: Lake, instant: datetime) -> Instant:
 
 
 def _refuse_gap(spark: SparkSession, lake: Lake, last: datetime, instant: datetime) -> None:
-    """Raises when tables were read anew after the last pair and before the next one: the log in between is lost."""
+    """Raises when tables were read again after the last pair and before the next one: the log in between is lost."""
     after = [at for at in breaks(spark, lake) if at > last]
     if instant == last or not after:
         return
@@ -119,7 +119,7 @@ def _refuse_gap(spark: SparkSession, lake: Lake, last: datetime, instant: dateti
     if following is None or min(after) <= following:
         later = f", or from {following.isoformat()} on" if following else ""
         raise HistoryUnavailable(
-            f"{instant.isoformat()} is unknown: the lake did not follow the log then, and was read anew",
+            f"{instant.isoformat()} is unknown: the lake did not follow the log then, and was read again",
             fix=f"ask for an instant up to {last.isoformat()}{later}",
         )
 

@@ -55,7 +55,7 @@ class Lake(msgspec.Struct, frozen=True):
         return self._under("silver/quarantine")
 
     def checkpoint(self, run: int) -> str:
-        """Where the stream of a run stands; reading the tables anew begins a new run."""
+        """Where the stream of a run stands; reading the tables again begins a new run."""
         return self._under(f"checkpoint/{run}")
 
     def current(self, table: str) -> str:

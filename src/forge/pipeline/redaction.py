@@ -1,8 +1,8 @@
 """Obeys `redact` Changes: those of one table in, the values that they name gone from bronze, history and quarantine.
 
-In bronze the images of the row lose these values as the log's own images did, so that reading bronze anew gives what
-reading the log anew would. In the history the columns are null in every version of the row before the redaction, and
-`_redacted` names them. Misfits in quarantine are read anew, as what did not fit may be gone. Current stays: a redaction
+In bronze the images of the row lose these values as the log's own images did, so that reading bronze again gives what
+reading the log again would. In the history the columns are null in every version of the row before the redaction, and
+`_redacted` names them. Misfits in quarantine are read again, as what did not fit may be gone. Current stays: a redaction
 changes no row in the database, and current is the database.
 
 It may be done again, or stop anywhere and be done again: what is taken out already is left alone. Nothing is appended

@@ -51,7 +51,7 @@ class _Stopped(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a lake is kept. `start` counts only when the lake begins, or is read anew."""
+    """How a lake is kept. `start` counts only when the lake begins, or is read again."""
 
     tables: tuple[str, ...] = ()
     start: str = "history"

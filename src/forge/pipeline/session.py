@@ -238,7 +238,7 @@ def _gateway(conf: "SparkConf") -> Any:
     except PySparkRuntimeError as error:
         told = b"".join(last).decode(errors="replace").strip().splitlines()
         why = next((line for line in told if "rror" in line), told[-1] if told else "no reason given")
-        raise SparkUnavailable(f"Spark's JVM did not start: {why}", fix="mend what it says above") from error
+        raise SparkUnavailable(f"Spark's JVM did not start: {why}", fix="fix what it says above") from error
     finally:
         os.close(writing)
 

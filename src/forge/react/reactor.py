@@ -464,7 +464,7 @@ class Reactor:
         return encode(outcome.value, key=call.query.key, most=self.settings.max_result_bytes)
 
     def _failed(self, run: "_Run", error: ForgeError, reads: Sequence[BoundRead]) -> None:
-        """Tell the subscribers. A change of what was read, now or before, may mend it."""
+        """Tell the subscribers. A change of what was read, now or before, may fix it."""
         group = run.group
         group.failed += 1
         self.metrics.failed += not group.call.query.own

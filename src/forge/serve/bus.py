@@ -131,7 +131,7 @@ class Exchange:
 
 
 class Bus(Exchange):
-    """The bus of one node: a connection that listens and one that sends, each made anew when it is lost."""
+    """The bus of one node: a connection that listens and one that sends, each made again when it is lost."""
 
     def __init__(self, url: str, *, beat: float = BEAT) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How much one client may ask for: sessions, subscriptions, requests, bytes, messages a second.
+"""How much one client may ask for: sessions, subscriptions, requests, bytes, messages per second.
 
 What is counted is held by a `Hold`, which gives back what it took once, however often it is told to. Whoever holds
 nothing has no counter. Nothing here waits; requests that may wait are counted by `forge.serve.turns`.
@@ -87,7 +87,7 @@ class Hold:
 
 
 class Bucket:
-    """Lets through `rate` messages a second, and `burst` at once after a quiet while.
+    """Lets through `rate` messages per second, and `burst` at once after a quiet while.
 
     >>> now = 0.0
     >>> bucket = Bucket(rate=2, burst=1, clock=lambda: now)
@@ -111,7 +111,7 @@ class Bucket:
         if self._left < 1:
             secs = max(1, math.ceil((1 - self._left) / self._rate))
             raise TooMany(
-                f"a session may send {self._rate:g} messages a second", fix="send fewer", retry_after_secs=secs
+                f"a session may send {self._rate:g} messages per second", fix="send fewer", retry_after_secs=secs
             )
         self._left -= 1
 

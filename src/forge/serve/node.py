@@ -276,7 +276,7 @@ class Node:
         return True
 
     async def renew(self, session: Session, token: str | None) -> None:
-        """Go on as the same user with a newer token; subscriptions are asked anew if it says otherwise."""
+        """Go on as the same user with a newer token; subscriptions are asked again if it says otherwise."""
         identity = await self.identify(token, local=session.identity.local)
         if not _same_person(session.identity, identity):
             raise AuthFailed("the token is another user's", fix="open a session of its own")

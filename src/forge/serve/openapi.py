@@ -151,7 +151,7 @@ class AvailableBody(msgspec.Struct):
 class VersionsBody(msgspec.Struct):
     """A page of what happened, in the order of versions, and the token of the following one; null at the end.
 
-    `epoch` is another once it was changed who sees the resource: a copy is begun anew then.
+    `epoch` is another once it was changed who sees the resource: a copy is begun again then.
     """
 
     items: list[dict[str, Any]]

@@ -12,7 +12,7 @@ at all after a rollback. A payload that is too large for NOTIFY is kept in a tab
 `listen` delivers it whole. Whoever does not listen at that moment misses it: for what must arrive there is the log.
 
 `listen` has a connection of its own. It asks the server for a sign of life when nothing comes, so that a connection
-that is only half there is noticed, and connects anew as often as it is lost; what is sent meanwhile is missed.
+that is only half there is noticed, and connects again as often as it is lost; what is sent meanwhile is missed.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 What was excluded or masked stays so unless somebody says otherwise: a secret must not come into the log because the
 table was not tracked for a while. A table is known by itself, also where it was renamed meanwhile, and by its name,
-also where it was made anew or restored: what was excluded of either is. A column that was renamed is known by its
+also where it was made again or restored: what was excluded of either is. A column that was renamed is known by its
 number; of one that is gone, or has become part of the key, nothing is said.
 """
 

@@ -1,6 +1,6 @@
 """Installing the tables of change versions.
 
-One transaction: all of it or nothing. Functions are written anew every time, so installing twice changes nothing; a
+One transaction: all of it or nothing. Functions are written again every time, so installing twice changes nothing; a
 trigger that an older program did not make yet is made after that. A schema newer than this program is refused.
 """
 

@@ -420,7 +420,7 @@ def _found(
         if begin is not None and oldest > values["first"]:
             raise WindowExpired(
                 f"the window begins at {begin}, and the oldest that is known is {oldest}",
-                fix="read the whole resource anew, without a beginning",
+                fix="read the whole resource again, without a beginning",
                 oldest=oldest,
             )
         if strategy == values["strategy"]:

@@ -66,7 +66,7 @@ class Report(msgspec.Struct):
     differing: int = 0
     reordered: int = 0
     invalidated: int = 0
-    """Changes that the log tells of only by saying that their table must be read anew; these are no differences."""
+    """Changes that the log tells of only by saying that their table must be read again; these are no differences."""
     differences: list[Difference] = []
     """The first of them."""
     tables: tuple[str, ...] = ()
@@ -381,4 +381,4 @@ async def _named(control: AsyncConnection, name: str, server: Server) -> tuple[S
 
 
 def _nothing_is_read_anew(again: Resnapshots, cursor: str) -> Batch:
-    raise AssertionError("nothing was asked to be read anew")
+    raise AssertionError("nothing was asked to be read again")

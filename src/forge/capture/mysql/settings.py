@@ -26,7 +26,7 @@ def check(told: Server) -> None:
         if found.upper() not in right:
             raise SourceError(
                 f"{name} is {found}: the log does not have every row whole",
-                fix=f"SET GLOBAL {name} = {value}, also in my.cnf, and let sessions connect anew",
+                fix=f"SET GLOBAL {name} = {value}, also in my.cnf, and let sessions connect again",
             )
 
 

@@ -97,7 +97,7 @@ class Snapshot:
         return found
 
     def invalidate(self, name: Name) -> Change:
-        """That a table is read anew."""
+        """That a table is read again."""
         where = Source(KIND, self._name, f"{self.file}:{self.offset:012d}.00000000.q")
         return Change(f"{self._transaction}.r.{name[0]}.{name[1]}", Op.INVALIDATE, *name, where, self.at)
 

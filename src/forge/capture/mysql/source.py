@@ -332,7 +332,7 @@ class MysqlSource:
             warned = settings.warnings(told, {name: engines[name] for name in followed}, keyless, cascades)
         if self._acked is not None and self._acked.place.file not in {log.file for log in logs}:
             warned.append(
-                f"the server has purged {self._acked.place.file}, where the consumer stands: it must begin anew"
+                f"the server has purged {self._acked.place.file}, where the consumer stands: it must begin again"
             )
         if self._malformed:
             warned.append(f"{self._malformed} comments meant for Forge could not be read")
@@ -368,7 +368,7 @@ class MysqlSource:
 
 
 class _Again(Exception):
-    """A table changed under the snapshot: it must be made anew."""
+    """A table changed under the snapshot: it must be made again."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

@@ -3,7 +3,7 @@
 The client library blocks, so it is read here: connect, check that the cursor still holds, decode, hand over. At most
 `AHEAD` batches wait for the consumer; then nothing more is read, and the server waits too. A connection that is cut or
 silent is made again, with growing pauses, from the last batch that was handed over; only what no new connection can
-mend reaches the consumer, as an exception. `stop` ends the thread at once, wherever it waits.
+fix reaches the consumer, as an exception. `stop` ends the thread at once, wherever it waits.
 """
 
 import asyncio

@@ -260,7 +260,7 @@ class Hook:
         return found
 
     def _meanings(self, committed: Committed) -> list["Meaning"]:
-        """What a transaction says; of a table that must be read anew nothing but that."""
+        """What a transaction says; of a table that must be read again nothing but that."""
         lost = set(committed.lost)
         found: list[Meaning] = []
         for row in committed.rows:
@@ -291,7 +291,7 @@ class Hook:
         if match is None and (not _OTHER.fullmatch(cursor) or cursor.startswith("hook1_")):
             raise CursorInvalid(f"{cursor[:60]!r} is not a cursor", fix="use a cursor that this hook gave out")
         if match is None or match[1] != self._identity:
-            raise CursorForeign("the cursor is of another hook, or source", fix="a hook keeps nothing: read anew")
+            raise CursorForeign("the cursor is of another hook, or source", fix="a hook keeps nothing: read again")
         place = int(match[2])
         if place > self._dropped + len(self._kept):
             raise CursorInvalid(f"{cursor[:60]!r} lies ahead", fix="use a cursor that this hook gave out")
@@ -300,7 +300,7 @@ class Hook:
         return max(place, self._dropped)
 
     def _expired(self) -> CursorExpired:
-        return CursorExpired("what follows the cursor is no longer in memory", fix="read the tables anew")
+        return CursorExpired("what follows the cursor is no longer in memory", fix="read the tables again")
 
     async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
         """There is none."""
@@ -349,7 +349,7 @@ class Meaning(NamedTuple):
 
 
 def meaning(row: Written, shape: Shape) -> list[Meaning] | None:
-    """The changes of a call, two for an update of the key; None when the table must be read anew.
+    """The changes of a call, two for an update of the key; None when the table must be read again.
 
     >>> orders = Shape("orders", ["id", "n"], ("id",), numbered=True)
     >>> [(m.op.value, m.key, m.before, m.after) for m in meaning(Written(18, "orders", None, (7, "x")), orders)]

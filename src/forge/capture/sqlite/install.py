@@ -5,12 +5,12 @@
 Everything is done in one transaction. Each definition of a table has a number, its version, which its triggers put
 into every row of the queue; so a row is always read with the columns that it was written with. When SQLite's own count
 of schema changes (PRAGMA schema_version) moves, `refresh` looks at every tracked table: one that is defined otherwise,
-or has lost triggers, gets new ones, and a `schema` change says that its rows must be read anew. `refresh` is run by
+or has lost triggers, gets new ones, and a `schema` change says that its rows must be read again. `refresh` is run by
 whoever reads the queue, within milliseconds of the commit, or by the application in the transaction that alters the
 table. Until then:
 
 - a column that was added is not in the images, and one that was renamed has its old name there;
-- a table that was dropped and made anew (the way SQLite's own documentation changes tables) is not tracked;
+- a table that was dropped and made again (the way SQLite's own documentation changes tables) is not tracked;
 - a table that was renamed is tracked on, under its old name.
 
 A column that is dropped while its table is tracked is refused by SQLite, as triggers name it: disable, drop, enable.

@@ -302,7 +302,7 @@ def newest(connection: sqlite3.Connection) -> Head:
     row = connection.execute("SELECT id, at FROM forge_queue ORDER BY id DESC LIMIT 1").fetchone()
     if row is None:
         raise SourceError(
-            "forge_queue was emptied by hand", fix="forge disable, then forge enable, the tables; then read them anew"
+            "forge_queue was emptied by hand", fix="forge disable, then forge enable, the tables; then read them again"
         )
     return Head(row[0], milliseconds(row[1]))
 
@@ -311,12 +311,12 @@ def check(connection: sqlite3.Connection, state: State, cursor: Cursor, file: Fi
     """Whether the rows behind a cursor are all there, and of this file."""
     if cursor.file != state.identity:
         raise CursorForeign(
-            f"the cursor is of another file than {file.name}", fix="use one of this file, or start anew"
+            f"the cursor is of another file than {file.name}", fix="use one of this file, or start again"
         )
     if cursor.id < state.removed:
         raise CursorExpired(
             f"what follows the cursor was acknowledged and is no longer in {file.name}",
-            fix="read the tables anew: take a new snapshot, then follow from its cursor",
+            fix="read the tables again: take a new snapshot, then follow from its cursor",
         )
     stored: float | None = state.removed_at
     if cursor.id > state.removed:
@@ -326,7 +326,7 @@ def check(connection: sqlite3.Connection, state: State, cursor: Cursor, file: Fi
     if time != cursor.time:
         raise CursorForeign(
             f"{file.name} never had the change that the cursor stands behind: an older copy was put back",
-            fix="read the tables anew: take a new snapshot, then follow from its cursor",
+            fix="read the tables again: take a new snapshot, then follow from its cursor",
         )
 
 

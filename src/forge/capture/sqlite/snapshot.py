@@ -7,7 +7,7 @@ what was written since the beginning is undone: of a row that the queue says was
 change is shown, and what was not there then is left out. So the rest is the same rows with the same ids, however much
 was written in between.
 
-Three things end that with CursorExpired: a table was defined anew, the queue was removed beyond the beginning, or the
+Three things end that with CursorExpired: a table was defined again, the queue was removed beyond the beginning, or the
 schema changed (VACUUM does, too) while rows have numbers that nothing keeps, those of tables without an INTEGER
 PRIMARY KEY. A table that is tracked only since then is left out: its `schema` change follows in the stream.
 """
@@ -113,7 +113,7 @@ class Snapshot:
         """The tables that are still to be read, that in which the snapshot stands being the first."""
         assert cursor.place is not None
         found = []
-        anew = (
+        again = (
             {
                 version
                 for (version,) in self._connection.execute(
@@ -126,13 +126,13 @@ class Snapshot:
         for version, table in sorted(tracked(self._connection), key=lambda tracked: tracked.table.name):
             if table.name < cursor.place.table or not self._filter.wants_table(SCHEMA, table.name):
                 continue
-            if version in anew:
+            if version in again:
                 known = self._connection.execute(
                     "SELECT 1 FROM forge_version WHERE id < ? AND name = ?", (version, table.name)
                 ).fetchone()
                 if known is None:
                     continue
-                raise CursorExpired(f"{table.name} was defined anew since the snapshot began", fix=AGAIN)
+                raise CursorExpired(f"{table.name} was defined again since the snapshot began", fix=AGAIN)
             if table.numbered and schema_version(self._connection) != cursor.place.schema_version:
                 raise CursorExpired(
                     f"the rows of {table.name} may have new numbers since the snapshot began: the schema changed",

@@ -290,6 +290,6 @@ def _warnings(facts: dict[str, object], waiting: int) -> Iterator[str]:
     if facts["journal_mode"] != "wal":
         yield "readers and writers wait for each other: PRAGMA journal_mode=WAL"
     if not facts["triggers_current"]:
-        yield "the schema changed since the triggers were made: a stream, or forge enable, makes them anew"
+        yield "the schema changed since the triggers were made: a stream, or forge enable, makes them again"
     if waiting > MANY:
         yield f"{waiting:,} changes were never acknowledged and fill the file: ack what is handled"

@@ -1,4 +1,4 @@
-"""Tables read anew while the stream goes on, a chunk of rows at a time, in memory that does not grow with the table.
+"""Tables read again while the stream goes on, a chunk of rows at a time, in memory that does not grow with the table.
 
 A chunk is read under a snapshot of its own and comes out, as `read`, once the stream has passed all that the snapshot
 shows. Of its rows those are left out that the stream has changed meanwhile by a transaction which the snapshot does not
@@ -41,7 +41,7 @@ class Chunk:
 
 
 class Resnapshots:
-    """What is to be read anew, across all connections of a source. One chunk at a time is on its way."""
+    """What is to be read again, across all connections of a source. One chunk at a time is on its way."""
 
     def __init__(self) -> None:
         self.recent: deque[int] = deque(maxlen=RECENT)

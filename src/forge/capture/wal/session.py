@@ -29,7 +29,7 @@ MOST: Final = 2_000
 MOST_BYTES: Final = 4 * 1024 * 1024
 
 CHUNKS: Final = 0.01
-"""Seconds between looks at what is read anew."""
+"""Seconds between looks at what is read again."""
 
 _ROWS: Final = frozenset(b"IUD")
 _KEEP_ALIVE: Final = ord("k")

@@ -184,7 +184,7 @@ class WalSource:
         await self._upstream.ack(Place.parse(cursor))
 
     async def resnapshot(self, tables: Collection[str]) -> None:
-        """Have tables read anew while the stream goes on: their rows come in its batches, as `read`.
+        """Have tables read again while the stream goes on: their rows come in its batches, as `read`.
 
         Of what changes meanwhile the stream has the newer state, so nothing goes back in time. It is begun again by
         calling this again: a cursor does not remember it.

@@ -138,7 +138,7 @@ class Upstream:
     async def session(
         self, place: Place | None, again: Resnapshots, shown: Callable[[Resnapshots, str], Batch]
     ) -> AsyncIterator[Session]:
-        """A stream from a place on, ready to be read; `shown` makes a batch of what was read anew."""
+        """A stream from a place on, ready to be read; `shown` makes a batch of what was read again."""
         async with AsyncExitStack() as stack:
             control = await stack.enter_async_context(self.control())
             server, slot, publication = await self.ready(control, place)

@@ -8,7 +8,7 @@ SELECT set_config('TimeZone', 'UTC', false),
        set_config('statement_timeout', '0', false),
        set_config('idle_session_timeout', '0', false);
 
--- identity: Which log this is, recorded anew after a failover or restore.
+-- identity: Which log this is, recorded again after a failover or restore.
 SELECT i.uuid::text, i.system_identifier, i.timeline, i.first_id FROM forge.current_identity() i;
 
 -- started: When the server began, and when it last recovered from a crash: that resets the statistics.

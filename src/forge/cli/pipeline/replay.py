@@ -1,4 +1,4 @@
-"""`forge pipeline replay`: build a table of the lake anew from bronze."""
+"""`forge pipeline replay`: build a table of the lake again from bronze."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ def replay(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Build silver tables anew from bronze alone; readers see the old one until the new one is whole."""
+    """Build silver tables again from bronze alone; readers see the old one until the new one is whole."""
     here = session(context)
     found = lake_of(here, lake)
     with here.database() as database, spark_for(here, master, conf) as spark:

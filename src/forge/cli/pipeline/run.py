@@ -50,7 +50,7 @@ def run(
     master: MasterOption = None,
     conf: ConfOption = None,
     resnapshot: Annotated[
-        bool, typer.Option("--resnapshot", help="Read the tables anew, after a failover or when the log was trimmed.")
+        bool, typer.Option("--resnapshot", help="Read the tables again, after a failover or when the log was trimmed.")
     ] = False,
     start: Annotated[
         str | None,

@@ -5,7 +5,7 @@
     await control.rewind("search", "start")
     await control.resume("search")
 
-Workers look at what is stored here several times a second. Nothing that is done here is lost when no worker runs.
+Workers look at what is stored here several times per second. Nothing that is done here is lost when no worker runs.
 """
 
 import asyncio

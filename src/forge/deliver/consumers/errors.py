@@ -17,7 +17,7 @@ class ConsumerLost(ForgeError):
 
 class HandlerMisused(ForgeError):
     """A handler did what none may: it returned something, or ended the transaction of `ctx.tx`. Its code is wrong, not
-    the change, so nothing is parked; the consumer stands still until that is mended."""
+    the change, so nothing is parked; the consumer stands still until that is fixed."""
 
 
 class HandlerTimeout(ForgeError):

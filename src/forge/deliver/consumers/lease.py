@@ -58,7 +58,7 @@ class Lease:
     def check(self) -> None:
         """Raise unless they are."""
         if not self.holds:
-            raise ConsumerLost("the session that holds the consumers is lost", fix="nothing: it is opened anew")
+            raise ConsumerLost("the session that holds the consumers is lost", fix="nothing: it is opened again")
 
     async def ask(self, query: LiteralString, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Rows; raises when the server does not answer in time, and then the session is lost."""

@@ -108,7 +108,7 @@ class ConsumerNode:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.settings = settings
         self.told: Callable[[], Awaitable[None]] = _nobody
-        """Called when how the consumers fare has been written down anew."""
+        """Called when how the consumers fare has been written down again."""
         self.working = asyncio.Event()
         """Set while the node has a lease."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -217,7 +217,7 @@ class ConsumerNode:
             if name == consumer.name and _kind(source) != _kind(text):
                 raise ConsumerInvalid(
                     f"{name} reads {source or 'the log'} in the database, and {text or 'the log'} here",
-                    fix=f"give it another name; or forge consumers forget {name}, and it begins anew",
+                    fix=f"give it another name; or forge consumers forget {name}, and it begins again",
                 )
             if name != consumer.name and origin is not None and not origin.shared:
                 raise ConsumerInvalid(

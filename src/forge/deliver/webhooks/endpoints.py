@@ -43,7 +43,7 @@ KEEP: Final = 24 * 3600.0
 """Seconds for which a secret that was replaced goes on signing."""
 TEST: Final = "forge.test"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,53}")
-_ANEW: Final = "remove it, and add it anew"
+_ANEW: Final = "remove it, and add it again"
 _log = logging.getLogger("forge.consumers")
 
 

@@ -10,7 +10,7 @@ What always holds:
   however many call `send`.
 - Redirects are not followed, answers are read up to a limit, and no request goes to an address that is not allowed.
 - What the endpoint cannot use (413, 415, 422) is refused and parked. All else is tried again: it may be the endpoint's
-  or the operator's to mend, and nothing is lost meanwhile.
+  or the operator's to fix, and nothing is lost meanwhile.
 
 With `batch` a body is a JSON array of `{"id", "topic", "key", "data"}`, and its id is made of theirs: a batch that is
 sent again may have others in it, so a receiver goes by the ids inside.

@@ -164,7 +164,7 @@ def _version(logged: definitions.Version, relation: int, columns: Mapping[str, C
     names: dict[str, str] = {}
     unseen, retyped = [], []
     for field in logged.fields:
-        # a restored table numbers its columns anew
+        # a restored table numbers its columns again
         now = by_number.get(field.attnum) if logged.relation == relation else columns.get(field.name)
         names[field.name] = now.name if now else f"{field.name} (dropped)"
         if now is not None and not now.generated:

@@ -212,5 +212,5 @@ def _raise_first(frame: DataFrame, lines: DataFrame | None) -> None:
         before = (F.col("block") < block) | ((F.col("block") == block) & (F.col("number") < number))
         where += f", line {lines.where((F.col('file') == first['file']) & before).count() + 1}"
     raise DecodeError(
-        f"{where}: {first['reason']}", fix="mend the line, or read without strict and look at what is refused"
+        f"{where}: {first['reason']}", fix="fix the line, or read without strict and look at what is refused"
     )

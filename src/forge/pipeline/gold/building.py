@@ -113,8 +113,8 @@ class Models:
         what, error = "failed", None
         try:
             if broken := [name for name in model.after if after[name].state != "good"]:
-                raise ModelError(f"it reads {broken[0]}, which failed", file=model.file, line=1, fix="mend that one")
-            what = work.build(model, number, anew=stale)
+                raise ModelError(f"it reads {broken[0]}, which failed", file=model.file, line=1, fix="fix that one")
+            what = work.build(model, number, again=stale)
             after[model.name] = State(model.name, model.file, model.fingerprint, "good", number, now())
         except (PySparkException, Py4JJavaError, ModelError) as failure:
             error = failure if isinstance(failure, ModelError) else told(failure, model)
@@ -132,7 +132,7 @@ def told(failure: PySparkException | Py4JJavaError, model: Model) -> ModelError:
     text = next((text for text in reversed(texts) if _CONDITION.match(text)), texts[0]) or type(failure).__name__
     line = next((int(found[1]) for text in texts if (found := _LINE.search(text))), 1)
     reason = _SQLSTATE.split(_CONDITION.sub("", text.splitlines()[0]))[0]
-    return ModelError(reason[:300], file=model.file, line=line, fix="mend the model")
+    return ModelError(reason[:300], file=model.file, line=line, fix="fix the model")
 
 
 def _texts(failure: Any) -> Iterator[str]:
@@ -171,19 +171,19 @@ class _Work:
         for view in self._views.values():
             self._spark.catalog.dropTempView(view)
 
-    def build(self, model: Model, number: int, *, anew: bool) -> str:
+    def build(self, model: Model, number: int, *, again: bool) -> str:
         """Bring one model up to date; raises what is wrong with it.
 
-        What reads a model that was built anew out of turn is built anew, too: which of its keys that changed is not
+        What reads a model that was built again out of turn is built again, too: which of its keys that changed is not
         known. So is what reads a table some values of which were taken out: its keys may have been among them.
         """
-        anew = anew or not self._anew.isdisjoint(model.after)
+        again = again or not self._anew.isdisjoint(model.after)
         if f"public.{model.name}" in self._tables:
             raise ModelError("the lake has a table of that name", file=model.file, line=1, fix="rename the file")
         reads = self._targets(model, model.query)
         keys = self._targets(model, model.keys) if model.keys is not None else {}
-        anew = anew or any(each.name in self._redacted for each in (*reads.values(), *keys.values()))
-        if not anew and not self._due(model, number, {*reads.values()}, {*keys.values()}):
+        again = again or any(each.name in self._redacted for each in (*reads.values(), *keys.values()))
+        if not again and not self._due(model, number, {*reads.values()}, {*keys.values()}):
             return "skipped"
         frame = self._frame(model.query, reads)
         if missing := [name for name in model.key if name not in frame.columns]:
@@ -191,9 +191,9 @@ class _Work:
                 f"the model has no column {missing[0]}", file=model.file, line=model.key_line, fix="select the key"
             )
         path = self._lake.gold(model.name)
-        if anew:
+        if again:
             self._anew.add(model.name)
-        if model.keys is None or anew or not exists(self._spark, path) or _differ(frame, load(self._spark, path)):
+        if model.keys is None or again or not exists(self._spark, path) or _differ(frame, load(self._spark, path)):
             _overwrite(frame, path)
             self._written.add(model.name)
             return "built"

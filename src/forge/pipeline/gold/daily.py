@@ -7,9 +7,9 @@ gold/churn      day, table: inserts, updates, deletes, truncates, changes, touch
 Of the rows that were `touched` in a day, `again` were changed more than once, and `gone` are deleted at its end; the
 three are null for a table without a key. `batch` is the last batch that is counted.
 
-A day that a batch touches is computed anew from bronze, whole, and replaced in one commit a table. So these tables are
+A day that a batch touches is computed again from bronze, whole, and replaced in one commit a table. So these tables are
 functions of bronze: a batch that comes twice, late or in another order leaves them as they should be, and whatever is
-killed when, the next time mends it. Sums of parts by batch would be cheaper for a busy day, but cannot say how many
+killed when, the next time fixes it. Sums of parts by batch would be cheaper for a busy day, but cannot say how many
 different rows, transactions or users there were. What a busy day costs is bounded by doing it less often the longer it
 takes: see `Gold`.
 
@@ -54,7 +54,7 @@ def missed(spark: SparkSession, lake: Lake) -> set[date]:
 
 
 def refresh(spark: SparkSession, lake: Lake, days: Iterable[date]) -> list[date]:
-    """Compute these days anew, those of which bronze has all, and say which they are."""
+    """Compute these days again, those of which bronze has all, and say which they are."""
     wanted = sorted(days)
     if not wanted:
         return []

@@ -6,7 +6,7 @@ A file is one SELECT; its name is that of the table that it becomes in gold. A h
     -- keys: SELECT DISTINCT customer_id FROM orders_changed
     SELECT customer_id, count(*) AS orders, sum(total) AS spent FROM orders GROUP BY customer_id
 
-With a key, only the keys that `keys` yields are computed after a batch; without one the model is written anew, with
+With a key, only the keys that `keys` yields are computed after a batch; without one the model is written again, with
 every batch that touches a table it reads, or with every n-th batch (`-- every: 10 batches`). A `keys` query may go on
 over further lines of comment.
 
@@ -99,7 +99,7 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Another one for every text, so that a model that was edited is built anew."""
+        """Another one for every text, so that a model that was edited is built again."""
         return sha256(self.query.text.encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Ends of a whole table: a truncate, and a snapshot, which says anew what the table holds. All of them are kept.
+"""Ends of a whole table: a truncate, and a snapshot, which says again what the table holds. All of them are kept.
 
 A change may arrive after an end that is later than it, so the ends of a table must be known as long as its history
 grows. They are few, and lie in one small table of the lake, which may hold an end twice: nothing but its `seq` counts.

@@ -164,7 +164,7 @@ class _Merge:
     ) -> tuple[DataFrame, dict[str, int]]:
         """All versions that what arrived has to do with, computed once, and how many there are of which sort.
 
-        Not persisted but checkpointed: a MERGE makes Spark compute anew whatever is persisted and read its table.
+        Not persisted but checkpointed: a MERGE makes Spark compute again whatever is persisted and read its table.
         """
         history = load(self._spark, self._history)
         self._carries = self._era.keyed and "_missing" in history.columns

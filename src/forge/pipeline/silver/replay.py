@@ -1,4 +1,4 @@
-"""Makes a table's silver anew, from bronze alone: history, current, its ends and its part of the quarantine.
+"""Makes a table's silver again, from bronze alone: history, current, its ends and its part of the quarantine.
 
 The result is what merging batch by batch has made, or would have. Each of the tables is replaced by one commit: who
 reads sees the old one until the new one is whole. While a table with another key waits for the snapshot that follows,

@@ -56,7 +56,7 @@ CURRENT: Final[dict[str, DataType]] = {
 }
 KEY: Final[dict[str, DataType]] = {"_key": StringType()}
 MISSING: Final[dict[str, DataType]] = {"_missing": ArrayType(StringType())}
-"""A history has it from the first row on that misses a value: then later rows must be given it anew."""
+"""A history has it from the first row on that misses a value: then later rows must be given it again."""
 
 PROPERTIES: Final = {
     "delta.columnMapping.mode": "name",

@@ -63,7 +63,7 @@ class Offset(msgspec.Struct, frozen=True):
     """All up to `cursor` has been read, but for the `waiting` shares.
 
     `generation` is that of the next change; `tables` are the tracked tables whose rows were read or are waiting to be;
-    `stale` those that must be read anew when the cursor has come to the end of its batch.
+    `stale` those that must be read again when the cursor has come to the end of its batch.
     """
 
     cursor: Cursor

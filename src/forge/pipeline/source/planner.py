@@ -28,7 +28,7 @@ from forge.postgres.names import quoted
 WHOLE_NUMBERS: Final = ("smallint", "integer", "bigint")
 LAST_ID: Final = 2**63 - 1
 STRETCH: Final = 1024
-RESNAPSHOT: Final = "forge pipeline run --resnapshot reads the tables anew and goes on from there"
+RESNAPSHOT: Final = "forge pipeline run --resnapshot reads the tables again and goes on from there"
 
 
 class Cut(NamedTuple):
@@ -282,7 +282,7 @@ class Planner:
             self._seen = (cursor.snapshot, until)
 
     def _stale(self, piece: LogPiece) -> list[int]:
-        """The tables that must be read anew after a piece."""
+        """The tables that must be read again after a piece."""
         values = {
             **Snapshot.parse(piece.since).bounds,
             **self._scope(),

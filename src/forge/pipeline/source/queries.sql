@@ -26,7 +26,7 @@ ORDER BY t.id;
 SELECT min(l.at), clock_timestamp() FROM forge.forge_event_log l WHERE l.id >= %(first)s;
 
 -- survey: What lies between two snapshots after a position, by stretches of 1024 places: how many changes, the transactions and
--- days that they span, and whether a table was defined anew or changed in a way that was not logged.
+-- days that they span, and whether a table was defined again or changed in a way that was not logged.
 SELECT coalesce(l.rank, l.id) >> 10, count(*), min(l.transaction_id)::text::bigint, max(l.transaction_id)::text::bigint,
        min(l.day)::text, max(l.day)::text, bool_or(l.op IN ('S', 'X'))
 FROM forge.forge_event_log l
@@ -54,7 +54,7 @@ FROM (
 GROUP BY w.piece
 ORDER BY w.piece;
 
--- stale: The tables that must be read anew after what lies between two snapshots and two positions: not those that are logged for
+-- stale: The tables that must be read again after what lies between two snapshots and two positions: not those that are logged for
 -- the first time, whose rows are read when they are seen.
 SELECT DISTINCT v.tracked_table
 FROM forge.forge_event_log l

@@ -42,7 +42,7 @@ def verify(
     """Compare the tables, all that are tracked and in the lake unless named, as of a snapshot of the database.
 
     The snapshot is the one that the lake stands at; the lake must not move on meanwhile. HistoryUnavailable is raised
-    when the log cannot tell how a table was then, because it was truncated or defined anew since: after the next batch
+    when the log cannot tell how a table was then, because it was truncated or defined again since: after the next batch
     it can.
     """
     known = bronze.definitions(spark, lake)
@@ -68,7 +68,7 @@ def verify(
                 there = InDatabase(connection, number, Snapshot.parse(snapshot), identity[3])
                 if there.version not in known:
                     raise HistoryUnavailable(
-                        f"{name} was defined anew since the lake's last batch",
+                        f"{name} was defined again since the lake's last batch",
                         fix="forge pipeline run --once, then ask again",
                     )
                 reports.append(compare(spark, lake, known[there.version], names, there, slices))

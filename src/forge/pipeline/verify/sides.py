@@ -165,7 +165,7 @@ class InDatabase:
     def _told(self, images: str | None) -> str:
         if images is None:
             raise HistoryUnavailable(
-                f"{self._name} was truncated or defined anew since the lake's last batch",
+                f"{self._name} was truncated or defined again since the lake's last batch",
                 fix="forge pipeline run --once, then ask again",
             )
         return images

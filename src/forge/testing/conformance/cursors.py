@@ -173,8 +173,8 @@ def _same(adapter: Adapter, found: list[Change], wanted: list[Change], where: st
         ids, then = [change.id for change in found], [change.id for change in wanted]
         lost, more = set(then) - set(ids), set(ids) - set(then)
         plain = [(change.op, change.table, change.key) for change in found]
-        anew = plain == [(change.op, change.table, change.key) for change in wanted]
-        expect(not anew, f"{where} the same changes have other ids: {ids[:2]} for {then[:2]}")
+        again = plain == [(change.op, change.table, change.key) for change in wanted]
+        expect(not again, f"{where} the same changes have other ids: {ids[:2]} for {then[:2]}")
         counts = f"{len(lost)} lost, {len(more)} too many"
         expect(False, f"{where} came {told(found)}, but there should be {told(wanted)}: {counts}")
 

@@ -54,7 +54,7 @@ class FileWriter(Writer):
         await self._execute(text, values)
 
     async def _alter(self, text: str) -> None:
-        """A migration as the documents want it: the triggers are made anew in its own transaction."""
+        """A migration as the documents want it: the triggers are made again in its own transaction."""
         await self.begin()
         await self._execute(text)
         await asyncio.to_thread(refresh, self._connection)

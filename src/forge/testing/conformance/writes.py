@@ -243,7 +243,7 @@ async def check_schema_change(adapter: Adapter) -> None:
     """Rows are right before and after a column is added, and the change of definition comes as the source says.
 
     A source that learns of it late may give rows of the old form until then, if the change of definition comes behind
-    them: it says that the table must be read anew.
+    them: it says that the table must be read again.
     """
     async with listening(adapter) as listener, adapter.writer() as writer:
         claimed = listener.source.capabilities.schema_changes

@@ -44,7 +44,7 @@ class Plan(msgspec.Struct, frozen=True):
     nodes: int = 2
     writers: int = 2
     rate: float = 60.0
-    """Transactions a second and writer."""
+    """Transactions per second and writer."""
     crashes: int = 1
     """Of the server."""
     cuts: int = 0

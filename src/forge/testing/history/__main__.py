@@ -114,7 +114,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--keep-going", action="store_true", help="after a discrepancy too, with --long")
     parser.add_argument("--writers", type=int, default=5)
     parser.add_argument("--readers", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=16, help="transactions a second and writer (16)")
+    parser.add_argument("--rate", type=float, default=16, help="transactions per second and writer (16)")
     parser.add_argument(
         "--faults", nargs="*", default=list(FAULTS), choices=FAULTS, metavar="FAULT", help="of " + ", ".join(FAULTS)
     )

@@ -122,7 +122,7 @@ def check_reader(
 def check_suffix(
     truth: Truth, reader: ReaderRecord, records: Sequence[Record], index: int, changes: Iterable[Change]
 ) -> list[Discrepancy]:
-    """What is read anew from the cursor after a record, against all that the reader had not seen by then."""
+    """What is read again from the cursor after a record, against all that the reader had not seen by then."""
     seen = {log_id(change) for record in records[: index + 1] for change in record.changes}
     log = (row for row in truth.log if reader.tables is None or row.table in reader.tables)
     wanted = Counter(row.id for row in log if row.id not in seen)

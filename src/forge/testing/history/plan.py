@@ -156,7 +156,7 @@ def generate(
     rate: float = 16,
     tables: Collection[str] = (),
 ) -> Plan:
-    """The plan of a seed. `rate` is transactions a second and writer.
+    """The plan of a seed. `rate` is transactions per second and writer.
 
     `tables` are those written to; all, unless told.
     """

@@ -1,7 +1,7 @@
 """A writer: carries out its transactions on a connection of its own and remembers what it knows of each.
 
 Every operation runs under a mark of its own, which its changes carry as trace_id and its rows as `m`. A failed
-statement aborts its transaction, or its savepoint; a lost connection is made anew. What is prepared is decided
+statement aborts its transaction, or its savepoint; a lost connection is made again. What is prepared is decided
 sooner or later, whatever happens: by the writer when it can connect again, or by `settle` when all is over.
 """
 
@@ -187,7 +187,7 @@ class WriterThread(threading.Thread):
         attempt.undone += inside.undone
 
     def _connected(self) -> psycopg.Connection:
-        """The connection, made anew if it was lost; then first decide what was left prepared."""
+        """The connection, made again if it was lost; then first decide what was left prepared."""
         while True:
             try:
                 if self._connection is None or self._connection.closed:

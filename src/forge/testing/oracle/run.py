@@ -303,8 +303,8 @@ class _Run:
             waiting = [subscribed for subscribed, _, _ in wrong]
             if not waiting:
                 break
-        mended = self._missed() > missed  # by a reactor's own check
-        self._note(wrong or (first if mended else []), number)
+        fixed = self._missed() > missed  # by a reactor's own check
+        self._note(wrong or (first if fixed else []), number)
 
     def _missed(self) -> int:
         return sum(node.reactor.metrics.missed for node in self._nodes)

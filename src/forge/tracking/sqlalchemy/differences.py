@@ -1,6 +1,6 @@
 """A statement that has run, and its Plan from before, in; the changes of its rows out.
 
-`Found` has the changes in order, and whether rows may have changed beyond them, so that the table must be read anew.
+`Found` has the changes in order, and whether rows may have changed beyond them, so that the table must be read again.
 """
 
 from typing import Any, Final, NamedTuple

@@ -52,7 +52,7 @@ def transaction(connection: Connection) -> Transaction:
 
 
 def taken(connection: Connection) -> Transaction | None:
-    """The transaction of a connection, which begins anew; None when it has not done anything."""
+    """The transaction of a connection, which begins again; None when it has not done anything."""
     found: Transaction | None = connection.info.pop(_PLACE, None)
     return found if found is not None and found.done else None
 

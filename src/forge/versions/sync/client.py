@@ -5,7 +5,7 @@
 - A window [last + 1, newest] is read in pages. Each page is kept with where the next one begins: who is cut short goes
   on from there.
 - A window that the source can no longer answer, another installation than the one that was copied, somebody else who
-  asks, or a resource that is by access since, or open to all, begins the copy anew. Until the new listing is complete,
+  asks, or a resource that is by access since, or open to all, begins the copy again. Until the new listing is complete,
   documents of the old copy stay; what it does not name goes when it is.
 """
 
@@ -22,7 +22,7 @@ from forge.versions.sync.source import Reach, Source
 
 LIMIT: Final = 500
 ATTEMPTS: Final = 3
-"""How often one call begins a copy anew before it says why it cannot be had."""
+"""How often one call begins a copy again before it says why it cannot be had."""
 
 
 class AccessChanged(ForgeError):
@@ -39,7 +39,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Synced(msgspec.Struct):
-    """What one call did. `upto` is the version that the copy stands at; `anew` why it was begun anew, if it was."""
+    """What one call did. `upto` is the version that the copy stands at; `again` why it was begun again, if it was."""
 
     upto: int = 0
     upserts: int = 0
@@ -47,7 +47,7 @@ class Synced(msgspec.Struct):
     key_changes: int = 0
     removed: int = 0
     pages: int = 0
-    anew: str | None = None
+    again: str | None = None
 
     @property
     def items(self) -> int:
@@ -63,7 +63,7 @@ def sync(
         reach = source.available()
         state = mirror.state()
         if state is not None and (why := _other(state, reach)) is not None:
-            state, done.anew = None, why
+            state, done.again = None, why
         if state is None:
             state = _begun(mirror, reach)
         try:
@@ -71,7 +71,7 @@ def sync(
         except (WindowExpired, AccessChanged) as expired:
             if attempt == ATTEMPTS:
                 raise
-            done.anew = str(expired)
+            done.again = str(expired)
             _begun(mirror, source.available())
             continue
         done.upto = state.upto

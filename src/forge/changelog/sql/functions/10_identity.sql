@@ -1,4 +1,4 @@
--- This log's identity now, recorded anew when the server, its timeline, the database or the log itself is another than last
+-- This log's identity now, recorded again when the server, its timeline, the database or the log itself is another than last
 -- time. Whoever was writing by then has finished when this returns, so all that a cursor of the new identity can be
 -- asked for has an id from first_id on.
 CREATE OR REPLACE FUNCTION forge.current_identity() RETURNS forge.log_identity

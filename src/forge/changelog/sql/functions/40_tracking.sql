@@ -270,7 +270,7 @@ END
 $body$;
 
 -- What a column of an older version is called now: by its number if the table is still the same relation (a restored one is
--- not, and numbers its columns anew), and in any case whatever has its name or may get it again.
+-- not, and numbers its columns again), and in any case whatever has its name or may get it again.
 CREATE OR REPLACE FUNCTION forge.names_now(older forge.table_version, relation oid, name text) RETURNS SETOF text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH renamed AS (
@@ -332,7 +332,7 @@ BEGIN
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     SELECT t.* INTO tracked FROM forge.tracked_table t JOIN forge.tracked_relation r ON r.id = t.id WHERE r.table_oid = relation;
     IF tracked.id IS NULL THEN
-        -- the same name once more, its triggers gone: it starts anew under its old number
+        -- the same name once more, its triggers gone: it starts again under its old number
         UPDATE forge.tracked_table t SET disabled_at = NULL, enabled_at = clock_timestamp()
         WHERE t.id = (SELECT max(o.id) FROM forge.tracked_table o WHERE o.schema_name = wanted.schema_name AND o.table_name = wanted.table_name)
         RETURNING * INTO tracked;

@@ -5,7 +5,7 @@
 -- key: it waits for all who hold the row FOR KEY SHARE, as those do who write an edge to it, and they for it.
 --
 -- A session keeps its plans, and one that is made for a single row would take hours for a hundred thousand. So what works
--- on sets is planned anew each time: by force_custom_plan, and by EXECUTE where it joins the rows of a trigger's statement,
+-- on sets is planned again each time: by force_custom_plan, and by EXECUTE where it joins the rows of a trigger's statement,
 -- whose number a plan keeps as well.
 
 -- What a document's content is known by: its body, and its edges as {name: [child, in_identity]}.

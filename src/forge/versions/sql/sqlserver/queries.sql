@@ -4,7 +4,7 @@
 --
 -- A page is followed by `standing`, as a statement of its own, outside of a transaction or under READ COMMITTED: journals
 -- are emptied while others read, but never before `oldest` says so. The page is whole if its window begins at the `oldest`
--- that is read then, or above; below that the window is expired, and what was found may have gaps: begin anew with
+-- that is read then, or above; below that the window is expired, and what was found may have gaps: begin again with
 -- `everything`. If `switches` or `epoch` are others than before the page, it was asked by what holds no more: ask it
 -- again, by the strategy and the access of now. `changes_denormalized` and `changes_monotonic` stand on what their
 -- strategies keep; the others stand on the journals, and are right under every strategy.
