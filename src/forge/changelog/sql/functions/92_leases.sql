@@ -2,8 +2,8 @@
 -- roles that the owner permits can write a row of forge.lease.
 
 -- Whether the session of a lease still runs. A role that may not see the start time of another role's session knows
--- only its pid and role: a session of a role that may hold leases counts as the holder, so that there are never two; with
--- any other role, the pid was reused.
+-- only its pid and role: a session of a role that may hold leases counts as the holder, so that there are never two;
+-- with any other role, the pid was reused.
 CREATE OR REPLACE FUNCTION forge.lease_holds(pid integer, started timestamptz) RETURNS boolean LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp AS $body$
     SELECT EXISTS (
