@@ -1,4 +1,4 @@
-"""The durable log in PostgreSQL: installing it, reading it, keeping it.
+"""The durable log in PostgreSQL: install, read and maintain it.
 
-The SQL is in `sql/`: numbered migrations make tables, and functions are written again at every install.
+The SQL is in `sql/`: numbered migrations create tables, and every install replaces all functions.
 """

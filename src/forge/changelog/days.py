@@ -1,9 +1,9 @@
-"""Which days' partitions a poll has to look at.
+"""Select the daily partitions that a poll has to read.
 
-What a snapshot did not show was written by transactions numbered from its xmin on. Polls remember, for each day, the
-xmax they found: numbers from there on were given later, so what they wrote lies in that day or after it. A day of
-margin on either side is for clocks that are set. The poll itself says what day the server has; when that is not what
-was expected, the clock was set or the reader was away, and the poll must be made again for all days.
+Transactions numbered from a snapshot's xmin on wrote everything that the snapshot did not show. For each day, polls
+remember the xmax they found: later numbers were assigned later, so their rows are in that day's partition or a later
+one. One day of margin on either side allows for clock adjustments. The poll itself returns the server's date; if it is
+not the expected one, the clock was adjusted or the reader was away, and the poll must be repeated for all days.
 """
 
 from datetime import date, timedelta
@@ -26,7 +26,7 @@ ALL: Final = Days("-infinity", "infinity")
 
 
 class Calendar:
-    """What a reader's polls have shown of transaction numbers and days.
+    """Transaction numbers and days that a reader's polls have seen.
 
     >>> calendar = Calendar()
     >>> calendar.days(Snapshot(100, 100))
@@ -45,19 +45,19 @@ class Calendar:
         self._first: list[tuple[int, date]] = []
 
     def note(self, snapshot: Snapshot, today: date) -> None:
-        """Remember what a poll found; a clock that went back makes all that was known worthless."""
+        """Remember what a poll found; drop all that was known if the clock went back."""
         if self._first and today < self._first[-1][1]:
             self._first.clear()
         if not self._first or today > self._first[-1][1]:
             self._first = [*self._first[-_KEPT:], (snapshot.xmax, today)]
 
     def days(self, after: Snapshot) -> Days:
-        """The days in which everything lies that this snapshot did not show, as far as is known."""
+        """Return the days that hold everything this snapshot did not show, as far as is known."""
         known = [day for xmax, day in self._first if xmax <= after.xmin]
         if not known:
             return ALL
         return Days(str(known[-1] - _MARGIN), str(self._first[-1][1] + _MARGIN))
 
     def expects(self, today: date) -> bool:
-        """Whether the server's day is the last one seen, or the next."""
+        """Tell whether the server's date is the last one seen, or the day after it."""
         return bool(self._first) and self._first[-1][1] <= today <= self._first[-1][1] + _MARGIN

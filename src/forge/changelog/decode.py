@@ -1,4 +1,4 @@
-"""Rows of the log → Changes. This runs once for every change, so it is written for speed."""
+"""Decode rows of the log into Changes. This runs once per change, so it is written for speed."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -21,7 +21,7 @@ SOURCE_KIND: Final = "postgres-log"
 
 
 class TableVersion(msgspec.Struct, frozen=True):
-    """A table as it was defined while some of the log's rows were written."""
+    """The definition of a table while some rows of the log were written."""
 
     schema: str
     table: str
@@ -29,7 +29,7 @@ class TableVersion(msgspec.Struct, frozen=True):
 
 
 class Decoder:
-    """Turns log rows, as the queries poll and rest select them, into Changes; it must know the versions they name."""
+    """Decode log rows, as selected by the queries poll and rest, into Changes; it must know the versions they name."""
 
     def __init__(self, log: str) -> None:
         self._log = log
@@ -38,7 +38,7 @@ class Decoder:
         self._context = NO_CONTEXT
 
     def unknown(self, rows: Iterable[tuple[Any, ...]]) -> set[int]:
-        """The versions that the rows name and that are not known yet."""
+        """Return the versions that the rows name and that are not known yet."""
         return {row[4] for row in rows} - self._versions.keys()
 
     def learn(self, version: int, schema: str, table: str, columns: list[Mapping[str, Any]], key: list[str]) -> None:
@@ -47,11 +47,11 @@ class Decoder:
         self._versions[version] = TableVersion(schema, table, Images(shape, key))
 
     def columns(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[Column, ...]]:
-        """The columns that each row's table had when it was written."""
+        """Return the columns that each row's table had when the row was written."""
         return [self._versions[row[4]].images.columns for row in rows]
 
     def changes(self, rows: Iterable[tuple[Any, ...]]) -> list[Change]:
-        """The rows as Changes, in their order."""
+        """Decode the rows into Changes, in the same order."""
         log, versions, ops = self._log, self._versions, OPS
         found = []
         last_xid, transaction = b"", ""
@@ -74,7 +74,7 @@ class Decoder:
             elif before is not None:
                 old = images.row(before)
                 key = images.key(old)
-                if op == "R":  # it names a row, and is none
+                if op == "R":  # it names a row, but holds none
                     old = None
             found.append(
                 Change(
@@ -102,7 +102,7 @@ def _context(
 
 
 def _more(raw: bytes) -> dict[str, Any]:
-    """What a writer said of itself must never stop a reader: what is no object comes as its text."""
+    """Decode a writer's context. A bad one must never stop a reader: if it is not an object, return its text."""
     try:
         more = _OBJECT.decode(raw)
         return {"$raw": raw.decode()} if too_deep(more) else more

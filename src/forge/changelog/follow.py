@@ -1,10 +1,10 @@
-"""Following the log for ever: reading from a cursor, woken as `forge.changelog.wakeup` says.
+"""Follow the log without end: read from a cursor, woken by the protocol of `forge.changelog.wakeup`.
 
-`follow` keeps three connections: one reads, one listens, one holds the pacemaker's locks. Whatever happens to
-them, it connects again and goes on from its cursor, so what it yields has no gap and no duplicate. It raises only
-when going on would be a lie: CursorExpired, CursorForeign, NotInstalled when Forge is gone from the database,
-DecodeError when a logged row is not one; and ServerError when the very first connection fails, unless the server
-says that it is starting up or shutting down.
+`follow` keeps three connections: one reads, one listens, one holds the pacemaker's locks. If a connection fails, it
+reconnects and continues from its cursor, so what it yields has no gap and no duplicate. It raises only when it cannot
+continue correctly: CursorExpired, CursorForeign, NotInstalled when Forge was removed from the database, DecodeError
+when a logged row is malformed; and ServerError when the very first connection fails, unless the server reports that it
+is starting up or shutting down.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ Wakeup = Literal["auto", "notify", "poll"]
 POLL: Final = 0.005
 """Seconds between two reads while awake."""
 SLOW_POLL: Final = 1.0
-"""Seconds after which a sleeper reads all the same."""
+"""Seconds after which a sleeping follower reads even without a NOTIFY."""
 ALIVE: Final = 5.0
 """Seconds after which a connection that does not answer counts as lost."""
 CANDIDACY: Final = 1.0
 """Seconds between two attempts to become the pacemaker."""
 READ: Final = 300.0
-"""Seconds after which a read that has not answered counts as lost."""
+"""Seconds after which a read without an answer counts as lost."""
 SLOW_CONSUMER: Final = 0.020
-"""Seconds after which a consumer that has not come back must not keep writers silent."""
+"""Seconds a consumer may take before writers must send NOTIFY again."""
 
 _log = logging.getLogger("forge.follow")
 
@@ -55,15 +55,15 @@ async def follow(
     on_open: Callable[[bool], None] | None = None,
     on_read: Callable[[Cursor, str], None] | None = None,
 ) -> AsyncGenerator[Batch]:
-    """Every change committed after the cursor (or from now on), in order, batch by batch, for ever.
+    """Yield every change committed after the cursor (or from now on), in order, batch by batch, without end.
 
-    With `durable` a batch is yielded only when no crash can take it back. Without it changes come a little
-    earlier, and after a crash of the server those that were not on disk may come again.
+    With `durable` a batch is yielded only when no crash can undo it. Without it changes arrive a little earlier, and
+    after a crash of the server changes that were not on disk may arrive again.
 
-    `on_open` is called whenever the log is followed, at first and after each lost connection, from a cursor that is
-    fixed by then; with True when the server was restarted, so what was not on disk may be gone. `on_read` is called
-    after every read, when what it found has been handled, be it nothing: with where that leads to, and which start of
-    the server it is.
+    `on_open` is called each time following starts, at first and after each lost connection, when the cursor to start
+    from is fixed. Its argument is True if the server was restarted, so changes that were not on disk may be lost.
+    `on_read` is called after every read, even an empty one, when its changes have been handled; its arguments are the
+    cursor reached and the start of the server that it belongs to.
     """
     cursor, kept = after, after
     started: object = None
@@ -105,16 +105,16 @@ async def follow(
             if closing.ends(error):
                 return
             if started is None and not await asyncio.to_thread(rejecting, url):
-                raise _unreached(error) from error  # the very first connection: a person wants to know, not to wait
+                raise _unreached(error) from error  # the very first connection: report the error instead of waiting
             delay = backoff.next()
             _log.warning("lost the log, trying again in %.2f s: %s", delay, one_line(error))
             await asyncio.sleep(delay)
-        except psycopg.ProgrammingError as error:  # Forge itself is gone from the database
+        except psycopg.ProgrammingError as error:  # Forge was removed from the database
             raise translate(error) or error from error
 
 
 def _unreached(error: Exception) -> Exception:
-    """Why there was no first connection; that the server ended it while it was made is a reason too."""
+    """Return the reason why the first connection failed; the server may also have closed it while connecting."""
     if not isinstance(error, psycopg.Error):
         return error
     return translate(error) or ServerError(f"the server ended the connection: {one_line(error)}", fix="try again soon")
@@ -125,7 +125,7 @@ def _text_of(started: object) -> str:
 
 
 class Node:
-    """The connections of one follower, and the state of its wake-up."""
+    """The connections of one follower and its wake-up state."""
 
     def __init__(self, reader: Reader, ears: "Ears", pace: "Pace | None", wakeup: Wakeup, started: object) -> None:
         self.reader = reader
@@ -140,7 +140,7 @@ class Node:
 
     @classmethod
     async def open(cls, stack: AsyncExitStack, url: str, wakeup: Wakeup) -> "Node":
-        """Connect; listening begins before anything is read."""
+        """Connect; listening starts before anything is read."""
 
         async def connected() -> AsyncConnection:
             connection = await connect_async(url)
@@ -155,12 +155,12 @@ class Node:
         return cls(reader, ears, pace, wakeup, row)
 
     def handing_over(self) -> None:
-        """A batch goes to the consumer; if it is slow, writers must wake the other nodes by themselves."""
+        """Note that the consumer has a batch; if it is slow, writers must wake the other nodes themselves."""
         if self._pace is not None and self._pace.asked:
             self._letting_go = asyncio.get_running_loop().call_later(SLOW_CONSUMER, self._give_up)
 
     def handed_over(self) -> None:
-        """The consumer is back."""
+        """Note that the consumer is done with the batch."""
         if self._letting_go is not None:
             self._letting_go.cancel()
             self._letting_go = None
@@ -171,7 +171,7 @@ class Node:
             self._pace.let_go()
 
     async def batches(self, cursor: Cursor, tables: Collection[str] | None, durable: bool) -> AsyncGenerator[Batch]:
-        """Every batch after the cursor, empty ones too, for as long as the connections live."""
+        """Yield every batch after the cursor, including empty ones, until a connection is lost."""
         protocol: Protocol = listener()
         answer: int | bool | None = None
         step = next(protocol)
@@ -182,7 +182,7 @@ class Node:
             if step is Step.READ:
                 found = 0
                 asked = self._pace is not None and self._pace.asked
-                # writers are silent while K is held or asked for, and this read may be the first to find them
+                # writers are silent while K is held or requested, and this read may be the first to find their changes
                 silenced, self._silenced = asked or self._silenced, asked
                 async with aclosing(self._read(cursor, None if self._leading else tables, durable)) as reading:
                     async for batch in reading:
@@ -222,7 +222,7 @@ class Node:
             while (batch := await self._next(reading)) is not None:
                 if durable and not batch.flushed:
                     if not batch.changes and cursor.last is None:
-                        return  # not worth a flush: the next read begins where this one did
+                        return  # not worth a flush: the next read starts at the same cursor
                     await self.reader.flushed(batch.lsn)
                     batch = msgspec.structs.replace(batch, flushed=True)
                 yield batch
@@ -233,7 +233,7 @@ class Node:
 
 
 def _only(tables: Collection[str] | None, batch: Batch) -> Batch:
-    """The changes of these tables: the pacemaker reads them all, because it must tell the other nodes of each."""
+    """Keep the changes of these tables. The pacemaker reads all tables, because it must notify the other nodes."""
     if tables is None or not batch.changes:
         return batch
     pairs = zip(batch.changes, batch.columns, strict=True)
@@ -244,9 +244,9 @@ def _only(tables: Collection[str] | None, batch: Batch) -> Batch:
 
 
 class Ears:
-    """A connection that does nothing but listen, and notices when nobody is at the other end.
+    """A connection that only listens, and detects when the server is gone.
 
-    It vouches for others to the same server: when it ends they are ended, so whoever waits for one gets an error.
+    It guards other connections to the same server: when it ends, they are closed too, so their waiters get an error.
     """
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -271,14 +271,14 @@ class Ears:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def vouch(self, connection: AsyncConnection) -> AsyncConnection:
-        """End this connection too when this one ends."""
+        """Close the given connection too when this one ends."""
         self._others.append(connection)
         if self._task.done():
             hang_up(connection)
         return connection
 
     def ignore(self, pid: int) -> None:
-        """Do not wake for what this backend sends."""
+        """Ignore notifications from this backend."""
         self._own = pid
 
     async def _listen(self) -> None:
@@ -295,12 +295,12 @@ class Ears:
                 hang_up(other)
 
     def check(self) -> None:
-        """Raise if listening has ended; forget what was heard before a read that will find it."""
+        """Raise if listening has ended; forget earlier notifications, whose changes the next read finds."""
         self._heard.clear()
         _raise_if_ended(self._task)
 
     async def heard(self, timeout: float) -> bool:
-        """Wait for a NOTIFY; false when none came in time."""
+        """Wait for a NOTIFY; return False on timeout."""
         try:
             async with asyncio.timeout(timeout):  # before Python 3.12 wait_for may swallow a cancellation
                 await self._heard.wait()
@@ -310,9 +310,9 @@ class Ears:
 
 
 class Pace:
-    """The session that holds the pacemaker's locks. It is pinged every second; hung for five, the server ends it.
+    """The session that holds the pacemaker's locks. It is pinged every second; the server ends it after 5 s of silence.
 
-    A request for K is given up by the server after a while and then repeated, so that it does not outlive its node.
+    The server cancels a request for K after a while and it is then repeated, so it does not outlive its node.
     """
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -342,7 +342,7 @@ class Pace:
 
     @property
     def asked(self) -> bool:
-        """Whether K is held or asked for."""
+        """Tell whether K is held or requested."""
         return self._asking is not None
 
     def check(self) -> None:
@@ -363,7 +363,7 @@ class Pace:
             return await cursor.fetchone() == (True,)
 
     async def hold(self) -> None:
-        """Ask for K in the background."""
+        """Request K in the background."""
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
 
@@ -379,7 +379,7 @@ class Pace:
                 self._waiting = False
 
     async def release(self) -> None:
-        """Give K up. When this returns no writer can find it taken."""
+        """Release K. When this returns, no writer can find it taken."""
         async with self._giving:
             asking = self._asking
             if asking is None:
@@ -397,7 +397,7 @@ class Pace:
             self._asking = None
 
     def let_go(self) -> None:
-        """As `release`, in the background."""
+        """Do the same as `release`, in the background."""
         task = asyncio.create_task(self.release())
         self._background.add(task)
         task.add_done_callback(self._gone)

@@ -1,8 +1,8 @@
-"""Installing the log, and bringing an older one up to this program.
+"""Install the log, or upgrade an older one to this program's version.
 
-Installation is one transaction: all of it or nothing. Migrations run once each, in the order of their numbers;
-functions are written again every time, so installing twice changes nothing. A schema newer than this program is
-refused: the older program may not understand what it would write.
+Installation is one transaction: all of it or nothing. Each migration runs once, in the order of the numbers; functions
+are replaced every time, so installing twice changes nothing. A schema newer than this program is refused: the older
+program may not understand what it would write.
 """
 
 import re
@@ -39,7 +39,7 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 def migrations() -> list[Migration]:
-    """Every migration, in order."""
+    """Return every migration, in order."""
     found = []
     for file in (SQL / "migrations").iterdir():
         if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name):
@@ -48,12 +48,12 @@ def migrations() -> list[Migration]:
 
 
 def functions() -> list[str]:
-    """The SQL that is run at every install, in order."""
+    """Return the SQL that runs at every install, in order."""
     return [file.read_text("utf-8") for file in sorted((SQL / "functions").iterdir(), key=lambda file: file.name)]
 
 
 def parts(text: str, *kinds: str) -> list[str]:
-    """The names of what a script makes, of these kinds.
+    """Return the names of the objects of these kinds that a script creates.
 
     >>> parts("CREATE TABLE forge.a (\\n);\\nCREATE OR REPLACE VIEW forge.b AS …;\\n-- CREATE TABLE forge.c", "TABLE")
     ['forge.a']
@@ -62,14 +62,14 @@ def parts(text: str, *kinds: str) -> list[str]:
 
 
 def lost_tables(connection: Connection, version: int) -> list[str]:
-    """What the log is stored in and is not there, though that version has it: no install brings it back."""
+    """Return that version's tables and sequences that are missing; no install restores them."""
     names = [name for step in migrations() if step.version <= version for name in parts(step.sql, "TABLE", "SEQUENCE")]
     rows = connection.execute("SELECT n FROM unnest(%s::text[]) n WHERE to_regclass(n) IS NULL", (names,)).fetchall()
     return [name for (name,) in rows]
 
 
 def missing_parts(connection: Connection) -> list[str]:
-    """The names of Forge's views and functions that are not there; an install makes them."""
+    """Return the names of Forge's missing views and functions; an install creates them."""
     scripts = [*(step.sql for step in migrations()), *functions()]
     rows = connection.execute(
         "SELECT n FROM unnest(%s::text[]) n WHERE to_regclass(n) IS NULL UNION"
@@ -84,7 +84,7 @@ def missing_parts(connection: Connection) -> list[str]:
 
 
 def installed_version(connection: Connection) -> int:
-    """The number of the newest migration in the database; 0 when Forge is not installed."""
+    """Return the number of the newest migration in the database; 0 when Forge is not installed."""
     if connection.execute("SELECT to_regclass('forge.schema_version')").fetchone() == (None,):
         return 0
     row = connection.execute("SELECT coalesce(max(version), 0) FROM forge.schema_version").fetchone()
@@ -93,14 +93,14 @@ def installed_version(connection: Connection) -> int:
 
 
 def install(connection: Connection, steps: Sequence[Migration] | None = None) -> list[Migration]:
-    """Install or upgrade; returns the migrations that were applied. Afterwards every part is in place."""
+    """Install or upgrade; return the migrations that were applied. Afterwards every part is in place."""
     steps = migrations() if steps is None else steps
     with typed_errors():
         return one_at_a_time(lambda: _install(connection, steps))
 
 
 def one_at_a_time(installing: Callable[[], T]) -> T:
-    """Install, again where another session made the same schema meanwhile: whoever is second finds it made."""
+    """Run an install; retry if another session created the same schema meanwhile: the retry finds it."""
     try:
         return installing()
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema) as error:
@@ -116,7 +116,7 @@ def _install(connection: Connection, steps: Sequence[Migration]) -> list[Migrati
         connection.execute("SET LOCAL search_path = public")
         connection.execute("SELECT set_config('forge.refreshing', 'yes', true)")
         version = installed_version(connection)
-        if version > 0:  # another upgrade may be under way; readers go on, and other roles cannot lock it
+        if version > 0:  # another upgrade may be running; readers continue, and other roles cannot lock this table
             connection.execute("LOCK TABLE forge.schema_version IN EXCLUSIVE MODE")
             version = installed_version(connection)
         check_version(version, steps[-1].version)
@@ -140,7 +140,7 @@ def _install(connection: Connection, steps: Sequence[Migration]) -> list[Migrati
 
 
 def check_server(connection: Connection) -> None:
-    """Refuse a server that cannot hold the log."""
+    """Refuse a server that cannot store the log."""
     if connection.info.server_version < MINIMUM_SERVER:
         raise ServerError(
             f"PostgreSQL {connection.info.server_version // 10000} is too old",
@@ -153,7 +153,7 @@ def check_server(connection: Connection) -> None:
 
 
 def check_version(installed: int, known: int) -> None:
-    """Refuse a schema that a newer Forge made."""
+    """Refuse a schema created by a newer Forge."""
     if installed > known:
         raise SchemaTooNew(
             f"the database's Forge schema is version {installed}, this program knows up to {known}",
@@ -162,7 +162,7 @@ def check_version(installed: int, known: int) -> None:
 
 
 def check_leftovers(connection: Connection, version: int) -> None:
-    """Refuse a schema `forge` that is not ours, or lost its version table."""
+    """Refuse a schema `forge` that is not Forge's, or that lost its version table."""
     there = version == 0 and connection.execute("SELECT to_regnamespace('forge')").fetchone() != (None,)
     if there and installed_version(connection) == 0:  # not just installed by another session
         raise NotInstalled(
@@ -172,7 +172,7 @@ def check_leftovers(connection: Connection, version: int) -> None:
 
 
 def check_whole(connection: Connection, version: int) -> None:
-    """Refuse a schema that lost something which only a backup can bring back."""
+    """Refuse a schema that lost something that only a backup can restore."""
     if lost := lost_tables(connection, version):
         raise NotInstalled(
             f"the Forge schema has lost {', '.join(lost)}",
@@ -181,7 +181,7 @@ def check_whole(connection: Connection, version: int) -> None:
 
 
 def require_installed(connection: Connection) -> None:
-    """Raise unless the database has exactly the schema that this program knows, with every table of it."""
+    """Raise unless the database has exactly the schema version that this program knows, with all its tables."""
     version, known = installed_version(connection), migrations()[-1].version
     check_version(version, known)
     if version == 0:
@@ -195,5 +195,5 @@ def require_installed(connection: Connection) -> None:
 
 
 def lease_functions(schema: Schema) -> str:
-    """Return the SQL that replaces the functions of leases, for the table `lease` of a schema."""
+    """Return the SQL that replaces the lease functions, for the table `lease` of a schema."""
     return (SQL / "functions" / "92_leases.sql").read_text("utf-8").replace("forge.", f"{schema}.")

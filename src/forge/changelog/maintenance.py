@@ -1,23 +1,24 @@
-"""Keeping the log: partitions ahead, trimming, instants, and what polling for DDL needs.
+"""Maintain the log: create partitions ahead, trim, record instants, and poll for DDL where needed.
 
-One node at a time does it: the one whose session holds the lease (`forge.postgres.leases`). When it dies, its
-session ends and another takes over. A holder that hangs loses its session, because it says something every few seconds.
+One node at a time does this: the one whose session holds the lease (`forge.postgres.leases`). When it dies, its session
+ends and another node takes over. A holder that hangs loses its session, because the server ends sessions that are
+silent for some seconds.
 
-What always holds:
+Invariants:
 
-- No writer waits. Every lock is asked for with a timeout of 100 ms and otherwise asked for again in the next
-  round; no lock that conflicts with writing to the log is ever asked for.
-- What is trimmed is recorded in `forge.trimmed`, and that is committed, before any of it is out of sight: whoever
-  does not see a row that was trimmed sees the record. So a partition that a running transaction has written to
-  is not trimmed, and none is taken away while a transaction's snapshot is older than the record.
+- No writer waits. Every lock is requested with a timeout of 100 ms and, if that fails, again in the next round; locks
+  that conflict with writing to the log are never requested.
+- Trimming is recorded in `forge.trimmed`, and the record is committed, before any trimmed row disappears: a reader that
+  misses a trimmed row sees the record. So a partition that a running transaction has written to is not trimmed, and
+  no partition is removed while a transaction's snapshot is older than the record.
 - Retention drops whole days: each is kept until `retention_days` have passed since its end. The size cap drops the
-  oldest days, whole, until the log is below it; today's and one that ended within the last hour always stay, so
+  oldest whole days until the log is below it; today and a day that ended within the last hour always stay, so
   the log may be larger than the cap.
 - A day past retention that a consumer has not read is held for `hold_days`, unless the log is over its cap; every
-  round says so in its report, and says too what will be dropped unread within a day.
-- A pair (instant, snapshot) in `forge.instant` says: all that the snapshot sees was committed before the instant.
-  Pairs are recorded while something changes, `instants` seconds apart; they grow in both. The elected node records
-  them in a thread and a session of their own, so no round, no lock and no busy event loop delays them.
+  round's report lists such days, and also what will be dropped unread within a day.
+- A pair (instant, snapshot) in `forge.instant` means: all that the snapshot sees was committed before the instant.
+  Pairs are recorded while something changes, `instants` seconds apart; both values only grow. The leader records
+  them in a separate thread and session, so no round, no lock and no busy event loop delays them.
 - Where the log is sealed (`forge.history.chain`), every round seals what was committed by then, page by page.
 """
 
@@ -60,14 +61,14 @@ T = TypeVar("T")
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """What is kept, and how often it is looked after; times in seconds."""
+    """Retention settings and intervals of maintenance; times in seconds."""
 
     retention_days: int = 30
     size_limit: int | None = None
     interval: float = 60.0
     instants: float = 1.0
     hold_days: int = 7
-    """How many days past retention a day is held that a consumer has not read."""
+    """Number of days past retention for which a day is held that a consumer has not read."""
 
     def __post_init__(self) -> None:
         limits = [
@@ -83,14 +84,14 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What one round did. `waiting` are days that are to go and are still in use; they go in a later round."""
+    """Result of one round. `waiting` lists days to drop that are still in use; a later round drops them."""
 
     busy: bool = False
     made: list[str] = msgspec.field(default_factory=list)
     dropped: list[str] = msgspec.field(default_factory=list)
     waiting: list[str] = msgspec.field(default_factory=list)
     held: list[str] = msgspec.field(default_factory=list)
-    """Days past retention that are there for a consumer that has not read them."""
+    """Days past retention that are kept for a consumer that has not read them."""
     trimmed_rows: int = 0
     trimmed_instants: int = 0
     trimmed_payloads: int = 0
@@ -101,7 +102,7 @@ class Report(msgspec.Struct):
 
 
 def doomed(sizes: Mapping[str, int], now: datetime, policy: Policy) -> dict[date, str]:
-    """The days that go now, in order, each with its reason: `retention`, or `size`. In come the log's parts by name."""
+    """Return the days to drop, in order, each with its reason: `retention` or `size`. `sizes` is by partition name."""
     days = sorted(day for name in sizes if (day := partitions.partition_day(name)) is not None and _ended(day, now))
     kept = _first_kept(now, policy)
     going = {day: "retention" for day in days if day < kept}
@@ -118,7 +119,7 @@ def _rest(sizes: Mapping[str, int], going: Iterable[date]) -> int:
 
 
 def _until_dropped(policy: Policy) -> Policy:
-    """The policy that drops what is dropped even if somebody has not read it."""
+    """Return the policy under which days are dropped even if a consumer has not read them."""
     return msgspec.structs.replace(policy, retention_days=policy.retention_days + policy.hold_days)
 
 
@@ -127,17 +128,17 @@ def _first_kept(now: datetime, policy: Policy) -> date:
 
 
 def run_once(url: str, policy: Policy = Policy()) -> Report:  # noqa: B008
-    """One round; `busy` when another node is the one that maintains, and then nothing is done."""
+    """Run one round; if another node maintains the log, do nothing and report `busy`."""
     with typed_errors(), Keeper.open(url, policy) as keeper:
         return keeper.round(instant=True) if keeper.elected() else Report(busy=True)
 
 
 async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
-    """Maintain for ever: at once where no other node does, else as soon as that one is gone.
+    """Maintain the log without end: at once if no other node does, else as soon as that node is gone.
 
-    When the very first connection fails, that is raised: the server is not there, refuses the password or the role.
-    Later a lost connection or another passing error is logged as a warning and tried again. What cannot pass by
-    itself is raised at any time: Forge is not installed, or its schema is newer than this program.
+    A failure of the very first connection is raised: the server is not there, or refuses the password or the role.
+    Later a lost connection or another transient error is logged as a warning and retried. Permanent errors are raised
+    at any time: Forge is not installed, or its schema is newer than this program.
     """
     failures = 0
     connected = False
@@ -159,7 +160,7 @@ async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
 
 
 async def _hold(url: str, keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
-    """Maintain until the session is lost; return at once when another node holds the lease. Then the session ends."""
+    """Maintain until the session is lost; return at once when another node holds the lease. Then end the session."""
     try:
         if not await _in(thread, keeper.elected, keeper):
             return
@@ -193,7 +194,7 @@ async def _rounds(keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) 
 
 
 async def _instants(url: str, policy: Policy) -> None:
-    """Record instants until cancelled or the session is lost, in a thread that does nothing else."""
+    """Record instants in a dedicated thread until cancelled or until the session is lost."""
     with ThreadPoolExecutor(1, "forge-instants") as thread:
         keeper = await _in(thread, lambda: Keeper.open(url, policy))
         try:
@@ -203,7 +204,7 @@ async def _instants(url: str, policy: Policy) -> None:
 
 
 async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Keeper | None" = None) -> T:
-    """Run it in the thread; when cancelled, end what it is doing and return only then."""
+    """Run the work in the thread; when cancelled, stop the work and return only after it has stopped."""
     future = asyncio.get_running_loop().run_in_executor(thread, work)
     try:
         return await asyncio.shield(future)
@@ -218,7 +219,7 @@ async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Keeper
 
 
 class Keeper:
-    """A session that maintains, once it is elected."""
+    """A session that maintains the log once it holds the lease."""
 
     def __init__(self, connection: Connection, policy: Policy) -> None:
         self._connection = connection
@@ -238,7 +239,7 @@ class Keeper:
                     ("lock_timeout", _LOCK_TIMEOUT),
                     ("idle_session_timeout", f"{silence:.0f}s"),
                     ("idle_in_transaction_session_timeout", "10s"),
-                    ("forge.refreshing", "yes"),  # our own DDL concerns no tracked table
+                    ("forge.refreshing", "yes"),  # our own DDL affects no tracked table
                 ):
                     connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         except BaseException:
@@ -257,17 +258,17 @@ class Keeper:
         self._connection.close()
 
     def stop(self) -> None:
-        """From another thread: end the statement that runs, and begin no other."""
+        """Cancel the running statement and start no other; called from another thread."""
         self._stopped.set()
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=2)
 
     def elected(self) -> bool:
-        """Whether this session is the one that maintains; if so it stays so until it ends."""
+        """Tell whether this session is the one that maintains; if so, it stays the leader until it ends."""
         return leases.take(self._connection, leases.MAINTENANCE)
 
     def round(self, *, instant: bool = False) -> Report:
-        """Do all the work that there is, and record an instant if asked. A step that fails is told in the report."""
+        """Do all pending work, and record an instant if asked. The report lists the steps that failed."""
         report = Report()
         now: datetime = self._value("SELECT clock_timestamp()").astimezone(UTC)
         kept = _first_kept(now, self._policy)
@@ -304,7 +305,7 @@ class Keeper:
         return report
 
     def ping(self) -> None:
-        """Say something, so that the session is not taken for one that hangs; raise when it is lost."""
+        """Send something, so that the server does not end the session as hung; raise if the session is lost."""
         self._value("SELECT 1")
 
     def record_instants(self) -> None:
@@ -312,7 +313,7 @@ class Keeper:
         due = time.monotonic()
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             due = time.monotonic() + self._policy.instants
-            with contextlib.suppress(psycopg.errors.LockNotAvailable):  # recorded the next time
+            with contextlib.suppress(psycopg.errors.LockNotAvailable):  # recorded next time
                 self.record_instant()
 
     def record_instant(self) -> bool:
@@ -321,10 +322,10 @@ class Keeper:
         moved = value != self._value_seen
         if not moved and not self._unfinished:
             return False
-        # One session at a time, and the snapshot comes after the lease: otherwise pairs might not grow in both.
+        # One session at a time, and the snapshot comes after the lease: otherwise a pair might not grow in both values.
         if not leases.take(self._connection, leases.INSTANTS):
             return False
-        # The commit waits for no disk and no standby: an instant that is lost in a crash only makes a gap.
+        # The commit waits for no disk and no standby: an instant lost in a crash only leaves a gap.
         row = self._connection.execute(
             "INSERT INTO forge.instant (at, snapshot)"
             " SELECT greatest(clock_timestamp(), (SELECT max(at) + interval '1 microsecond' FROM forge.instant)),"
@@ -338,7 +339,8 @@ class Keeper:
             return False
         snapshot, own = Snapshot.parse(row[0]), int(row[1])
         if moved:
-            # Who took an id up to this value has a number below our own. The newest need not be among `running`.
+            # Transactions that took an id up to this value have a number below our own. The newest may be missing in
+            # `running`.
             self._value_seen = value
             self._unfinished = [*snapshot.running, *range(snapshot.xmax, own)]
         else:
@@ -346,17 +348,17 @@ class Keeper:
         return True
 
     def _seal(self) -> int:
-        """Seal what is committed, where the log is sealed; how many rows. What is left is sealed in the next round."""
+        """Seal committed rows where the log is sealed; return how many. The next round seals the rest."""
         deadline = time.monotonic() + _BUDGET
         total = 0
-        with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a redaction is going on
+        with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a redaction is running
             while time.monotonic() < deadline and (rows := self._value("SELECT forge.seal_page(%s)", _SEALED)):
                 total += rows
             self._value("SELECT forge.forget_seals()")
         return total
 
     def _refresh(self, report: Report) -> None:
-        """Bring what is logged up to the tables' definitions, each by itself."""
+        """Bring capture up to date with the tables' definitions, one table at a time."""
         tables = self._connection.execute(
             "SELECT id, table_name FROM forge.tracked_table WHERE disabled_at IS NULL ORDER BY id"
         ).fetchall()
@@ -366,7 +368,7 @@ class Keeper:
                 report.refreshed += bool(self._value("SELECT forge.refresh(%s)", tracked))
 
     def _finish(self, report: Report) -> None:
-        """Complete what earlier rounds began."""
+        """Complete what earlier rounds started."""
         for day in partitions.detaching(self._connection):
             with self._giving_way(report, day):
                 partitions.finish(self._connection, day)
@@ -399,7 +401,7 @@ class Keeper:
                 report.dropped.append(partitions.partition_name(day))
 
     def _held_back(self, report: Report, sizes: Mapping[str, int], now: datetime) -> dict[date, str]:
-        """What goes now, without what is held for consumers; who loses something, or soon will, is in the report."""
+        """Return the days to drop, without held ones; report consumers that lose unread days, or soon will."""
         policy = self._policy
         going = doomed(sizes, now, policy)
         last = doomed(sizes, now + timedelta(days=1), _until_dropped(policy))
@@ -426,7 +428,7 @@ class Keeper:
         return {day: reason for day, reason in going.items() if day not in held.kept}
 
     def _record(self, report: Report, day: date, reason: str) -> bool:
-        """Record that a partition goes; False while a running transaction has written to it."""
+        """Record that a partition is trimmed; return False while a running transaction has written to it."""
         name = partitions.partition_name(day)
         writers = self._value(
             "SELECT count(*) FROM pg_locks WHERE relation = to_regclass(%s) AND mode = 'RowExclusiveLock'"
@@ -436,7 +438,7 @@ class Keeper:
         if writers:
             report.waiting.append(name)
             return False
-        # Only now, in a snapshot that sees what those writers wrote.
+        # Only at this point, in a snapshot that sees the rows of those writers.
         last = self._connection.execute(
             sql.SQL(
                 "SELECT (SELECT max(o.id) FROM {0} o), l.transaction_id::text FROM {0} l WHERE l.id >= (SELECT first_id"
@@ -460,7 +462,7 @@ class Keeper:
         return True
 
     def _rows(self, name: str) -> int:
-        """How many rows a partition has: counted when it is small, else as the planner estimates."""
+        """Return the number of rows in a partition: counted if it is small, else the planner's estimate."""
         relation = f"forge.{name}"
         estimate, pages = self._connection.execute(
             "SELECT reltuples, pg_relation_size(oid) / 8192 FROM pg_class WHERE oid = to_regclass(%s)",
@@ -478,7 +480,7 @@ class Keeper:
             time.sleep(0.02)
 
     def _settled(self, day: date) -> bool:
-        """Whether every transaction that looks at this database can see the record."""
+        """Tell whether every transaction that reads this database can see the record."""
         return not self._value(
             "SELECT count(*) FROM forge.trimmed t JOIN pg_stat_activity a ON a.datname = current_database()"
             " AND a.pid <> pg_backend_pid() AND a.backend_xmin IS NOT NULL AND age(a.backend_xmin) >= age(t.xmin)"
@@ -499,7 +501,7 @@ class Keeper:
         return self._batches(_TRIM_OVERFLOW, before=before, record=record)
 
     def _batches(self, statement: str, **values: Any) -> int:
-        """Run a statement that deletes and tells how many, again and again until nothing is left or time is up."""
+        """Repeat a statement that deletes rows and returns their number, until nothing is left or time is up."""
         deadline = time.monotonic() + _BUDGET
         total = 0
         while time.monotonic() < deadline:
@@ -518,7 +520,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def _step(self, report: Report, name: str) -> Iterator[None]:
-        """A step of a round that hinders no other when it fails, unless the session is lost or stopped."""
+        """Run a step of a round so that its failure stops no other step, unless the session is lost or stopped."""
         if self._stopped.is_set():
             raise psycopg.OperationalError("maintenance was stopped")
         try:
@@ -530,7 +532,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def _giving_way(self, report: Report, day: date) -> Iterator[None]:
-        """What cannot be locked in time waits for the next round."""
+        """Leave to the next round what cannot be locked in time."""
         try:
             yield
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
@@ -583,8 +585,8 @@ _TRIM_KEYS: Final = """
     )
     SELECT count(*) FROM gone"""
 
-# Of sessions that have ended, which never come back. Only the holder that was looked at is removed: who lives is known
-# as of the statement's first look, so one that replaced it meanwhile would count as ended.
+# Delete leases of sessions that have ended: these never come back. Only the examined holder is removed: which sessions
+# live is known as of the start of the statement, so a holder that replaced it in between would count as ended.
 _TRIM_LEASES: Final = """
     WITH ended AS MATERIALIZED (
         SELECT name, pid, started FROM forge.lease WHERE NOT forge.lease_holds(pid, started)
@@ -599,7 +601,7 @@ _TRIM_BARRIERS: Final = """
     )
     SELECT count(*) FROM gone"""
 
-# The last one before stays: it is the answer for the time until the next.
+# The last one before the limit stays: it is the answer for the time until the next one.
 _TRIM_INSTANTS: Final = """
     WITH gone AS (
         DELETE FROM forge.instant WHERE at IN (
@@ -614,7 +616,7 @@ def _midnight(day: date) -> datetime:
 
 
 def _ended(day: date, now: datetime) -> bool:
-    """Whether a day is over, and nobody can be about to write to it any more."""
+    """Tell whether a day is over, so that no transaction can be about to write to it."""
     return now >= _midnight(day + timedelta(days=1)) + GRACE
 
 

@@ -1,13 +1,13 @@
-"""The log's daily partitions: made ahead, dropped when they are old, and never in a writer's way.
+"""The log's daily partitions: created ahead, dropped when old, never blocking a writer.
 
-A partition is made by CREATE … LIKE and ATTACH, which lock out neither writers nor readers, and dropped after
-DETACH … CONCURRENTLY. `forge.log_day` tells writers which days have one; it is widened only after a partition is
-there and narrowed before one goes, so a writer never meets a missing partition: for a day that has none the
-row goes to the overflow.
+A partition is created by CREATE … LIKE and ATTACH, which block neither writers nor readers, and dropped after DETACH …
+CONCURRENTLY. `forge.log_day` tells writers which days have a partition; it is widened only after a partition exists and
+narrowed before one is removed, so a writer never meets a missing partition: a row of a day without one goes to the
+overflow.
 
-A detach waits for everyone who uses the log. Where that takes longer than the session's lock_timeout the detach
-stays pending: new statements no longer see the partition, nobody waits, and `finish` completes it later. At most
-one detach can be pending.
+A detach waits for every transaction that uses the log. If that takes longer than the session's lock_timeout, the detach
+stays pending: new statements do not see the partition, nothing waits, and `finish` completes it later. At most one
+detach can be pending.
 """
 
 import re
@@ -32,7 +32,7 @@ def partition_name(day: date) -> str:
 
 
 def partition_day(name: str) -> date | None:
-    """The day of a partition's name, or None when it is not one.
+    """Return the day in a partition's name, or None for any other name.
 
     >>> partition_day("forge_event_log_20261115"), partition_day("forge_event_overflow")
     (datetime.date(2026, 11, 15), None)
@@ -46,7 +46,7 @@ def partition_day(name: str) -> date | None:
 
 
 def missing(days: list[date], today: date) -> list[date]:
-    """The days from today on that should have a partition and do not.
+    """Return the days from today on that should have a partition but have none.
 
     >>> missing([date(2026, 1, 1)], date(2026, 1, 1))[0]
     datetime.date(2026, 1, 2)
@@ -55,7 +55,7 @@ def missing(days: list[date], today: date) -> list[date]:
 
 
 def contiguous(days: list[date]) -> list[tuple[date, date]]:
-    """The runs of days without a hole.
+    """Return the runs of consecutive days.
 
     >>> contiguous([date(2026, 1, 1), date(2026, 1, 2), date(2026, 1, 5)])
     [(datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)), (datetime.date(2026, 1, 5), datetime.date(2026, 1, 5))]
@@ -70,7 +70,7 @@ def contiguous(days: list[date]) -> list[tuple[date, date]]:
 
 
 def window(days: list[date], today: date, since: date | None = None) -> tuple[date, date]:
-    """The days that writers may use, as [first, end): the run that has today or comes next, none before `since`.
+    """Return the days that writers may use, [first, end): the run with today or the next one, none before `since`.
 
     >>> window([date(2026, 1, 1), date(2026, 1, 4), date(2026, 1, 5)], date(2026, 1, 4))
     (datetime.date(2026, 1, 4), datetime.date(2026, 1, 6))
@@ -85,7 +85,7 @@ def window(days: list[date], today: date, since: date | None = None) -> tuple[da
 
 
 def sizes(connection: Connection) -> dict[str, int]:
-    """The size in bytes of each part of the log by its name: the days and the overflow."""
+    """Return the size in bytes of each part of the log by name: the days and the overflow."""
     rows = connection.execute(
         "SELECT c.relname, coalesce(pg_total_relation_size(c.oid), 0) FROM pg_inherits i"
         " JOIN pg_class c ON c.oid = i.inhrelid"
@@ -95,7 +95,7 @@ def sizes(connection: Connection) -> dict[str, int]:
 
 
 def attached(connection: Connection) -> list[date]:
-    """The days that have a partition, in order; one whose detach is pending has none any more."""
+    """Return the days that have a partition, in order; days with a pending detach do not count."""
     rows = connection.execute(
         "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
         " WHERE i.inhparent = 'forge.forge_event_log'::regclass AND NOT i.inhdetachpending"
@@ -104,7 +104,7 @@ def attached(connection: Connection) -> list[date]:
 
 
 def detaching(connection: Connection) -> list[date]:
-    """The days whose partition has a pending detach: one at the most."""
+    """Return the days whose partition has a pending detach: at most one."""
     rows = connection.execute(
         "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
         " WHERE i.inhparent = 'forge.forge_event_log'::regclass AND i.inhdetachpending"
@@ -113,7 +113,7 @@ def detaching(connection: Connection) -> list[date]:
 
 
 def detached(connection: Connection) -> list[date]:
-    """The days whose partition is part of the log no more, but not yet dropped: only those that were trimmed."""
+    """Return the days whose partition is detached from the log but not dropped: only trimmed days."""
     rows = connection.execute(
         "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'forge'::regnamespace AND c.relkind = 'r'"
         " AND c.relname IN (SELECT t.partition FROM forge.trimmed t)"
@@ -123,7 +123,7 @@ def detached(connection: Connection) -> list[date]:
 
 
 def make_first(connection: Connection, today: date) -> list[date]:
-    """Make the partitions that a log lacks from today on, and tell writers; returns the days that were made."""
+    """Create the partitions that are missing from today on, and tell writers; return the days that were added."""
     days = missing(attached(connection), today)
     for day in days:
         make(connection, day)
@@ -132,7 +132,7 @@ def make_first(connection: Connection, today: date) -> list[date]:
 
 
 def make(connection: Connection, day: date) -> None:
-    """Make one day's partition. It is empty when it is attached, so there is nothing to check."""
+    """Create one day's partition. It is empty when it is attached, so there is nothing to check."""
     name = _identifier(day)
     with connection.transaction():
         connection.execute(
@@ -140,7 +140,7 @@ def make(connection: Connection, day: date) -> None:
                 "CREATE TABLE IF NOT EXISTS {} (LIKE forge.forge_event_log INCLUDING DEFAULTS INCLUDING INDEXES)"
             ).format(name)
         )
-        # where all tables are published, a redaction could not update it otherwise
+        # otherwise a redaction could not update it where all tables are published
         connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
         connection.execute(
             sql.SQL("ALTER TABLE forge.forge_event_log ATTACH PARTITION {} FOR VALUES FROM ({}) TO ({})").format(
@@ -150,7 +150,7 @@ def make(connection: Connection, day: date) -> None:
 
 
 def announce(connection: Connection, today: date, *, since: date | None = None) -> None:
-    """Tell writers which days have a partition, none before `since`; nothing is done when they know already."""
+    """Tell writers which days have a partition, none before `since`; do nothing if they know already."""
     first, end = window(attached(connection), today, since)
     edges = [f"{day.isoformat()} 00:00:00+00" for day in (first, end)]
     if not _told(connection, first, end, edges):
@@ -164,7 +164,7 @@ def announce(connection: Connection, today: date, *, since: date | None = None) 
 
 
 def _told(connection: Connection, first: date, end: date, edges: list[str]) -> bool:
-    """Whether `forge.log_day` is there and says so already."""
+    """Tell whether `forge.log_day` exists and has these values."""
     if connection.execute("SELECT to_regprocedure('forge.log_day(timestamptz)')").fetchone() == (None,):
         return False
     known = connection.execute(
@@ -177,7 +177,7 @@ def _told(connection: Connection, first: date, end: date, edges: list[str]) -> b
 
 
 def detach(connection: Connection, day: date) -> None:
-    """Take one day's partition out of the log; the connection must be in autocommit mode."""
+    """Detach one day's partition from the log; the connection must be in autocommit mode."""
     connection.execute(
         sql.SQL("ALTER TABLE forge.forge_event_log DETACH PARTITION {} CONCURRENTLY").format(_identifier(day))
     )
@@ -191,7 +191,7 @@ def finish(connection: Connection, day: date) -> None:
 
 
 def drop(connection: Connection, day: date) -> None:
-    """Drop a partition that was detached."""
+    """Drop a detached partition."""
     connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(_identifier(day)))
 
 

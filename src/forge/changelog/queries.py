@@ -1,8 +1,8 @@
-"""The log's own queries."""
+"""Named queries of the log."""
 
 from typing import Final
 
 from forge.postgres.queries import query_file
 
 query: Final = query_file("forge.changelog", "sql/queries.sql")
-"""A query of `sql/queries.sql` by its name."""
+"""Return a query of `sql/queries.sql` by its name."""

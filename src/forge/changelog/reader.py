@@ -1,15 +1,15 @@
-"""Reading the log from a cursor.
+"""Read the log from a cursor.
 
-What comes between two snapshots is found by transaction: whatever is visible now and was not then. One statement
-takes the new snapshot and reads what it shows, so there is no stall, no gap and no duplicate, however long a
-writer takes to commit. Within such a batch changes go by (place, id): see `forge.cursor.Position`.
+Changes between two snapshots are found by transaction: those visible in the new snapshot and not in the old one. One
+statement takes the new snapshot and reads what it shows, so there is no stall, no gap and no duplicate, however long a
+writer takes to commit. Within a batch, changes are ordered by (place, id): see `forge.cursor.Position`.
 
-A batch of more than `PAGE` changes or `PAGE_KILOBYTES` is read through a held cursor of the server: neither side
-keeps it in memory, and no snapshot is held open meanwhile. The server says beforehand how large the largest row is,
-so rows of any size stream in bounded memory.
+A batch of more than `PAGE` changes or `PAGE_KILOBYTES` is read through a WITH HOLD cursor of the server: neither side
+keeps it in memory, and no snapshot is held open meanwhile. The server first reports the size of the largest row, so
+rows of any size stream in bounded memory.
 
-After a crash PostgreSQL gives transaction numbers again that were never flushed to disk. A cursor is therefore
-safe to keep only when the WAL is flushed up to where it was when the snapshot was taken: `flushed()` waits for it.
+After a crash PostgreSQL reuses transaction numbers that were never flushed to disk. A cursor is therefore safe to keep
+only when the WAL is flushed up to its position at the time of the snapshot: `flushed()` waits for it.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from forge.values import Column
 PAGE: Final = 1_000
 PAGE_KILOBYTES: Final = 8 * 1024
 START: Final = Snapshot(1, 1)
-"""The snapshot in which nothing had been written yet."""
+"""The snapshot before anything was written."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Changes in order, and where a reader stands that has handled them. `lsn` is what must be flushed by then.
+    """Changes in order, and the cursor after them. The WAL must be flushed up to `lsn` before the cursor is safe.
 
-    `columns` has for each change the columns that its table had at the time; `forge.debezium` needs them.
+    `columns` has for each change the columns that its table had at that time; `forge.debezium` needs them.
     """
 
     changes: list[Change]
@@ -52,7 +52,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """One connection that reads the log of one database. Not to be shared by two tasks at once."""
+    """One connection that reads the log of one database. Two tasks must not share it."""
 
     def __init__(self, connection: AsyncConnection, identity: LogIdentity, first_id: int) -> None:
         self.connection = connection
@@ -65,7 +65,7 @@ class Reader:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator["Reader"]:
-        """Connect to the log; raises when the server is a standby or Forge is not installed there."""
+        """Connect to the log; raise when the server is a standby or Forge is not installed there."""
         connection = await connect_async(url)
         try:
             yield await cls.over(connection)
@@ -74,7 +74,7 @@ class Reader:
 
     @classmethod
     async def over(cls, connection: AsyncConnection) -> "Reader":
-        """A reader that uses this connection alone from now on."""
+        """Return a reader that has this connection to itself."""
         with typed_errors():
             await connection.execute(query("reader_settings"))
             cursor = await connection.execute(query("identity"))
@@ -86,20 +86,20 @@ class Reader:
         return cls(connection, LogIdentity(row[0], row[1], row[2]), row[3])
 
     def start(self) -> Cursor:
-        """Before the oldest change that is retained."""
+        """Return the cursor before the oldest retained change."""
         return Cursor(self.identity, START)
 
     async def now(self) -> Cursor:
-        """After everything that is committed, safe to keep."""
+        """Return the cursor after everything that is committed, safe to keep."""
         row = await (await self.connection.execute(query("head"))).fetchone()
         assert row is not None
         await self.flushed(row[1])
         return Cursor(self.identity, Snapshot.parse(row[0]))
 
     async def read(self, after: Cursor, *, tables: Collection[str] | None = None) -> AsyncGenerator[Batch]:
-        """What was committed after the cursor, up to one new snapshot, in one batch or in several.
+        """Yield what was committed after the cursor, up to one new snapshot, in one or more batches.
 
-        There is always a last batch, perhaps an empty one, whose cursor is that snapshot.
+        There is always a last batch, possibly empty, whose cursor is that snapshot.
         """
         if after.log != self.identity:
             raise CursorForeign(
@@ -155,12 +155,12 @@ class Reader:
         await psycopg.AsyncClientCursor(self.connection).execute(query("rest"), bounds)
         ahead: asyncio.Task[list[tuple[Any, ...]]] | None = None
         try:
-            # asked after the rows are kept: whatever they lack was recorded as trimmed by then
+            # queried after the server holds the rows: whatever they lack was recorded as trimmed by then
             head = await (await self.connection.execute(query("head"))).fetchone()
             gone = await (await self.connection.execute(query("trimmed_behind"), bounds)).fetchone()
             assert head is not None
             assert gone is not None
-            # from the start on, what was trimmed before the batch began is not missed
+            # when reading from the start, rows trimmed before the batch began are not missed
             self._check(after, Snapshot.parse(head[0]), gone[1] if after.snapshot == START else gone[0])
             if lsn is None:
                 lsn, flushed = head[1], wal_position(head[2]) >= wal_position(head[1])
@@ -203,7 +203,7 @@ class Reader:
         return Batch(self._decoder.changes(rows), cursor, lsn, flushed, self._decoder.columns(rows))
 
     async def flushed(self, lsn: str) -> None:
-        """Return when the WAL is flushed up to here, having it flushed if nobody else does."""
+        """Return when the WAL is flushed up to `lsn`; flush it if nothing else does."""
         for patience in (0.0, 0.001):
             await asyncio.sleep(patience)
             if await (await self.connection.execute(query("flushed"), {"lsn": lsn})).fetchone() == (True,):

@@ -1,12 +1,12 @@
-"""Tables as of a snapshot: the rows now, less what the log says happened since.
+"""Tables as of a snapshot: the current rows, minus what the log says happened since.
 
-A row that nobody changed since comes from the table; of every other row, its image before its first change. Rows of a
-table without a key are counted. No transaction has to stay open between the snapshot and the read.
+An unchanged row comes from the table; a changed row is its image before its first change. Rows of a table without a key
+are counted. No transaction has to stay open between the snapshot and the read.
 
 Invariants:
-- The statements are run in one transaction with the query `tables`, whose row they are made from.
+- The statements run in one transaction with the query `tables`, whose row they are built from.
 - They need a log that was not trimmed since the snapshot, and a table that was not changed as a whole (`whole`).
-- Values that were redacted are marked in the images as they are in the log.
+- Redacted values are marked in the images as they are in the log.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ PINS: Final = session.set_local(session.TEXTS, session.CATALOG, session.ALL_ROWS
 
 
 def rewind_query(name: str) -> LiteralString:
-    """A query of the file by its name."""
+    """Return a query of the file by its name."""
     return queries("forge.changelog", "sql/rewind.sql")[name]
 
 
 class CurrentTable(NamedTuple):
-    """A tracked table as it is now, as the query `tables` tells it, and the SQL of its rows."""
+    """A tracked table in its current form, as the query `tables` returns it, and the SQL of its rows."""
 
     id: int
     version: int
@@ -42,7 +42,7 @@ class CurrentTable(NamedTuple):
     collations: list[str]
 
     def since(self, snapshot: Snapshot, first_id: int) -> dict[str, Any]:
-        """Parameters of what happened to this table after a snapshot."""
+        """Return the parameters that select what happened to this table after a snapshot."""
         return {**snapshot.bounds, "versions": self.versions, "first": first_id}
 
     def keyed(
@@ -54,10 +54,11 @@ class CurrentTable(NamedTuple):
         logged_keys: str = "",
         order: str = "",
     ) -> str:
-        """The rows as of a snapshot, `(row_id, image)`: of those of the table and of the log `l` that are in bounds.
+        """Return the SQL of the rows as of a snapshot, `(row_id, image)`, from the rows of the table and of the log `l`
+        in bounds.
 
-        With an order, more columns for it may be named; then no row is looked up but in a hash table, so that the
-        table can be read in the order of an index.
+        With an order, more columns for it may be named; then rows are looked up only in a hash table, so that the table
+        can be read in the order of an index.
         """
         words = {
             "bounds": logged_bounds,
@@ -72,15 +73,15 @@ class CurrentTable(NamedTuple):
         return self._filled("keyed", words)
 
     def counted(self) -> str:
-        """The rows as of a snapshot, `(null, image, n)`, numbered from 1 in the order of their images."""
+        """Return the SQL of the rows as of a snapshot, `(null, image, n)`, numbered from 1 in order of images."""
         return self._filled("counted", {})
 
     def unchanged_rows(self, order: str) -> str:
-        """All rows now, `(row_id, image)`: those of the snapshot of this very transaction."""
+        """Return the SQL of all current rows, `(row_id, image)`: those in the snapshot of the same transaction."""
         return self._filled("now", {"order": order})
 
     def _filled(self, name: str, words: Mapping[str, str]) -> str:
-        """A statement with parameters; a `%` of the words is none."""
+        """Fill in a statement with parameters; a `%` in the words is not a parameter."""
         fragments = {"first": rewind_query("first"), "before": rewind_query("before")}
         own = {"row_id": self.row_id, "relation": self.relation, "alias": self.alias, "source": self.source}
         escaped = {word: text.replace("%", "%%") for word, text in {**words, **own}.items()}

@@ -1,19 +1,20 @@
-"""Tenancy: whose a logged row is, and which tenant may learn who changed it.
+"""Tenancy: the tenant of a logged row, and the tenants that may learn who changed it.
 
-In: changes of the log, and the column that holds a row's tenant. Out: the rows that are a tenant's, and the
+In: changes of the log, and the column that holds a row's tenant. Out: the rows that belong to a tenant, and the
 transactions whose actor (user, function, trace, session) that tenant may learn.
 
 Invariants:
 
-- A row is a tenant's only if its tenant column can be read and holds the tenant's name. A null, masked, excluded or
-  missing value belongs to nobody, whatever a tenant is called.
+- A row belongs to a tenant only if its tenant column can be read and holds the tenant's name. A row with a null,
+  masked,
+  excluded or missing value belongs to no tenant, whatever a tenant is called.
 - A tenant learns the actor of a transaction only if all that the transaction changed in tables with the tenant column
-  are rows of that tenant, before and after. A row that moves to another tenant hides the actor from both, also where
-  its key changes with it, and so does what concerns a whole table.
+  are rows of that tenant, before and after. A row that moves to another tenant hides the actor from both, even if
+  its key changes too, and so does a change of a whole table.
 - Tables without the tenant column have no tenants and do not count.
-- What is not known hides the actor: `sole_tenants` is asked of whole transactions only.
+- Unknown data hides the actor: `sole_tenants` takes whole transactions only.
 
-The rule has two forms, one for changes in memory and one in SQL for those in the log. They agree.
+The rule has two forms, one for changes in memory and one in SQL for changes in the log. They agree.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,20 +29,20 @@ _ROWS: Final = frozenset({Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ})
 
 
 class Tenant(NamedTuple):
-    """A tenant, and the column that says which rows are its own."""
+    """A tenant, and the column that holds the tenant of a row."""
 
     column: str
     name: str
 
 
 def readable(columns: Iterable[Column], column: str) -> bool | None:
-    """Tell whether rows of a table say whose they are; None where the table has no such column."""
+    """Tell whether rows of a table show their tenant; None if the table has no such column."""
     kind = next((each.kind for each in columns if each.name == column), None)
     return None if kind is None else kind not in _UNREADABLE
 
 
 def tenant_of(row: Row | None, column: str) -> str | None:
-    """Return the name of the tenant that a row belongs to; None for nobody's.
+    """Return the name of the tenant that a row belongs to; None if it belongs to none.
 
     >>> [tenant_of(row, "t") for row in ({"t": "acme"}, {"t": 7}, {"t": None}, {"t": "None"}, {}, None)]
     ['acme', '7', None, 'None', None, None]
@@ -51,12 +52,12 @@ def tenant_of(row: Row | None, column: str) -> str | None:
 
 
 def owns(tenant: Tenant, row: Row | None) -> bool:
-    """Tell whether a row whose tenant column is readable is the tenant's."""
+    """Tell whether a row whose tenant column is readable belongs to the tenant."""
     return tenant_of(row, tenant.column) == tenant.name
 
 
 def sole_tenants(changes: Iterable[Change], columns: Iterable[Sequence[Column]], column: str) -> dict[str, str]:
-    """Map whole transactions to the tenant that may learn their actor; those that none may are absent."""
+    """Map whole transactions to the tenant that may learn their actor; transactions without one are absent."""
     kinds: dict[int, bool | None] = {}
     tenants: dict[str | None, set[str | None]] = {}
     for change, fields in zip(changes, columns, strict=True):
@@ -91,7 +92,7 @@ _READABLE: Final = _SCOPED + "".join(
 
 
 def owned(alias: str) -> str:
-    """Write the SQL condition that a row of the log is of one of the tenant's rows, before and after."""
+    """Write the SQL condition that a log row concerns one of the tenant's rows, before and after."""
     return f"""
     ({alias}.op IN ('I', 'U', 'D') AND {alias}.version IN ({_READABLE})
      AND ({alias}.before IS NULL
@@ -111,9 +112,9 @@ def signed(transaction: str) -> str:
 SIGNED: Final = f"""
     SELECT t.id::text FROM unnest(%(transactions)s::text[]::xid8[]) AS t (id) WHERE {signed("t.id")}
       AND EXISTS (SELECT FROM forge.forge_event_log o WHERE o.transaction_id = t.id AND o.version IN ({_SCOPED}))"""
-"""The query for those of `transactions` whose actor the tenant may learn."""
+"""The query that selects from `transactions` those whose actor the tenant may learn."""
 
 
 def parameters(tenant: Tenant | None) -> dict[str, Any]:
-    """Return the parameters that the SQL above names."""
+    """Return the parameters of the SQL above."""
     return {"tenant_column": tenant and tenant.column, "tenant": tenant and tenant.name}

@@ -1,6 +1,6 @@
-"""Which consumers have not read which days of the log: what maintenance, `forge trim` and `forge doctor` ask.
+"""Find the days of the log that consumers have not read; for maintenance, `forge trim` and `forge doctor`.
 
-A consumer counts while it is running or paused; one that has expired holds nothing up any more.
+A consumer counts while it is running or paused; an expired one holds nothing back.
 """
 
 from collections.abc import Iterable
@@ -16,16 +16,16 @@ from forge.postgres.connection import Connection
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What becomes of days past retention or over the size limit: days in order, with who has not read them."""
+    """Days past retention or over the size limit, in order, with the consumers that have not read them."""
 
     kept: dict[date, list[str]]
-    """Not dropped, because somebody has not read them and may still."""
+    """Days not dropped, because a consumer has not read them and still may."""
     lost: dict[date, list[str]]
-    """Dropped, though somebody has not read them."""
+    """Days dropped although a consumer has not read them."""
 
 
 def cursors(connection: Connection) -> list[tuple[str, Cursor]]:
-    """Where each active consumer stands in this log, by shard."""
+    """Return the cursor of each active consumer in this log, by shard."""
     rows = connection.execute(
         "SELECT c.name, r.cursor FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)"
         " WHERE c.state <> 'expired' AND c.source IS NULL ORDER BY 1, c.shard"
@@ -40,7 +40,7 @@ def cursors(connection: Connection) -> list[tuple[str, Cursor]]:
 
 
 def unread(connection: Connection, days: Iterable[date]) -> dict[date, list[str]]:
-    """For each of the days that somebody has not read to its end, who."""
+    """Map each day that some consumer has not read to its end to those consumers."""
     names = {day: partitions.partition_name(day) for day in sorted(days)}
     standing = cursors(connection) if names else []
     found: dict[date, list[str]] = {}
@@ -51,12 +51,12 @@ def unread(connection: Connection, days: Iterable[date]) -> dict[date, list[str]
 
 
 def overflow_unread(connection: Connection) -> list[str]:
-    """Who has not read all of the overflow."""
+    """Return the consumers that have not read all of the overflow."""
     return sorted({name for name, at in cursors(connection) if _lacks(connection, partitions.OVERFLOW, at)})
 
 
 def hold(going: dict[date, str], waiting: dict[date, list[str]], first_kept: date, hold_days: int) -> Held:
-    """Decide for the days that go: one that somebody has not read is held for `hold_days` past retention, and not at
+    """Decide on the days to drop: a day that a consumer has not read is held for `hold_days` past retention, and not at
     all where the log is over its size limit.
 
     >>> days = [date(2026, 1, n) for n in (1, 2, 3)]

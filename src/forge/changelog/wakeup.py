@@ -1,23 +1,23 @@
-"""Who wakes a reader: the protocol, free of I/O.
+"""The wake-up protocol of readers, free of I/O.
 
-NOTIFY costs every writer a lock across all databases at commit, so writers send it only when nobody is awake.
-One node, the pacemaker, is awake while there is load: it holds the advisory lock K (or waits for it) and polls.
-A writer's trigger writes its log rows first and then tries K in shared mode. If that fails somebody is awake and
-the writer stays silent; otherwise it NOTIFYs at commit.
+NOTIFY costs every writer a lock across all databases at commit, so writers send it only when no reader is awake. One
+node, the pacemaker, is awake while there is load: it holds the advisory lock K (or waits for it) and polls. A writer's
+trigger first writes its log rows and then tries K in shared mode. If that fails, a reader is awake and the writer stays
+silent; otherwise it sends NOTIFY at commit.
 
 To fall asleep the pacemaker
 
-1. gives K up, so that every writer from now on will NOTIFY;
-2. looks whether any transaction holds a RowExclusiveLock on the log: each writer that stayed silent and has not
-   finished holds one, prepared transactions included;
-3. if there is none, reads once more: all that stayed silent is visible by now; then sleeps until a NOTIFY.
-   If there is one, it takes K again and goes on polling.
+1. releases K, so that every later writer sends NOTIFY;
+2. checks whether any transaction holds a RowExclusiveLock on the log: each silent writer that has not finished holds
+   one, prepared transactions included;
+3. if there is none, reads once more, because all changes of silent writers are visible by then, and sleeps until a
+   NOTIFY. If there is one, it takes K again and continues polling.
 
-So no change is left for the slow poll to find, which is there all the same. A node that is not the pacemaker
-only ever listens: writers wake it while K is free, the pacemaker does once a batch while it holds K.
+So the slow poll has no change left to find; it exists as a safeguard. A node that is not the pacemaker only listens:
+writers wake it while K is free, and the pacemaker wakes it once per batch while it holds K.
 
-`pacemaker` and `listener` are generators: they yield what to do next and are sent what came of it. The real
-driver is `forge.changelog.follow`; the tests drive them through every interleaving with writers.
+`pacemaker` and `listener` are generators: they yield the next step and are sent its result. The real driver is
+`forge.changelog.follow`; the tests drive them through every interleaving with writers.
 """
 
 from collections.abc import Callable, Generator
@@ -28,14 +28,14 @@ CHANNEL: Final = "forge_changes"
 
 
 class Step(Enum):
-    """What the driver shall do, and what it sends back."""
+    """A step for the driver, and the result it sends back."""
 
     HOLD = auto()
-    """Ask for K, without waiting until it is granted."""
+    """Request K, without waiting until it is granted."""
     RELEASE = auto()
-    """Give K up, or withdraw the request."""
+    """Release K, or withdraw the request."""
     READ = auto()
-    """Read from the cursor and hand on what there is → how many changes, or None when K was given up meanwhile."""
+    """Read from the cursor and deliver the changes → their number, or None when K was released meanwhile."""
     WRITERS = auto()
     """Look for writers in flight → whether there is one."""
     PAUSE = auto()
@@ -48,9 +48,9 @@ Protocol = Generator[Step, int | bool | None, None]
 
 
 class Load:
-    """Tells whether changes come so fast that polling beats being notified: wake-ups close together, many changes each.
+    """Tell whether changes come so fast that polling beats NOTIFY: frequent wake-ups with many changes each.
 
-    A few hundred single changes per second are no load: a NOTIFY each costs little and is quicker than polling.
+    A few hundred single changes per second are no load: a NOTIFY for each costs little and is faster than polling.
     """
 
     def __init__(self, clock: Callable[[], float], *, gap: float = 0.030, times: int = 4, many: int = 4) -> None:
@@ -59,7 +59,7 @@ class Load:
         self._close = 0
 
     def heavy(self, found: int) -> bool:
-        """Count one wake-up and what it found; true when the last few came close together and found much."""
+        """Count one wake-up and the changes it found; True when the last few came close together and found many."""
         now = self._clock()
         self._close = self._close + 1 if now - self._last < self._gap and found >= self._many else 0
         self._last = now
@@ -67,14 +67,14 @@ class Load:
 
 
 def listener() -> Protocol:
-    """A node that leaves K alone."""
+    """Run a node that never touches K."""
     while True:
         yield Step.READ
         yield Step.SLEEP
 
 
 def pacemaker(load: Load, *, patience: int = 6, always: bool = False) -> Protocol:
-    """The one node that may hold K. It sleeps after `patience` empty reads; never when `always`."""
+    """Run the one node that may hold K. It sleeps after `patience` empty reads; never if `always`."""
     yield Step.READ
     while True:
         if not always:

@@ -1,23 +1,23 @@
-"""A condition with its parameters bound, and what it may be on a row image: true, false or null.
+"""Bind a condition's parameters and evaluate it on row images: true, false or null.
 
-In come a condition, the types of its columns and parameters as the application hands them to psycopg; out comes a
-`Bound`. An outcome is a mask of what may be. It always has what PostgreSQL answers; it has nothing else where a
-comparison is decided here exactly as PostgreSQL would. That is so for
+In: a condition, the types of its columns, and parameters as the application passes them to psycopg. Out: a `Bound`. An
+outcome is a mask of possible results. It always includes PostgreSQL's answer; it includes nothing else where a
+comparison is decided here exactly as PostgreSQL would. That is the case for
 
 - smallint, integer, bigint, numeric: with int, Decimal, and text that is a plain number;
 - double precision: with float, int up to 2^53, Decimal and such text; NaN is equal to itself and greater than all;
 - boolean, uuid, bytea, and equality of text, character varying, character and enums;
 - date and timestamp with date, naive datetime and ISO text; timestamptz with aware datetime and ISO text that has
-  an offset, because whatever has none depends on the session's TimeZone.
+  an offset, because a time without one depends on the session's TimeZone.
 
 Everything else is undecided: other types and values, subclasses of the plain Python types (psycopg may send them as
-something else), and columns that are hidden, `UNAVAILABLE` or missing. Comparisons are taken to be strict, as all of
+something else), and columns that are hidden, `UNAVAILABLE` or missing. Comparisons are assumed to be strict, as all of
 PostgreSQL's own are: with a NULL on either side they are null.
 
 Values are compared in a canonical form: see `forge.conditions.canonical`.
 
-`Bound.covers` is what an index of many conditions needs: each cover is a set of probes of which at least one hits
-every row on which the condition may be true. A cover without probes says that it never is.
+`Bound.covers` is for an index of many conditions: each cover is a set of probes of which at least one hits every row on
+which the condition may be true. A cover without probes means that it is never true.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -51,7 +51,7 @@ _EITHER: Final = TRUE | FALSE
 
 
 class Points(msgspec.Struct, frozen=True, eq=False):
-    """Hits rows whose column is one of the values."""
+    """Hits rows whose column equals one of the values."""
 
     column: str
     form: Form
@@ -59,7 +59,7 @@ class Points(msgspec.Struct, frozen=True, eq=False):
 
 
 class Range(msgspec.Struct, frozen=True, eq=False):
-    """Hits rows whose column lies between two values, or is one of them."""
+    """Hits rows whose column is between two values, inclusive."""
 
     column: str
     form: Form
@@ -74,7 +74,7 @@ NEVER: Final[Cover] = ()
 
 @final
 class Bound:
-    """A condition of which the parameters are known.
+    """A condition whose parameters are known.
 
     >>> from forge.conditions.tree import Parameter
     >>> bound = bind(Compare("a", "=", Parameter("p")), {"a": ColumnType("integer")}, {"p": 1})
@@ -94,25 +94,25 @@ class Bound:
         self.columns: Final = frozenset(_columns(condition))
 
     def parts(self) -> tuple[Condition, Mapping[str, ColumnType], Mapping[str, object]]:
-        """What it was bound of."""
+        """Return the condition, types and parameters that it was bound from."""
         return self._condition, self._types, self._parameters
 
     def may(self, row: Row) -> bool:
-        """Whether the condition may be true on the row."""
+        """Tell whether the condition may be true on the row."""
         return self.outcome(row) & TRUE != 0
 
     def rejects_nulls(self) -> bool:
-        """Whether the condition surely is not true where every column is NULL, as outer joins make them."""
+        """Tell whether the condition surely is not true if every column is NULL, as in outer joins."""
         return not _on_nulls(self._condition, self._parameters) & TRUE
 
 
 def bind(condition: Condition, types: Mapping[str, ColumnType], parameters: Mapping[str, object]) -> Bound:
-    """Binds a condition; a column without a type and a parameter without a value are undecided."""
+    """Bind a condition; a column without a type and a parameter without a value are undecided."""
     return Bound(condition, types, parameters)
 
 
 def rejects_nulls(condition: Condition) -> bool:
-    """As `Bound.rejects_nulls`, whatever the parameters are.
+    """Tell the same as `Bound.rejects_nulls`, for any parameters.
 
     >>> from forge.conditions.tree import Parameter
     >>> rejects_nulls(Compare("a", "=", Parameter("p"))), rejects_nulls(IsNull("a"))
@@ -197,7 +197,7 @@ def _value(operand: Operand, parameters: Mapping[str, object]) -> object:
 
 
 def _stays(value: object) -> bool:
-    """Whether a cast to a whole number or a date leaves the value what it is, or fails."""
+    """Tell whether a cast to a whole number or a date keeps the value unchanged, or fails."""
     return value is None or type(value) in (int, str, date)
 
 
@@ -235,7 +235,7 @@ def _compare(condition: Compare, form: Form, operand: Any) -> _Compiled:
 
 
 def _among(column: str, form: Form, members: Iterable[object]) -> _Compiled:
-    """One of the members is equal. There is none: false, even for NULL."""
+    """Compile "equal to one of the members". Without members it is false, even for NULL."""
     canonical = {_canonical(form, member) for member in members}
     if not canonical:
         return always(FALSE), (NEVER,)
@@ -268,7 +268,7 @@ def _any_of(column: str, form: Form, value: object) -> _Compiled:
 
 
 def _is_uniform(members: Collection[object]) -> bool:
-    """Whether psycopg sends an array in which each member is what it would be alone."""
+    """Tell whether psycopg sends an array in which each member has the type that it would have alone."""
     kinds = {
         (type(member), isinstance(member, datetime) and member.tzinfo is not None)
         for member in members
@@ -312,7 +312,7 @@ def _all(parts: list[_Compiled]) -> _Compiled:
 
 
 def _narrowed(covers: Iterable[Cover]) -> tuple[Cover, ...]:
-    """The same covers, with one range for all ranges of a column; NEVER alone when it is among them."""
+    """Return the same covers, with one range for all ranges of a column; only NEVER if it is among them."""
     ranges: dict[tuple[str, Form], Range] = {}
     rest: list[Cover] = []
     for cover in covers:
@@ -337,6 +337,6 @@ def _some(parts: list[_Compiled]) -> _Compiled:
 
 
 def _breadth(cover: Cover) -> tuple[int, int]:
-    """How much a cover is likely to hit: ranges more than points."""
+    """Estimate how much a cover hits: ranges more than points."""
     points = [len(probe.values) for probe in cover if isinstance(probe, Points)]
     return len(cover) - len(points), sum(points)

@@ -1,9 +1,9 @@
-"""The canonical forms of values, one for each type, in which they are compared.
+"""Canonical forms of values, one per type, for comparing them.
 
-Equal values are equal and hash alike, and where the type is ordered so are they. NaN is `GREATEST`. A date or time is
-its text: in four-digit years, with a trimmed fraction and in UTC the order of the texts is the order of time, and
-'-infinity' and 'infinity' come first and last by themselves. Dates before year 1 and after 9999 have no such form and
-are `UNKNOWN`, as is whatever PostgreSQL might compare otherwise than is done here.
+Equal values have equal forms with equal hashes, and the forms of an ordered type are ordered. NaN is `GREATEST`. The
+form of a date or time is its text: with four-digit years, a trimmed fraction and UTC, the texts sort in the order of
+time, and '-infinity' and 'infinity' sort first and last. Dates before year 1 and after 9999 have no such form and are
+`UNKNOWN`, as is any value that PostgreSQL might compare differently.
 """
 
 import math
@@ -18,12 +18,11 @@ import msgspec
 
 
 class ColumnType(msgspec.Struct, frozen=True):
-    """A column as conditions need it.
+    """The properties of a column that conditions need.
 
     `type` is the base type under all domains, as format_type prints it without a modifier (`integer`, `text`,
-    `character varying`, `timestamp with time zone`, an enum's own name …); `enum` tells those apart. `deterministic`
-    is false for a collation under which unequal strings may be equal. `hidden` columns are excluded from the log, or
-    masked.
+    `character varying`, `timestamp with time zone`, an enum's own name …); `enum` marks enums. `deterministic` is false
+    for a collation under which unequal strings may be equal. `hidden` columns are excluded from the log, or masked.
     """
 
     type: str
@@ -57,14 +56,14 @@ class Extreme:
 LEAST: Final = Extreme(greatest=False)
 GREATEST: Final = Extreme(greatest=True)
 UNKNOWN: Final = object()
-"""What a value is when it has no canonical form."""
+"""The form of a value that has no canonical form."""
 
 
 class Form(msgspec.Struct, frozen=True, eq=False):
-    """How the values of a type are compared.
+    """Conversion of the values of a type into their canonical form.
 
-    `read` makes the canonical form of a value of an image, `operand` that of what it is compared with; both give
-    UNKNOWN where there is none. `read` gives None for NULL; `operand` is not asked about NULL.
+    `read` converts a value of an image, `operand` the value that it is compared with; both return UNKNOWN if there is
+    no canonical form. `read` returns None for NULL; `operand` is never called with NULL.
     """
 
     read: Callable[[Any], Any]
@@ -89,12 +88,12 @@ _LEAST_NORMAL: Final = 2.3e-308
 
 
 def _kept(kind: type) -> Callable[[Any], Any]:
-    """Values of one Python type that are their own canonical form."""
+    """Read values of one Python type that are their own canonical form."""
     return lambda value: value if value is None or type(value) is kind else UNKNOWN
 
 
 def _matching(pattern: re.Pattern[str]) -> Callable[[Any], Any]:
-    """Texts of one form that are their own canonical form, and the infinities."""
+    """Read texts of one form that are their own canonical form, and the infinities."""
     matches = pattern.fullmatch
 
     def read(value: Any) -> Any:
@@ -128,7 +127,7 @@ def _numeric_operand(value: Any) -> Any:
 
 
 def _whole_operand(bits: int) -> Callable[[Any], Any]:
-    """Numbers of any size, and text that is an integer of so many bits."""
+    """Read numbers of any size, and text that is an integer of up to `bits` bits."""
     most = 2 ** (bits - 1)
 
     def operand(value: Any) -> Any:
@@ -189,7 +188,7 @@ def _bytes_operand(value: Any) -> Any:
 
 
 def _stamp(moment: datetime) -> str:
-    """As an image has it: microseconds without trailing zeros."""
+    """Write a time in the form of an image: microseconds without trailing zeros."""
     text = moment.replace(tzinfo=None).isoformat()
     return text.rstrip("0") if moment.microsecond else text
 
@@ -278,5 +277,5 @@ def form_of(column: ColumnType | None) -> Form:
 
 
 def is_scalar(column: ColumnType) -> bool:
-    """Whether IS NULL asks about the value itself: of a composite it asks about every field."""
+    """Tell whether IS NULL tests the value itself: for a composite it tests every field."""
     return column.enum or column.type in _FORMS or _OTHER_SCALARS.fullmatch(column.type) is not None

@@ -1,4 +1,4 @@
-"""Three-valued logic. An outcome is a mask of what may be: `TRUE`, `FALSE`, `NULL`, several, or all (`MAYBE`)."""
+"""Three-valued logic. An outcome is a mask of possible results: `TRUE`, `FALSE`, `NULL`, several, or all (`MAYBE`)."""
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def _pairwise(combine: Callable[[int, int], int]) -> tuple[tuple[int, ...], ...]:
-    """A table of masks from what a pair of outcomes makes."""
+    """Build a table of masks from a function that combines a pair of outcomes."""
     return tuple(
         tuple(
             reduce(operator.or_, (combine(left, right) for left in _bits(some) for right in _bits(others)), 0)
@@ -45,7 +45,7 @@ NOT: Final = tuple(mask & NULL | (mask & TRUE and FALSE) | (mask & FALSE and TRU
 
 
 def always(mask: int) -> Outcome:
-    """The same outcome for every row."""
+    """Return the same outcome for every row."""
     return lambda row: mask
 
 
@@ -54,12 +54,12 @@ def negation(outcome: Outcome) -> Outcome:
 
 
 def conjunction(outcomes: Sequence[Outcome]) -> Outcome:
-    """All of the outcomes; none at all is true."""
+    """Combine outcomes by AND; the result without outcomes is true."""
     return outcomes[0] if len(outcomes) == 1 else _combined(tuple(outcomes), AND, TRUE, FALSE)
 
 
 def disjunction(outcomes: Sequence[Outcome]) -> Outcome:
-    """Any of the outcomes; none at all is false."""
+    """Combine outcomes by OR; the result without outcomes is false."""
     return outcomes[0] if len(outcomes) == 1 else _combined(tuple(outcomes), OR, FALSE, TRUE)
 
 

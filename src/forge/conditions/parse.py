@@ -1,4 +1,4 @@
-"""Parse a condition of SQL on one row into a tree.
+"""Parse an SQL condition on one row into a tree.
 
 >>> parse("status = 'paid' AND total > 10")
 All(conditions=(Compare(column='status', operator='=', operand=Constant(value='paid')), \
@@ -39,7 +39,7 @@ _MIRRORED: Final[dict[Operator, Operator]] = {"=": "=", "<>": "<>", "<": ">", ">
 
 
 def parse(sql: str) -> Condition:
-    """The condition's tree; ConfigError for anything else. Columns are named by the names that lead to them."""
+    """Return the condition's tree; raise ConfigError for anything else. A column is named by its full path."""
     try:
         parsed = sqlglot.parse(f"({sql}\n)", dialect="postgres")
         if len(parsed) != 1 or not isinstance(parsed[0], e.Paren):
@@ -52,7 +52,7 @@ def parse(sql: str) -> Condition:
 
 
 def columns(condition: Condition) -> list[Path]:
-    """The columns of a condition that was parsed, in order.
+    """Return the columns of a parsed condition, in order.
 
     >>> columns(parse("orders.status = 'paid' AND total > 10 AND total < 20"))
     ['orders.status', 'total']
@@ -74,7 +74,7 @@ def _columns(condition: Condition) -> Iterator[str]:
 
 
 class _Parser:
-    """Turns nodes of sqlglot into those of a condition."""
+    """Converts nodes of sqlglot into nodes of a condition."""
 
     def __init__(self, sql: str) -> None:
         self._sql = sql

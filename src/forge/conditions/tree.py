@@ -1,7 +1,7 @@
 """The nodes of a condition: columns of one table, constants and parameters, combined by AND, OR and NOT.
 
-`Undecided` stands for whatever cannot be decided here exactly as the database would. The columns of a
-condition that was parsed are each a `Path`.
+`Undecided` stands for anything that cannot be decided here exactly as the database would. Each column of a parsed
+condition is a `Path`.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ Operator = Literal["=", "<>", "<", "<=", ">", ">="]
 
 
 class Path(str):
-    """A column as the names that lead to it, as in a document; the text has dots between them.
+    """The path of names to a column, as in a document; the text has dots between the names.
 
     >>> Path.of(["orders", "status"]), Path.of(["orders", "status"]).names
     ('orders.status', ('orders', 'status'))
@@ -37,7 +37,7 @@ class Constant(msgspec.Struct, frozen=True):
 class Parameter(msgspec.Struct, frozen=True):
     """A parameter `%(name)s`; its value is known when the query runs.
 
-    `cut` when it is cast to a type that could round or cut it: only a value that surely stays the same counts then.
+    `cut` if it is cast to a type that could round or truncate it: then only a value that surely stays the same counts.
     """
 
     name: str
@@ -97,13 +97,13 @@ class Not(msgspec.Struct, frozen=True):
 
 
 class All(msgspec.Struct, frozen=True):
-    """Every one of the conditions; none at all is true."""
+    """Every one of the conditions; true if there are none."""
 
     conditions: "tuple[Condition, ...]"
 
 
 class Any(msgspec.Struct, frozen=True):
-    """At least one of the conditions; none at all is false."""
+    """At least one of the conditions; false if there are none."""
 
     conditions: "tuple[Condition, ...]"
 

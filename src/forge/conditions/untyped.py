@@ -1,12 +1,12 @@
-"""Evaluate conditions on rows whose types are those of their values: true, false, or None when that is undecided.
+"""Evaluate conditions on rows without declared types: true, false, or None if undecided.
 
 >>> paid = predicate("status = 'paid' AND total > 10")
 >>> paid({"status": "paid", "total": 11}), paid({"status": "open", "total": 11}), paid({"status": "paid"})
 (True, False, None)
 
-SQL's null is not true, so a comparison with it does not hold; what is missing, or has no stated order, is undecided.
-A text equals only itself, letter for letter, whatever the database's collation says; times, UUIDs and the like are
-texts in the forms of `forge.values`. Part of a document is named with dots.
+SQL's null is not true, so a comparison with it does not hold; a missing value, or one without a defined order, is
+undecided. A text equals only itself, letter for letter, whatever the database's collation says; times, UUIDs and the
+like are texts in the forms of `forge.values`. Part of a document is named with dots.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,11 +41,11 @@ from forge.conditions.tree import Any as Some
 from forge.conditions.values import compare
 
 Test = Callable[[Row], bool | None]
-"""In: a row. Out: whether it holds; None when that cannot be decided here."""
+"""In: a row. Out: whether the condition holds; None if that cannot be decided here."""
 
 
 def predicate(sql: str) -> Test:
-    """A condition as a function of a row; raises ConfigError for what is not one."""
+    """Return a condition as a function of a row; raise ConfigError for an invalid condition."""
     outcome = _compiled(parse(sql))
 
     def holds(row: Row) -> bool | None:
@@ -86,7 +86,7 @@ def _value(column: str) -> Callable[[Row], Any]:
 
 
 def _inside(row: Row, path: tuple[str, ...]) -> Any:
-    """The value at a path of names; names before a column that is no document are those of its table.
+    """Return the value at a path of names; names before a column that is not a document name its table.
 
     >>> _inside({"a": {"b": 1}}, ("a", "b")), _inside({"b": 2}, ("t", "b")), _inside({"a": {}}, ("a", "b"))
     (1, 2, None)

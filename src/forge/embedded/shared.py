@@ -26,10 +26,10 @@ logger = logging.getLogger("forge.embedded")
 
 
 class EmbeddedServer(PostgresServer):
-    """One user's hold on a server that several processes share. `embedded` makes it, `close` gives it back.
+    """One user's hold on a server that several processes share. `embedded` creates it, `close` releases it.
 
-    While any hold is open, nobody's `close` stops the server. `stop`, `restart` and `crash` act on the server
-    itself, whoever else uses it. A forked child shares its parent's hold; its own `close` does nothing.
+    While any hold is open, no `close` stops the server. `stop`, `restart` and `crash` act on the server itself, even if
+    other processes use it. A forked child shares its parent's hold; its own `close` does nothing.
     """
 
     _hold: int | None = None
@@ -51,7 +51,7 @@ class EmbeddedServer(PostgresServer):
             self._start(timeout)
 
     def close(self) -> None:
-        """Give the hold back; the last one to do so returns when the server has stopped. Idempotent."""
+        """Release the hold; the last holder returns when the server has stopped. Idempotent."""
         if self._hold is None or self._holder != os.getpid():
             return
         atexit.unregister(self._close_at_exit)
@@ -79,10 +79,9 @@ class EmbeddedServer(PostgresServer):
 
 
 def embedded(data: Path, *, bin: Path | None = None) -> EmbeddedServer:
-    """The server in `data`, running and durable, shared with every other process that asks for it.
+    """Return the server in `data`, running and durable, shared with every other process that asks for it.
 
-    It stops when the last of them closes its hold or exits. Processes that ask at the same moment get the
-    same server.
+    It stops when the last of them closes its hold or exits. Processes that ask at the same moment get the same server.
     """
     server = EmbeddedServer(data, bin=bin, settings=EMBEDDED_SETTINGS)
     try:

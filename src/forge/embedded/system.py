@@ -1,4 +1,4 @@
-"""What a server of ours needs of the machine: a user to run as, locks, processes, a port, files that it can reach."""
+"""System resources of an embedded server: a user to run as, locks, processes, a port, files that it can reach."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from forge.errors import ServerError
 USE_ANOTHER: Final = "set FORGE_DATABASE_URL to use a PostgreSQL server of your own"
 
 _SYSTEM_USERS: Final = ("postgres", "pgserver")
-_PORTS: Final = range(20000, 32000)  # below the ports that kernels hand out by themselves
+_PORTS: Final = range(20000, 32000)  # below the ports that kernels assign automatically
 _PROC: Final = Path("/proc/self/cmdline").exists()
 
 logger = logging.getLogger("forge.embedded")
 
 
 def server_account() -> pwd.struct_passwd | None:
-    """The system user to run the server as, or None for ourselves. Only root needs one; made if missing."""
+    """Return the system user to run the server as, or None for ourselves. Only root needs one; created if missing."""
     if os.getuid() != 0:
         return None
     for name in _SYSTEM_USERS:
@@ -70,7 +70,7 @@ def environment() -> dict[str, str]:
 
 
 def locked(path: Path, operation: int) -> int:
-    """A descriptor that holds a flock on the file until it is closed or its last process ends."""
+    """Return a descriptor that holds a flock on the file until it is closed or its last process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, operation)
@@ -81,7 +81,7 @@ def locked(path: Path, operation: int) -> int:
 
 
 def command(pid: int) -> str:
-    """The command line of a live process; empty for one that is dead, or a zombie."""
+    """Return the command line of a live process; empty for a dead one or a zombie."""
     if _PROC:
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -125,14 +125,14 @@ def free_port() -> int:
 
 
 def give(path: Path) -> None:
-    """Let the server's user own the file, where that is not ourselves."""
+    """Make the server's user the owner of the file, unless that is the current user."""
     account = server_account()
     if account:
         os.chown(path, account.pw_uid, account.pw_gid)
 
 
 def open_prefixes(path: Path) -> None:
-    """Let the server's user pass through every directory above the path."""
+    """Let the server's user traverse every directory above the path."""
     account = server_account()
     if account is None:
         return

@@ -1,1 +1,1 @@
-"""The log, asked what was."""
+"""Queries about the past, answered from the log."""

@@ -1,4 +1,4 @@
-"""A row, a table or several tables as they were at an instant.
+"""A row, a table or several tables as of an instant.
 
     shop = table_as_of(connection, "orders", datetime(2026, 1, 31, 12, tzinfo=UTC), where="customer_id = 7")
     shop.at, shop.rows
@@ -7,21 +7,21 @@
     with at_instant(connection, ["orders", "items"], yesterday) as then:      # one instant, any number of rows
         for row in then["orders"].rows():
 
-As of an instant means: as committed in the last snapshot that maintenance recorded at or before it. `AsOf.at` is when
-that was. Snapshots are recorded about every second while something changes (`Policy.instants`), so of changes that
-were committed within about a second before the instant some may be missing; everything from before `AsOf.at` is there,
-and nothing from after the instant. `AsOf.gap` says how far `at` is from the instant, and how many changes lie between.
+As of an instant means: as committed in the last snapshot that maintenance recorded at or before it. `AsOf.at` is the
+time of that snapshot. Snapshots are recorded about every second while something changes (`Policy.instants`), so some
+changes committed within about a second before the instant may be missing; everything before `AsOf.at` is included, and
+nothing after the instant. `AsOf.gap` is the distance from `at` to the instant, and the number of changes in between.
 
-As of now (None), or of an instant after the newest recorded one, is answered from the table itself, less what was
-written after the instant. A transaction that was committed between such an instant and the question, but wrote before
-the instant, is in the answer. An instant in the future means now.
+As of now (None), or of an instant after the newest recorded one, is answered from the table itself, minus what was
+written after the instant. A transaction that was committed between such an instant and the query, but wrote before the
+instant, is in the answer. An instant in the future means now.
 
-The answer is computed in one read-only snapshot of the database, as `forge.history.past` says; it costs as much as
-the table is large and the changes since are many. Rows have the columns that the table had then. Values are in the
-forms that `forge.values` states; excluded and virtual columns are UNAVAILABLE, masked ones are masked. UNAVAILABLE is
-also what a column that was dropped or retyped since held, in a row whose last change is not in the log.
+The answer is computed in one read-only snapshot of the database: see `forge.history.past`. Its cost grows with the size
+of the table and the number of changes since. Rows have the columns that the table had then. Values have the forms of
+`forge.values`; excluded and virtual columns are UNAVAILABLE, masked ones are masked. UNAVAILABLE is also the value of a
+column that was dropped or retyped since, in a row whose last change is not in the log.
 
-HistoryUnavailable is raised, and no guess returned, where the log cannot tell: before the first recorded snapshot, when
+HistoryUnavailable is raised, and no guess returned, if the log cannot answer: before the first recorded snapshot, when
 the log since was trimmed, before the table was tracked, and across a TRUNCATE or a rewrite unless the log has every row
 from before, because the table was empty when tracking began, or truncated before. It names the oldest instant that can
 be answered.
@@ -46,11 +46,11 @@ from forge.values import Column
 
 
 class AsOf(msgspec.Struct, frozen=True):
-    """What was: `rows` as committed at `at`, the last instant at or before the one `asked` for that can be answered."""
+    """The past state: `rows` as committed at `at`, the last instant at or before `asked` that can be answered."""
 
     table: str
     gap: Gap
-    """The instants asked and answered, and how many changes of the table lie between."""
+    """The requested and the answered instant, and the number of changes of the table in between."""
     rows: list[dict[str, Any]]
     columns: tuple[Column, ...] = ()
     """The columns that the table had then."""
@@ -65,21 +65,21 @@ class AsOf(msgspec.Struct, frozen=True):
 
     @property
     def row(self) -> dict[str, Any] | None:
-        """The only row; None when there was none."""
+        """Return the only row; None if there was none."""
         if len(self.rows) > 1:
             raise ValueError(f"there are {len(self.rows)} rows")
         return self.rows[0] if self.rows else None
 
 
 def table_as_of(connection: Connection, table: str, at: datetime | None, *, where: str | None = None) -> AsOf:
-    """All rows of a table as they were, in no particular order; those that satisfy a condition, if one is given."""
+    """Return all rows of a table as of an instant, unordered; only those that satisfy `where`, if given."""
     with at_instant(connection, [table], at) as then:
         past = then[table]
         return AsOf(past.name, past.gap, list(past.rows(where)), past.columns)
 
 
 def row_as_of(connection: Connection, table: str, key: object, at: datetime | None) -> AsOf:
-    """One row as it was, by its key: the value of a key of one column, or a mapping of its columns to values."""
+    """Return one row as of an instant by its key: the value of a one-column key, or a mapping of columns to values."""
     with at_instant(connection, [table], at) as then:
         past = then[table]
         row = past.row(key)
@@ -87,7 +87,7 @@ def row_as_of(connection: Connection, table: str, key: object, at: datetime | No
 
 
 def as_of(connection: Connection, tables: Sequence[str], at: datetime | None) -> dict[str, AsOf]:
-    """Several tables as they were at one and the same instant."""
+    """Return several tables as of the same instant."""
     with at_instant(connection, tables, at) as then:
         return {table: AsOf(past.name, past.gap, list(past.rows()), past.columns) for table, past in then.items()}
 
@@ -96,9 +96,9 @@ def as_of(connection: Connection, tables: Sequence[str], at: datetime | None) ->
 def at_instant(
     connection: Connection, tables: Sequence[str], at: datetime | Answered | None
 ) -> Iterator[Mapping[str, Past]]:
-    """The pasts of tables while the block lasts, all in one snapshot of the database and at one instant; None is now.
+    """Yield the pasts of tables for the block, all in one snapshot of the database and at one instant; None means now.
 
-    What answered for an instant before, `Past.answered`, answers again with the same.
+    An earlier `Past.answered` gives the same answer again.
     """
     if isinstance(at, datetime):
         aware(at)
@@ -121,7 +121,7 @@ def at_instant(
             ]
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            # Before the snapshot is taken: a TRUNCATE or rewrite in between would show through it.
+            # Before the snapshot is taken: a TRUNCATE or rewrite in between would be visible in it.
             for name in names:
                 connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(name)))
             for pin in tracked.PINS:

@@ -1,14 +1,14 @@
-"""Who changed what: the changes of all tables, listed or counted.
+"""Audit: the changes of all tables and their actors, listed or counted.
 
     audit(connection, user="ada", since=yesterday).entries
     counts(connection, by=["user", "table"], since=yesterday)
 
-Newest transactions come first, each one's changes together, in pages that each begin where the one before ended. A list
-names what was changed and by whom, never the values. Times are bounded by day first, so a question of today does not
-look at the rest of the log.
+Newest transactions come first, the changes of each together, in pages that each begin where the previous one ended. A
+list names what was changed and by whom, never the values. Times are bounded by day first, so a query about today does
+not read the rest of the log.
 
-A tenant is shown changes of its own rows, and who made them by the rule of `forge.changelog.tenancy`. Where that hides
-who did it, no choice of a user or trace finds the change, and it is counted as nobody's.
+A tenant sees changes of its own rows, and their actors by the rule of `forge.changelog.tenancy`. Where that hides the
+actor, no filter by user or trace finds the change, and it is counted without an actor.
 """
 
 import re
@@ -35,7 +35,7 @@ MOST: Final = 10_000
 _LETTERS: Final = {op: letter for letter, op in OPS.items()}
 _MARGIN: Final = timedelta(days=1)
 _YEARS: Final = (2000, 9000)
-"""No log is of another time."""
+"""Years outside of which no log has rows."""
 
 BY: Final = {
     "table": "v.schema_name || '.' || v.table_name",
@@ -46,7 +46,7 @@ BY: Final = {
     "hour": "date_trunc('hour', l.at, 'UTC')",
     "day": "date_trunc('day', l.at, 'UTC')",
 }
-"""What changes can be counted by, and the SQL for it."""
+"""The fields by which changes can be counted, and their SQL."""
 
 _CHOSEN: Final = """
     FROM forge.forge_event_log l JOIN forge.table_version v ON v.id = l.version
@@ -88,20 +88,20 @@ class Audited(msgspec.Struct, frozen=True):
         return self.user_id or self.session_user or ""
 
     def wire(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the entry as JSON."""
         found = {name: getattr(self, name) for name in self.__struct_fields__}
         return {**found, "at": timestamp(self.at), "op": self.op.name}
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """A page of changes; `next` is where the following one begins, None when this is the last."""
+    """A page of changes; `next` is the start of the following page, None if this is the last."""
 
     entries: tuple[Audited, ...]
     next: str | None
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many changes have the same values in what is counted `by`, and when the first and last of them were."""
+    """The number of changes with the same values in the fields of `by`, and the times of the first and last."""
 
     by: dict[str, str | datetime | None]
     changes: int
@@ -109,13 +109,13 @@ class Count(msgspec.Struct, frozen=True):
     last: datetime
 
     def wire(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the count as JSON."""
         by = {name: timestamp(value) if isinstance(value, datetime) else value for name, value in self.by.items()}
         return {**by, "changes": self.changes, "first": timestamp(self.first), "last": timestamp(self.last)}
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Which changes. A `tenant` is shown those of rows that were its own before and after."""
+    """A filter of changes. A `tenant` sees changes of rows that were its own before and after."""
 
     user: str | None = None
     table: str | None = None
@@ -136,7 +136,7 @@ def audit(
     limit: int = LIMIT,
     before: str | None = None,
 ) -> Audit:
-    """A page of the changes that are chosen."""
+    """Return a page of the selected changes."""
     _check(limit)
     transaction, place, id = _place(before)
     values = {"transaction": transaction, "place": place, "id": id, "limit": limit + 1}
@@ -153,7 +153,7 @@ def counts(
     by: Sequence[str],
     limit: int = LIMIT,
 ) -> list[Count]:
-    """The changes that are chosen, counted: newest first by hour or day, else most first."""
+    """Count the selected changes: newest first by hour or day, else the largest count first."""
     _check(limit)
     if unknown := [name for name in by if name not in BY]:
         raise HistoryUnavailable(f"changes cannot be counted by {unknown[0]!r}", fix=f"use {', '.join(BY)}")
@@ -207,7 +207,7 @@ def _asked(connection: Connection, choice: Choice, statement: str, more: dict[st
 
 
 def _ruled(statement: str, choice: Choice) -> str:
-    """The statement, with what a tenant may see; each transaction that it chooses is looked at once."""
+    """Restrict the statement to what a tenant may see; each selected transaction is examined once."""
     if choice.tenant is None:
         return statement.format(owned="true", signed="true")
     if statement is _LIST and choice.user is None and choice.trace is None:
@@ -219,7 +219,7 @@ def _ruled(statement: str, choice: Choice) -> str:
 
 
 def _signed(connection: Connection, tenant: Tenant | None, transactions: set[str]) -> set[str]:
-    """Those of the transactions whose actor may be told."""
+    """Return the transactions whose actor may be shown."""
     if tenant is None or not transactions:
         return transactions
     with typed_errors(), connection.transaction():

@@ -1,22 +1,22 @@
-"""Tamper evidence: a chain of seals over the log, which shows any row that was changed, removed or put in later.
+"""Tamper evidence: a chain of seals over the log that reveals any row changed, removed or inserted later.
 
     start(connection)                 # off unless this was called
     seal(connection)                  # maintenance does it
     verify(connection, head="5c0f…").broken
 
-A *seal* covers rows of one day that were committed by a snapshot and are in no earlier seal, in the reader's order.
-Of each row it has a digest, made of a digest of every value with a salt of its own; its head is a digest of the head
-before it and of the rows' digests. So one head, kept elsewhere, proves everything before it: whoever rewrites a row and
-its seal must rewrite all heads after it.
+A *seal* covers rows of one day that were committed by a snapshot and are in no earlier seal, in the reader's order. It
+has a digest of each row, computed from a salted digest of every value; its head is a digest of the previous head and of
+the rows' digests. So one head, kept elsewhere, proves everything before it: rewriting a row and its seal requires
+rewriting all later heads.
 
-What always holds:
+Invariants:
 
-- Writers do nothing for it. Maintenance seals in its rounds what was committed by then; until then nothing protects it.
+- Writers do no extra work. Each round of maintenance seals what was committed by then; unsealed rows are not protected.
 - Every row is in one seal: batches go from snapshot to snapshot, so none is missed, however late its transaction
-  commits, and a round that is killed leaves whole seals only.
-- A redaction takes the salt away, so that nobody can guess the values from their digests, and leaves what proves
-  the rest of the row. It is accepted where a tombstone of the log, which is sealed too, accounts for it.
-- What rows mean is sealed with them: the versions of their tables (`forge.table_version`), each in one seal.
+  commits, and a round that is killed leaves only complete seals.
+- A redaction deletes the salt, so that nobody can guess the values from their digests, and keeps the proof of the rest
+  of the row. It is accepted if a tombstone of the log, which is sealed too, accounts for it.
+- The meaning of rows is sealed with them: the versions of their tables (`forge.table_version`), each in one seal.
 - When retention drops a day, its heads stay, and so do the versions of tables.
 """
 
@@ -34,10 +34,10 @@ from forge.postgres.connection import Connection, typed_errors
 from forge.postgres.queries import queries
 
 PAGE: Final = 1_000
-"""How many rows a seal covers at the most."""
+"""Maximum number of rows per seal."""
 MOST_FINDINGS: Final = 1_000
 OVERFLOW: Final = date.max
-"""Stands for the day of rows that no day's partition has."""
+"""Stands for the day of rows that are in no daily partition."""
 
 _QUERIES: Final = queries("forge.history", "chain.sql")
 
@@ -45,9 +45,9 @@ What = Literal["changed", "removed", "inserted", "redacted", "definition", "seal
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is not as it was sealed. `event` is the id of a row of the log, `seal` the number of a seal.
+    """One deviation from what was sealed. `event` is the id of a row of the log, `seal` the number of a seal.
 
-    Of a `definition`, `version` is the id of the table version.
+    For a `definition`, `version` is the id of the table version.
     """
 
     what: What
@@ -68,13 +68,13 @@ class Head(msgspec.Struct, frozen=True):
     seal: int
     head: str
     rows: int
-    """Rows of that day that are sealed."""
+    """Number of sealed rows of that day."""
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What was found: `rows` were compared; of `dropped` days only heads are left; `unsealed` rows wait for a seal.
+    """Result: `rows` were compared; of `dropped` days only heads are left; `unsealed` rows wait for a seal.
 
-    `definitions` counts the versions of tables that were compared: how rows are to be read.
+    `definitions` is the number of compared table versions, which define how to read rows.
     """
 
     enabled: bool
@@ -89,21 +89,21 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 def start(connection: Connection) -> None:
-    """Seal the log from now on, with all that it holds."""
+    """Seal the log from now on, including all that it holds."""
     with typed_errors():
         connection.execute("SELECT forge.start_sealing(true)")
 
 
 def stop(connection: Connection) -> None:
-    """Make no further seals; those that are there stay, and can be verified."""
+    """Create no further seals; existing ones stay and can be verified."""
     with typed_errors():
         connection.execute("SELECT forge.start_sealing(false)")
 
 
 def seal(connection: Connection, most: int = PAGE) -> int:
-    """Seal what is committed and not sealed yet, so many rows in a seal and up to 20 seals; how many rows that was.
+    """Seal committed rows that are not sealed yet, `most` rows per seal and up to 20 seals; return the number of rows.
 
-    0 when all of it is sealed, or sealing is off.
+    Return 0 if all of them are sealed, or sealing is off.
     """
     row = connection.cursor(row_factory=tuple_row).execute("SELECT forge.seal_page(%s)", (most,)).fetchone()
     assert row is not None
@@ -111,7 +111,8 @@ def seal(connection: Connection, most: int = PAGE) -> int:
 
 
 def heads(connection: Connection) -> list[Head]:
-    """The newest head of every day that has seals, oldest day first. Keep them where nobody who can write here can."""
+    """Return the newest head of every day with seals, oldest first. Keep them out of reach of this database's
+    writers."""
     with typed_errors():
         rows = connection.cursor(row_factory=tuple_row).execute(
             "SELECT DISTINCT ON (day) CASE WHEN isfinite(day) THEN day ELSE NULL END, id, encode(head, 'hex'),"
@@ -121,7 +122,7 @@ def heads(connection: Connection) -> list[Head]:
 
 
 def verify(connection: Connection, *, day: date | None = None, head: str | None = None) -> Verified:
-    """Compute the chain again, and the digests of all rows, or of one day's; look for `head` in the chain."""
+    """Recompute the chain and the digests of all rows, or of one day's; look for `head` in the chain."""
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise HistoryUnavailable(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
@@ -161,7 +162,7 @@ class _Chain:
         return Verified(enabled, seals, rows, redacted, dropped, unsealed, newest, self._broken, definitions)
 
     def _links(self, head: str | None) -> tuple[int, str | None]:
-        """Every seal's place in the chain; how many there are, and the newest head."""
+        """Check every seal's place in the chain; return the number of seals and the newest head."""
         rows = self._cursor.execute(_QUERIES["links"])
         number, newest, seen = 0, None, False
         for id, day, found, own, linked, next_one, whole in rows.fetchall():
@@ -179,7 +180,7 @@ class _Chain:
         return number, newest
 
     def _definitions(self) -> int:
-        """Compare the versions of tables with their seals; how many are sealed."""
+        """Compare the table versions with their seals; return how many are sealed."""
         (*_, count), *found = self._cursor.execute(_QUERIES["definitions"]).fetchall()
         for seal, version, gone, _ in found:
             detail = f"table version {version} is {'gone' if gone else 'not as it was sealed'}"
@@ -187,7 +188,7 @@ class _Chain:
         return int(count)
 
     def _dropped(self, present: set[date]) -> list[date]:
-        """Days of which only heads are left, as retention left them; any other day without rows is a finding."""
+        """Return days with only heads left, as retention leaves them; any other day without rows is a finding."""
         trimmed = {partitions.partition_day(name) for (name,) in self._all("SELECT partition FROM forge.trimmed")}
         dropped = []
         for day, forgotten, count in self._cursor.execute(_QUERIES["sealed_days"]).fetchall():
@@ -198,7 +199,7 @@ class _Chain:
         return dropped
 
     def _day(self, day: str) -> tuple[int, int, int]:
-        """Compare a day's rows with their seals; how many are sealed, of these redacted, and how many wait for one."""
+        """Compare a day's rows with their seals; return how many are sealed, redacted among these, and unsealed."""
         known = None if day == "infinity" else date.fromisoformat(day)
         values = {"day": day, "most": MOST_FINDINGS}
         counts, *found = self._cursor.execute(_QUERIES["day"], values).fetchall()

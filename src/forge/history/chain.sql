@@ -1,4 +1,5 @@
--- links: Every seal with what holds of it: its own head, that it follows from the one before, that none is missing, that it is whole.
+-- links: Every seal with its checks: its own head, that it follows from the previous seal, that none is missing, that
+-- it is complete.
 SELECT s.id, CASE WHEN isfinite(s.day) THEN s.day END, encode(s.head, 'hex'), s.head = forge.seal_head(s),
        s.id = 0 OR s.previous IS NOT DISTINCT FROM lag(s.head) OVER w, s.id = 0 OR s.id IS NOT DISTINCT FROM lag(s.id) OVER w + 1,
        CASE WHEN s.events IS NULL THEN s.salts IS NULL AND s.digests IS NULL
@@ -9,7 +10,8 @@ FROM forge.log_seal s
 WINDOW w AS (ORDER BY s.id)
 ORDER BY s.id;
 
--- definitions: The table versions that are not as they were sealed, or gone; and how many are sealed, in a row of NULLs.
+-- definitions: The table versions that differ from their seals, or are gone; and how many are sealed, in a row of
+-- NULLs.
 WITH sealed AS MATERIALIZED (
     SELECT s.id AS seal, k.id, substr(s.definitions, (32 * (k.n - 1) + 1)::integer, 32) AS digest
     FROM forge.log_seal s CROSS JOIN LATERAL unnest(s.versions) WITH ORDINALITY k (id, n)
@@ -20,10 +22,10 @@ UNION ALL SELECT s.seal, s.id, v.id IS NULL, NULL FROM sealed s LEFT JOIN forge.
 WHERE v.id IS NULL OR forge.definition_digest(v) IS DISTINCT FROM s.digest
 ORDER BY seal NULLS FIRST, id;
 
--- sealed_days: The days that have seals, whether rows' parts of them are gone, and how many rows they covered.
+-- sealed_days: The days that have seals, whether parts of their rows are gone, and how many rows they covered.
 SELECT s.day, bool_or(s.events IS NULL), sum(s.rows) FROM forge.log_seal s WHERE s.rows > 0 AND isfinite(s.day) GROUP BY s.day ORDER BY s.day;
 
--- day: Compares the rows of one day with their seals. First a row of counts: sealed, redacted, waiting for a seal; then findings.
+-- day: Compares the rows of one day with their seals. First a row of counts: sealed, redacted, unsealed; then findings.
 WITH newest AS (
     SELECT s.*, (SELECT min(i.first_id) FROM forge.log_identity i WHERE i.uuid::text = s.log) AS first_id,
            coalesce((SELECT min(n.first_id) FROM forge.log_identity n WHERE n.id > ANY (
@@ -60,7 +62,8 @@ WITH newest AS (
     FROM sealed
     LEFT JOIN forge.forge_event_log l ON l.day = %(day)s::text::date AND l.id = sealed.id
     LEFT JOIN forge.redaction r ON r.event_id = sealed.id
-    -- where something was redacted, each value is proved by its own salt, or, if it is gone, stands as the digest that was kept
+    -- where something was redacted, each value is proved by its own salt, or, if it is gone, by the digest that was
+    -- kept
     CROSS JOIN LATERAL (
         SELECT sha256(string_agg(CASE
             WHEN r.event_id IS NULL THEN sha256(sha256(sealed.salt || convert_to(v.path, 'UTF8')) || convert_to(v.value, 'UTF8'))

@@ -1,8 +1,8 @@
-"""A condition on rows of the past, as PostgreSQL understands it.
+"""Evaluate a condition on past rows in PostgreSQL.
 
-Rows are given to the server as values of the types that their columns had, and the condition is asked of those, in the
-read-only transaction that the past is read in. It speaks of one row: a subquery would read the tables of today, so it
-is refused, and so is anything that is not one expression.
+Rows are sent to the server as values of the types that their columns had, and the server evaluates the condition on
+them, in the read-only transaction in which the past is read. A condition refers to one row: a subquery would read the
+current tables, so it is refused, and so is anything that is not one expression.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,9 +23,9 @@ _FORBIDDEN: Final = (exp.Query, exp.Subquery, exp.DML, exp.Command, exp.Window, 
 
 
 class Condition:
-    """A condition on rows of one version of a table; `names` are the columns that it speaks of.
+    """A condition on rows of one version of a table; `names` are the columns that it uses.
 
-    To the condition, a row has no columns that are not logged and none that are `veiled`.
+    For the condition, a row has no columns that are not logged and no `veiled` ones.
     """
 
     def __init__(self, where: str, version: Version, table: str, veiled: Collection[str] = ()) -> None:
@@ -64,7 +64,7 @@ class Condition:
         )
 
     def satisfied(self, rows: Rows[Any], images: Sequence[bytes]) -> Iterator[bytes]:
-        """The images of the rows for which it is true, in their order."""
+        """Yield the images of the rows for which it is true, in their order."""
         try:
             places = {place for (place,) in rows.execute(self._query, (f"[{b','.join(images).decode()}]",))}
         except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError, psycopg.InternalError) as error:
@@ -94,7 +94,7 @@ def _parsed(where: str) -> exp.Expression:
 
 
 def _value(kind: str, name: str) -> sql.Composable:
-    """A column's value as the table had it: some of jsonb are wrapped in the log."""
+    """Return a column's value as the table had it: some jsonb values are wrapped in the log."""
     column = sql.Identifier("forge_typed", name)
     if kind != "jsonb":
         return column

@@ -1,11 +1,13 @@
-"""How a tracked table was defined, and what became of its rows where the log does not say so row by row.
+"""Past definitions of a tracked table, and the fate of its rows where the log has no single rows.
 
-In come the versions of a table's definition and the log's rows that speak of the table as a whole (truncate, schema,
-invalidate), in order, each seen by a snapshot or not. Out comes a `Plan`: what can be told of the table in that
-snapshot, backwards from what is known later, and forwards from where the log tells everything.
+In: the versions of a table's definition and the log's rows about the table as a whole (truncate, schema, invalidate),
+in order, each seen by a snapshot or not. Out: a `Plan`: what can be reconstructed of the table in that snapshot,
+backwards from later knowledge, and forwards from where the log is complete.
 
-Columns are known by their number, so that a renamed one stays itself. What always holds: where a value or a row might
-be another than the log can show, the plan says that it is lost.
+Columns are identified by number, so a renamed one keeps its identity.
+
+Invariants:
+- If a value or a row may differ from what the log can show, the plan marks it as lost.
 """
 
 import re
@@ -30,8 +32,8 @@ UNSEEN: Final = ("hidden", "masked")
 class Field(msgspec.Struct, frozen=True):
     """A column of a version; `attnum` is its number in the table.
 
-    `type_oid` is its type, whatever that is called, and `parts` what its values are printed with: the labels of enums
-    and the attributes of composites, by their numbers. Versions from before those were recorded do not have them.
+    `type_oid` is its type, whatever its name, and `parts` has the names that its values are printed with: the labels of
+    enums and the attributes of composites, by number. Versions older than this field do not have them.
     """
 
     name: str
@@ -43,7 +45,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Version(msgspec.Struct, frozen=True, dict=True):
-    """A definition of a table. `empty` says where tracking began, and whether the table had no row then."""
+    """A definition of a table. `empty` is set where tracking began: whether the table had no row then."""
 
     id: int
     relation: int
@@ -56,7 +58,7 @@ class Version(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def images(self) -> Images:
-        """What decodes row images of this version."""
+        """Return the decoder of this version's row images."""
         return Images([Column(field.name, field.type, field.kind) for field in self.fields], self.key)
 
     @cached_property
@@ -72,12 +74,12 @@ class Version(msgspec.Struct, frozen=True, dict=True):
         return tuple(self.by_name[name].attnum for name in self.key)
 
     def field_of(self, older: "Version", field: Field) -> Field | None:
-        """What an older version's column is here; None when it is gone. A restored table numbers its columns again."""
+        """Return this version's column for an older one; None if it is gone. A restored table renumbers columns."""
         return self.by_number.get(field.attnum) if older.relation == self.relation else self.by_name.get(field.name)
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A row of the log that speaks of the table as a whole; `seen` by the snapshot that is asked for."""
+    """A row of the log about the table as a whole; `seen` by the requested snapshot."""
 
     place: int
     id: int
@@ -90,7 +92,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Effect(NamedTuple):
-    """What an event did: nothing to the rows, to the columns in `lost`, emptied the table, or broke what is known."""
+    """The effect of an event: none on rows, `lost` columns, an emptied table, or a break in what is known."""
 
     kind: Literal["none", "columns", "empty", "break"]
     why: str = ""
@@ -98,16 +100,16 @@ class Effect(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Columns whose values do not survive the change of definition that made a version."""
+    """Columns whose values do not survive the change of definition that created a version."""
 
     version: int
     numbers: frozenset[int]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What can be told of a table in a snapshot.
+    """What can be reconstructed of a table in a snapshot.
 
-    Before the `barrier` in the log, if there is one, a row's first change since tells what it was. Rows that nobody
+    Before the `barrier` in the log, if there is one, a row's first change since the snapshot shows its state. Rows not
     changed before it are known from the log up to the snapshot, from the `floor` on; `whole`: those are all.
     """
 
@@ -120,11 +122,11 @@ class Plan(msgspec.Struct, frozen=True):
     lost_before: tuple[Lost, ...]
 
     def backwards(self, image: Version) -> dict[int, Field]:
-        """The columns of the target that an image from after the snapshot still has, as they are named there."""
+        """Map the target's columns that an image from after the snapshot still has to their fields there."""
         return self._carried(image, (lost for lost in self.lost_since if lost.version <= image.id))
 
     def forwards(self, image: Version) -> dict[int, Field]:
-        """The columns of the target that an image from before the snapshot has already."""
+        """Map the target's columns that an image from before the snapshot already has to their fields there."""
         return self._carried(image, (lost for lost in self.lost_before if lost.version > image.id))
 
     def _carried(self, image: Version, between: Iterable[Lost]) -> dict[int, Field]:
@@ -137,10 +139,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def veils(versions: Mapping[int, Version], unseen: Collection[str]) -> dict[int, frozenset[str]]:
-    """Of each version the columns whose values nobody is shown, whatever the log has of them.
+    """Return for each version the columns whose values are never shown, even if the log has them.
 
-    They are those that are excluded or masked now, or were when they were dropped, whatever they were called then, and
-    those that have the name of one that is: `unseen`.
+    These are columns that are excluded or masked in the newest version, or were when they were dropped, under any name,
+    and columns with the name of such a column: `unseen`.
 
     >>> def version(id, *fields): return Version(id, 1, "public", "t", fields, (), "")
     >>> plain, hidden = Field("ssn", "text", "plain", 2), Field("sn2", "text", "hidden", 2)
@@ -162,14 +164,14 @@ def veils(versions: Mapping[int, Version], unseen: Collection[str]) -> dict[int,
 
 
 def effects(events: Sequence[Event], versions: Mapping[int, Version], *, sees_ddl: bool) -> list[Effect]:
-    """What each event did, in order."""
+    """Return the effect of each event, in order."""
     return [_effect(event, events[place + 1 :], versions, sees_ddl) for place, event in enumerate(events)]
 
 
 def plan(
     events: Sequence[Event], found: Sequence[Effect], versions: Mapping[int, Version], trimmed_id: int
 ) -> Plan | None:
-    """What can be told; None when the table was not tracked yet. Up to `trimmed_id` the log may lack rows."""
+    """Return the plan; None if the table was not tracked yet. Up to `trimmed_id` the log may lack rows."""
     pairs = list(zip(events, found, strict=True))
     since = [pair for pair in pairs if not pair[0].seen]
     before = [pair for pair in pairs if pair[0].seen]
@@ -222,7 +224,7 @@ def _effect(event: Event, later: Sequence[Event], versions: Mapping[int, Version
 
 
 def _rewritten(event: Event, later: Sequence[Event], versions: Mapping[int, Version]) -> Effect:
-    """A rewrite for an added column's values, for storage or persistence leaves every value as it was."""
+    """Return the effect of a rewrite: one for an added column, storage or persistence keeps every value."""
     reason = event.note.get("reason")
     broken = Effect("break", "was rewritten by a change of definition")
     if not isinstance(reason, int) or reason & _OF_COLUMNS:
@@ -236,10 +238,10 @@ def _rewritten(event: Event, later: Sequence[Event], versions: Mapping[int, Vers
 
 
 def _lost(older: Version, newer: Version) -> frozenset[int]:
-    """The columns that are gone, or whose values may be printed otherwise now."""
+    """Return the columns that are gone, or whose values may be printed differently in the newer version."""
     shapes = [[(field.name, field.type, field.kind, field.attnum) for field in each.fields] for each in (older, newer)]
     if shapes[0] == shapes[1] and (older.schema, older.table) == (newer.schema, newer.table):
-        # Parts of a type. Where they were not recorded: types of PostgreSQL's own have no schema in their name.
+        # Parts of a type. If they were not recorded: built-in types have no schema in their name.
         return frozenset(
             field.attnum
             for field in older.fields
@@ -263,7 +265,7 @@ def _same_values(one: Field, other: Field) -> bool:
 
 
 def _same_parts(older: Field, newer: Field) -> bool:
-    """Whether all values that the older column can have are printed by the newer one as they were: labels may be new.
+    """Tell whether the newer column prints all values of the older one unchanged: labels may be added.
 
     >>> def field(**parts): return Field("mood", "public.mood", "literal", 2, 1, parts)
     >>> others = field(a="sad", b="glad"), field(a="blue"), Field("mood", "public.mood", "literal", 2)

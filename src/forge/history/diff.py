@@ -1,4 +1,4 @@
-"""What differs between two images of a row, and between two definitions of a table."""
+"""Differences between two images of a row, and between two definitions of a table."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from forge.wire import encode_value
 
 
 class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A column before and after; unset where there was no row. The values of a `hidden` one are not known."""
+    """A column before and after; unset if there was no row. The values of a `hidden` column are not known."""
 
     column: str
     before: Any = msgspec.UNSET
@@ -19,7 +19,7 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
     hidden: bool = False
 
     def wire(self) -> dict[str, Any]:
-        """As JSON can say it exactly: see forge.wire."""
+        """Return exact JSON: see forge.wire."""
         if self.hidden:
             return {"column": self.column, "hidden": True}
         images = {"before": self.before, "after": self.after}
@@ -30,7 +30,7 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def differences(before: Row | None, after: Row | None, hidden: Collection[str] = ()) -> tuple[Difference, ...]:
-    """The columns that differ, in the table's order, hidden ones last; all that are known where one side has no row.
+    """Return the differing columns in the table's order, hidden ones last; all known ones if one side has no row.
 
     >>> differences({"id": 1, "status": "placed"}, {"id": 1, "status": "paid"})
     (Difference(column='status', before='placed', after='paid', hidden=False),)
@@ -55,7 +55,7 @@ def _differences(before: Row | None, after: Row | None, hidden: Collection[str])
 
 
 def redefinition(older: Version | None, newer: Version) -> tuple[str, ...]:
-    """What is another in a newer definition, in words.
+    """Describe the changes of a newer definition in words.
 
     >>> from forge.history.definitions import Field
     >>> def version(*fields): return Version(1, 1, "public", "t", fields, ("id",), "")

@@ -1,17 +1,17 @@
-"""Instants as people write them, and the snapshots that answer for them.
+"""Instants as users write them, and the snapshots that answer for them.
 
-An instant names its zone, or is so long ago: `2026-11-10 09:00+00`, `2026-11-10T09:00Z`, `1h ago`, `2d`, `now`. A time
-without a zone is refused: whose nine o'clock it is nobody can tell.
+An instant has a time zone, or is relative: `2026-11-10 09:00+00`, `2026-11-10T09:00Z`, `1h ago`, `2d`, `now`. A time
+without a zone is refused, because it is ambiguous.
 
-An instant is answered by the last recorded snapshot at or before it. Now, and what is after the newest recorded one, is
-answered by the reader's own snapshot, less the transactions that wrote something after the instant.
+The last recorded snapshot at or before an instant answers for it. For now, and for instants after the newest recorded
+one, the reader's own snapshot answers, minus the transactions that wrote something after the instant.
 
 Invariants:
 
 - All that was committed before `Answered.at` is in the answer; nothing that was written after the instant is. What was
   written before the instant and may have been committed after it is in an answer from the reader's own snapshot only,
   and `Gap.unsure` counts it.
-- Which snapshot answers is decided in the reader's own snapshot, once. Every table of an answer is in the same one.
+- The answering snapshot is chosen once, in the reader's own snapshot. Every table of an answer uses the same one.
 - An instant in the future means now.
 """
 
@@ -37,13 +37,13 @@ EXAMPLE: Final = "write it as '2026-11-10 09:00+00', or as '1h ago'"
 
 NOW: Final = "now"
 LATER: Final = 10_000
-"""Transactions since the newest recorded instant that an answer can be without."""
+"""Maximum number of transactions since the newest recorded instant that an answer can exclude."""
 COUNTED: Final = 1_000
-"""Changes between the answer and the instant that are counted."""
+"""Maximum number of changes between the answer and the instant that are counted."""
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What answers for an instant: all that `snapshot` sees was committed by `at`, at or before `asked`.
+    """The snapshot that answers for an instant: all that `snapshot` sees was committed by `at`, at or before `asked`.
 
     `next` is the next recorded snapshot, if there is one: what it does not see was committed after the instant. What
     `sure` does not see may have been committed after the instant, too.
@@ -57,11 +57,11 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """How far an answer is from the instant that was asked for.
+    """The distance from an answer to the requested instant.
 
-    `changes` are those of the table that were written by the instant and are not in the answer; None where they are not
-    told. `unsure` are changes in the answer that were written by the instant but may have been committed after it:
-    since the newest recorded instant nobody knows. Both are counted up to `COUNTED`; `capped`: there are more.
+    `changes` counts the table's changes that were written by the instant and are not in the answer; None if withheld.
+    `unsure` counts changes in the answer that were written by the instant but may have been committed after it, which
+    is unknown since the newest recorded instant. Both are counted up to `COUNTED`; `capped`: there are more.
 
     >>> noon = datetime(2026, 11, 10, 12, tzinfo=UTC)
     >>> str(Gap(noon, noon - timedelta(seconds=0.7), 0))
@@ -84,11 +84,11 @@ class Gap(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """Seconds from the answer to the instant asked for."""
+        """Return the seconds from the answer to the requested instant."""
         return (self.asked - self.at).total_seconds()
 
     def wire(self) -> dict[str, Any]:
-        """The fields that every JSON answer has."""
+        """Return the fields that every JSON answer has."""
         return {
             "asked": timestamp(self.asked),
             "at": timestamp(self.at),
@@ -99,14 +99,14 @@ class Gap(msgspec.Struct, frozen=True):
         }
 
     def and_of(self, other: "Gap") -> "Gap":
-        """The gap of several tables that one snapshot answers for: the changes of all of them."""
+        """Return the gap of several tables answered by one snapshot: the changes of all of them."""
         if self.changes is None or other.changes is None or self.unsure is None or other.unsure is None:
             return self.untold()
         changes, unsure = self.changes + other.changes, self.unsure + other.unsure
         return Gap(self.asked, self.at, changes, unsure, self.capped or other.capped)
 
     def untold(self) -> "Gap":
-        """Without the number of changes, for those who may not see all rows of the table."""
+        """Return the gap without the number of changes, for callers that may not see all rows of the table."""
         return Gap(self.asked, self.at, None, None)
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 def moment(at: datetime) -> str:
-    """A time as people are shown it, and as --at takes it.
+    """Format a time for people, in the form that --at accepts.
 
     >>> moment(datetime(2026, 11, 10, 9, 0, 1, 250_000, tzinfo=UTC))
     '2026-11-10 09:00:01.250Z'
@@ -137,7 +137,7 @@ def moment(at: datetime) -> str:
 
 
 def instant_or_now(text: str) -> datetime | None:
-    """The instant that a text stands for; None for now, which is the database's and not this machine's.
+    """Parse an instant; None for now, because the database's clock counts and not this machine's.
 
     >>> instant_or_now(" Now"), instant_or_now("2026-11-10 09:00+00").isoformat()
     (None, '2026-11-10T09:00:00+00:00')
@@ -146,7 +146,7 @@ def instant_or_now(text: str) -> datetime | None:
 
 
 def instant(text: str, now: datetime | None = None) -> datetime:
-    """The instant that a text stands for; HistoryUnavailable when it has no zone or is none.
+    """Parse an instant; raise HistoryUnavailable if it has no zone or is invalid.
 
     >>> noon = datetime(2026, 11, 10, 12, tzinfo=UTC)
     >>> [instant(text, noon).isoformat() for text in ("2026-11-10 09:00+00", "90m ago", "2d", "now")]
@@ -179,7 +179,7 @@ def instant(text: str, now: datetime | None = None) -> datetime:
 
 
 def aware(at: datetime) -> datetime:
-    """The instant itself in UTC, if it names its zone.
+    """Return the instant in UTC, if it has a time zone.
 
     >>> aware(datetime.fromisoformat("2026-11-10T09:00+02:00")).isoformat()
     '2026-11-10T07:00:00+00:00'
@@ -193,7 +193,7 @@ def aware(at: datetime) -> datetime:
 
 
 def current(rows: Rows[Any]) -> Answered:
-    """What answers for now. Ask it first in a transaction: it is then the time at which its snapshot was taken.
+    """Return the answer for now. Call it first in a transaction: its time is then that of the transaction's snapshot.
 
     That snapshot must stay the same: REPEATABLE READ.
     """
@@ -205,9 +205,9 @@ def current(rows: Rows[Any]) -> Answered:
 def answered(
     rows: Rows[Any], now: Answered, asked: datetime | None, first_id: int, since: Sequence[datetime] = ()
 ) -> Answered:
-    """What answers for an instant, None for now, in the snapshot of the transaction that `rows` reads in.
+    """Return the answer for an instant, None for now, in the snapshot of the transaction that `rows` reads in.
 
-    `now` is what `current` returned in that transaction. Instants that can be answered are all `since` some others.
+    `now` is what `current` returned in that transaction. Only instants after every one of `since` can be answered.
     """
     if asked is None or asked >= now.at:
         return now if asked is None else msgspec.structs.replace(now, asked=asked)
@@ -236,9 +236,9 @@ def answered(
 def _without_later(
     rows: Rows[Any], snapshot: Snapshot, before: Snapshot | None, asked: datetime, first_id: int
 ) -> Snapshot | None:
-    """A snapshot that does not see the transactions that wrote after an instant.
+    """Return a snapshot that does not see the transactions that wrote after an instant.
 
-    `before` is the newest recorded one, all of this log. None when those transactions are too many, or not in the log.
+    `before` is the newest recorded one, all of this log. None if those transactions are too many, or not in the log.
     """
     known = before or Snapshot(1, 1)
     values = {
@@ -264,7 +264,7 @@ def _without_later(
 
 
 def oldest_fix(oldest: datetime | None) -> str:
-    """What to do about an instant that is too old."""
+    """Return the fix for an instant that is too old."""
     if oldest is None:
         return "ask as of now; forge maintain records instants while something changes"
     return f"ask for an instant from {oldest.astimezone(UTC).isoformat()} on, the oldest that can be answered"

@@ -1,14 +1,15 @@
-"""One table as it was in a recorded snapshot, row by row, computed by the server and streamed.
+"""One table in a recorded snapshot, row by row, computed by the server and streamed.
 
-Rows are images in the form of the definition that the table had then: JSON objects that lack what the log cannot tell.
+Rows are images in the form of the definition that the table had then: JSON objects without the values that the log
+cannot show.
 
-For a table with a key: backwards, the first change of a row since tells what it was; a row that nobody changed since is
-as it is now. Behind a barrier (a truncate, a rewrite, a time without tracking) nothing is as it is now, and a row that
-nobody changed up to the barrier is what its last change up to the snapshot made of it. Where columns were dropped or
-got another type since, their values come from there, too.
+For a table with a key: backwards, the first change of a row since the snapshot shows its state then; an unchanged row
+is the current one. Behind a barrier (a truncate, a rewrite, a time without tracking) current rows say nothing, and a
+row not changed up to the barrier has the state after its last change up to the snapshot. Values of columns that were
+dropped or retyped since come from there, too.
 
-Without a key, rows are counted: those of now, less what came, and what went; or, behind a barrier, what came less what
-went since the table was empty.
+Without a key, rows are counted: the current rows, minus added rows, plus removed rows; or, behind a barrier, added
+minus removed rows since the table was empty.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,7 @@ _MARK: Final = f'"{REDACTED}"'.encode()
 
 
 class Past:
-    """A tracked table in a recorded snapshot. Only for use in the transaction that it was made in."""
+    """A tracked table in a recorded snapshot. Usable only in the transaction that created it."""
 
     def __init__(self, connection: Connection, table: Tracked, answered: Answered, first_id: int) -> None:
         self.name = table.name
@@ -80,7 +81,7 @@ class Past:
 
     @cached_property
     def gap(self) -> Gap:
-        """How far this is from the instant that was asked for, and how many changes of the table lie between."""
+        """Return the distance from the requested instant, and the number of changes of the table in between."""
         answered = self.answered
         between = unsure = 0
         if answered.asked != answered.at:
@@ -91,25 +92,25 @@ class Past:
         return Gap(answered.asked, answered.at, min(between, COUNTED), min(unsure, COUNTED), most > COUNTED)
 
     def _changes(self, older: Snapshot, newer: Snapshot | None) -> int:
-        """How many changes, written by the instant asked for, one snapshot sees and an older one does not; bounded."""
+        """Count changes written by the requested instant that one snapshot sees and an older one does not; bounded."""
         bounds = {**older.bounds, "asked": self._asked, "newer": newer and str(newer), "most": COUNTED + 1}
         (count,) = self._one(_query("changes"), {**self._values, **bounds})
         return int(count)
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns that the table had."""
+        """Return the columns that the table had."""
         return self.version.images.columns
 
     def rows(self, where: str | None = None) -> Iterator[dict[str, Any]]:
-        """All rows, in no particular order; of those that satisfy a condition, if one is given."""
+        """Yield all rows, in no particular order; only those that satisfy a condition, if given."""
         images = self._all_images()
         if where is not None:
             images = self._chosen(images, where)
         return map(self._images.decoded, images)
 
     def row(self, key: object) -> dict[str, Any] | None:
-        """One row by its key; None when there was none."""
+        """Return one row by its key; None if there was none."""
         given = tracked.given_key(self._table, self.version, key)
         word = tracked.row_id(self._rows, self._table, self.version, given)
         self._need(None)
@@ -117,7 +118,7 @@ class Past:
         found = list(map(self._images.composed, self._rows.execute(statement.encode(), values)))
         return self._images.decoded(found[0]) if found else None
 
-    # What is asked of the server
+    # Queries to the server
 
     def _all_images(self) -> Iterator[bytes]:
         if self.version.key:
@@ -145,7 +146,7 @@ class Past:
         return filled(_query("keyed"), parts), {**self._values, **values, "row_id": word}
 
     def _unchanged(self, key: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-        """The rows that nobody changed since; one by its key's own index, and by the very word of it."""
+        """Query the rows not changed since; a single row by its key's own index and its exact key string."""
         if key is None:
             return self._of_now("rest_now", same="true"), {}
         typed, values = tracked.key_values(self._table, key)
@@ -154,7 +155,7 @@ class Past:
         return self._of_now("rest_now", same=" AND ".join((*same, f"{escaped(self._now.row_id)} = %(row_id)s"))), values
 
     def _counted(self) -> tuple[str, dict[str, Any]]:
-        """How many of each image there were."""
+        """Query the number of rows per image."""
         words = {"now": "", "bounds": _query("until"), "removed": "-1", "added": "1"}
         if self._plan.barrier is None and not self._plan.lost_since:
             bounds = f"l.id >= %(first)s AND l.version = ANY (%(versions)s) AND {fragment('after_snapshot')}"
@@ -164,7 +165,7 @@ class Past:
         return filled(_query("counted"), words), {**self._values, **values}
 
     def _projected(self) -> tuple[str, dict[str, Any]]:
-        """An image as the definition of then has it: without the columns that came since, under the names of then."""
+        """Query an image in its past definition: without columns added since, under the names of then."""
         then = self.version.by_number
         shape = [(field.attnum, field.name) for field in self.version.fields]
         names = [
@@ -184,22 +185,22 @@ class Past:
         return CurrentTable(*self._one(rewind_query("tables"), {"table": self._table.id, "first_table": 0}))
 
     def _of_now(self, name: str, **words: str) -> str:
-        """A query about the table as it is; the words may have parameters."""
+        """Return a query on the current table; the words may have parameters."""
         now = self._now
         own = {"row_id": now.row_id, "relation": now.relation, "alias": now.alias, "source": now.source}
         safe = {word: escaped(text) for word, text in own.items()}
         return filled(_query(name), {**safe, **words, "version": str(self._table.newest.id)})
 
     def _streamed(self, statement: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-        """The rows of a statement, kept by the server and fetched page by page."""
+        """Yield the rows of a statement, held by the server and fetched page by page."""
         with self._connection.cursor(f"forge_past_{self._table.id}", row_factory=tuple_row) as rows:
             rows.itersize = PAGE
             rows.execute(statement.encode(), values)
             yield from rows
 
     def _chosen(self, images: Iterator[bytes], where: str) -> Iterator[bytes]:
-        """The images whose rows satisfy a condition, as the server has it."""
-        from forge.history.conditions import Condition  # and with it sqlglot, which takes its time
+        """Yield the images whose rows satisfy a condition, evaluated by the server."""
+        from forge.history.conditions import Condition  # imports sqlglot, which is slow
 
         condition = Condition(where, self.version, self._table.asked, self._images.veiled)
         while page := list(islice(images, PAGE)):
@@ -207,10 +208,10 @@ class Past:
                 self._images.check_known(image, condition.names)
             yield from condition.satisfied(self._rows, page)
 
-    # What the log can tell
+    # Limits of what the log can answer
 
     def _mind_restart(self, at: datetime) -> None:
-        """A log from before tracking said where it began: what was there before the last beginning is unknown."""
+        """Handle a log older than the record of where tracking began: rows before the last start are unknown."""
         began = any(self._table.versions[event.version].empty is not None for event in self._events if not event.seen)
         if self._table.enabled_at <= at or began or self._table.relation is None:
             return
@@ -220,7 +221,7 @@ class Past:
                 return
 
     def _check(self) -> None:
-        """Raise where rows that the answer needs are not in the log any more."""
+        """Raise if rows that the answer needs were trimmed from the log."""
         if self._plan.barrier is None:
             if self._table.relation is None:
                 raise self._unknown("it is not tracked any more since before then", self._oldest())
@@ -228,7 +229,7 @@ class Past:
                 raise self._unknown("the log since then has been trimmed", self._oldest())
 
     def _need(self, lost: str | None) -> None:
-        """Raise unless what nobody changed since can be told."""
+        """Raise unless rows not changed since can be reconstructed."""
         barrier = self._plan.barrier
         if (barrier is not None or lost is not None) and not self._plan.whole:
             why = lost if barrier is None else f"it {self._plan.why} at {barrier.at.isoformat()}"
@@ -240,7 +241,7 @@ class Past:
         return self._one(_query("trimmed"), self._values) == (True,)
 
     def _oldest(self) -> datetime | None:
-        """The oldest recorded instant that can be answered."""
+        """Return the oldest recorded instant that can be answered."""
         ends: list[tuple[Event, Effect]] = [
             pair for pair in zip(self._events, self._effects, strict=True) if pair[1].kind in ("empty", "break")
         ]
@@ -281,7 +282,7 @@ class Past:
 
 
 class _Images:
-    """Puts rows together from what is known of them before and after the snapshot."""
+    """Composes rows from what is known of them before and after the snapshot."""
 
     def __init__(self, plan: Plan, table: Tracked) -> None:
         self._plan = plan
@@ -293,7 +294,7 @@ class _Images:
         self._forwards: dict[int, dict[str, str] | None] = {}
 
     def composed(self, found: tuple[Any, ...]) -> bytes:
-        """The image of a row as it was: from its first change since or the table of now, and its last change before."""
+        """Return a row's past image: from its first change since or the current table, and its last change before."""
         op, version, before, after, old_version, old = found
         if version is None:
             return self._taken(old, self._names(self._forwards, self._plan.forwards, old_version))
@@ -313,7 +314,7 @@ class _Images:
         return row if list(row) == ordered else {name: row[name] for name in ordered}
 
     def check_known(self, image: bytes, names: frozenset[str]) -> None:
-        """Raise where a condition speaks of a value that is not known."""
+        """Raise if a condition uses a value that is not known."""
         if names and (lacking := names - parts(image).keys()):
             raise HistoryUnavailable(
                 f"the log does not have {', '.join(sorted(lacking))} of every row",
@@ -327,7 +328,7 @@ class _Images:
         return _joined({names[name]: value for name, value in _known(image).items() if name in names})
 
     def _names(self, known: dict[int, dict[str, str] | None], carried: Any, number: int) -> dict[str, str] | None:
-        """What a version's columns are called in the target; None when they are the same."""
+        """Map a version's column names to those in the target; None if they are the same."""
         if number not in known:
             fields: dict[int, Field] = carried(self._versions[number])
             names = {field.name: self._target.by_number[attnum].name for attnum, field in fields.items()}
@@ -337,7 +338,7 @@ class _Images:
 
 
 def _known(image: str | bytes) -> dict[str, msgspec.Raw]:
-    """The values of an image that were not taken out of the log."""
+    """Return the values of an image that were not redacted."""
     found = parts(image)
     if bytes(found.get(REDACTED, b"")).startswith(b"["):
         gone = (*msgspec.json.decode(found[REDACTED], type=list[str]), REDACTED)

@@ -1,17 +1,17 @@
-"""Taking values out of the log, for the right to be forgotten.
+"""Remove values from the log, for the right to be forgotten.
 
     redact(connection, "customers", 7, ["email", "phone"], reason="request 4711", by="ada")
 
 In all retained changes of the row the values of these columns are overwritten, before and after; also under the keys
-that the row had before its key was changed, and after. What reads the log finds UNAVAILABLE there, never a null. A
-*tombstone* for each key says who did it, when, why and which columns: it is a row of the log, goes out as a `redact`
-Change in its place in the order, and consumers that keep copies obey it. All of it is one transaction.
+that the row had before its key was changed, and after. Readers of the log find UNAVAILABLE there, never a null. A
+*tombstone* for each key records who did it, when, why and which columns: it is a row of the log, is delivered as a
+`redact` Change in its place in the order, and consumers that keep copies obey it. All of it is one transaction.
 
-The row itself is not touched: update or delete it first, for that change too is logged with the old values.
+The row itself is not changed: update or delete it first, because that change too is logged with the old values.
 `Redacted.current` tells whether it still has values there.
 
-Under the key that is given, every life of the row counts, as the key names the person; under its other keys, only
-the time in which it was this row. Columns that were renamed are found under their old names.
+Under the given key, every lifetime of the row counts, because the key identifies the person; under its other keys, only
+the time in which it was this row. Renamed columns are found under their old names.
 """
 
 import json
@@ -40,7 +40,7 @@ Position = tuple[int, int]
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A key under which the log has the row, and from when to when: positions, both inclusive, None for open."""
+    """A key under which the log has the row, and its first and last positions, both inclusive, None for open."""
 
     row_id: str
     since: Position | None = None
@@ -51,9 +51,9 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Redacted(msgspec.Struct, frozen=True):
-    """What was, or in a dry run would be, taken out. `transaction` and `tombstones` are None and empty in a dry run.
+    """The values removed, or to be removed in a dry run. In a dry run `transaction` is None and `tombstones` is empty.
 
-    `columns` are all names that the columns had. `current` are those of which the row still has values in the table.
+    `columns` has all names that the columns had. `current` has those for which the row in the table still has values.
     """
 
     table: str
@@ -76,7 +76,7 @@ def redact(
     by: str | None = None,
     dry_run: bool = False,
 ) -> Redacted:
-    """Take the values of these columns out of the log of one row. Only the role that owns the log may do that."""
+    """Remove the values of these columns from the log of one row. Only the role that owns the log may do that."""
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise RedactError(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
@@ -92,7 +92,7 @@ def redact(
             rows = connection.cursor(row_factory=tuple_row)
             _check_owner(rows)
             if not dry_run:
-                # no seal may be made of a row while values are taken out of it
+                # no row may be sealed while values are removed from it
                 rows.execute("LOCK TABLE forge.log_seal IN SHARE ROW EXCLUSIVE MODE")
             found = _Found(rows, table, key, columns)
             return found.count() if dry_run else found.take_out(reason, by)
@@ -118,7 +118,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class _Found:
-    """The row in the log, and what is to go of it."""
+    """The row in the log, and the values to remove from it."""
 
     def __init__(self, rows: Rows[Any], table: str, key: object, columns: Sequence[str]) -> None:
         relation = tracked.find(rows, table)
@@ -167,7 +167,7 @@ class _Found:
         )
 
     def _read(self) -> Iterator[_Event]:
-        """The row's changes that have something to take out."""
+        """Yield the row's changes that have values to remove."""
         for span in self._spans:
             rows = self._rows.execute(
                 "SELECT l.id, l.day::text, l.transaction_id::text, l.version, coalesce(l.rank, l.id)"
@@ -203,7 +203,7 @@ class _Found:
         return int(row[0])
 
     def _key_image(self, span: Span, events: Sequence[_Event]) -> str:
-        """The key as an image of the newest version has it: out of a change, or as it was given."""
+        """Return the key as an image of the newest version: from a change, or as it was given."""
         newest = self._table.newest
         if not events:
             typed, values = tracked.key_values(self._table, self._key)
@@ -228,7 +228,7 @@ class _Found:
         return msgspec.json.encode({name: image[then[name]] for name in newest.key}).decode()
 
     def _current(self) -> list[str]:
-        """Which of the columns the row in the table has a value of."""
+        """Return the columns for which the row in the table has a value."""
         now = {field.name for field in self._table.newest.fields}
         names = [name for name in self._asked if name in now]
         if self._table.relation is None or not names:
@@ -256,7 +256,7 @@ def _attnum(version: Version, name: str) -> int:
 
 
 def _names(table: Tracked, version: Version, columns: Iterable[str]) -> Iterator[str]:
-    """What a version calls these columns: by their number where it is the same relation, else by name."""
+    """Yield a version's names of these columns: by number if it is the same relation, else by name."""
     now = {field.name: field.attnum for field in table.newest.fields}
     for name in columns:
         for field in version.fields:
@@ -282,7 +282,7 @@ def _check_columns(table: Tracked, columns: Sequence[str], names: Mapping[int, S
 
 
 def _spans(rows: Rows[Any], versions: list[int], word: str) -> Iterator[Span]:
-    """The keys that the row has had: the one that is given for all times, others as long as they were its own."""
+    """Yield the keys that the row has had: the given one for all times, others for the time they were its own."""
     given = Span(word)
     yield given
     seen = {given}
@@ -297,7 +297,7 @@ def _spans(rows: Rows[Any], versions: list[int], word: str) -> Iterator[Span]:
 
 
 def _neighbours(rows: Rows[Any], versions: list[int], span: Span) -> Iterator[Span]:
-    """Where the row came from and where it went when its key was changed."""
+    """Yield the keys before and after each change of the row's key."""
     changes = _keyed(rows, versions, "l.row_id = %(row_id)s", {"row_id": span.row_id})
     own = [change for change in changes if span.covers((change.place, change.id))]
     transactions = sorted({str(change.transaction) for change in own})
@@ -320,7 +320,7 @@ def _neighbours(rows: Rows[Any], versions: list[int], span: Span) -> Iterator[Sp
 
 
 def _keyed(rows: Rows[Any], versions: list[int], which: str, values: Mapping[str, Any]) -> list[Logged]:
-    """Inserts and deletes, without their images, in order."""
+    """Return inserts and deletes, without their images, in order."""
     found = rows.execute(
         "SELECT v.tracked_table, l.version, l.id, coalesce(l.rank, l.id), l.transaction_id::text::bigint, l.at,"
         " l.op::text, l.row_id FROM forge.forge_event_log l JOIN forge.table_version v ON v.id = l.version"

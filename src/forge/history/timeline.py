@@ -5,17 +5,17 @@
         entry.change.at, entry.change.context.user_id, entry.diff
     older = timeline(connection, "orders", 4711, before=page.next)
 
-Changes come in the order of the row's history, which is the reader's order turned round, not the clock's. An update of
-the key is logged as a delete and an insert; the two are one entry here, and the history goes on with the old key. What
-happened to the table as a whole (a truncate, a change of definition, what could not be logged) stands in between. A
-page is found by where the last one ended, so a history of any length is read in pages of one cost. It ends early where
-it would be larger than MOST_BYTES, but never before its first entry, so rows of any size are read in pages of one cost.
+Changes come in the order of the row's history, which is the reversed order of the reader, not of the clock. An update
+of the key is logged as a delete and an insert; the two are one entry here, and the history continues with the old key.
+Events of the table as a whole (a truncate, a change of definition, an unlogged change) are listed in between. A page
+starts where the previous one ended, so a history of any length is read in pages of equal cost. A page ends early if it
+would be larger than MOST_BYTES, but never before its first entry, so rows of any size are read in pages of equal cost.
 
-Columns that are excluded or masked now, or were when they were dropped, are not shown, whatever the log has of them.
+Columns that are excluded or masked, or were when they were dropped, are not shown, even if the log has them.
 
-A tenant is shown what was its own row before and after, as if the log had nothing else: pages are full of that, and end
-with the last of it. An update of the key by which a row comes to the tenant is its insert, one by which it goes a
-delete. Who did it is told by the rule of `forge.changelog.tenancy`.
+A tenant sees changes of rows that were its own before and after, as if the log had nothing else: pages are filled with
+these, and end with the last of them. An update of the key that moves a row to the tenant is an insert, one that moves
+it away is a delete. The rule of `forge.changelog.tenancy` decides whether the actor is shown.
 """
 
 import re
@@ -44,9 +44,9 @@ from forge.wire import encode_row, timestamp
 LIMIT: Final = 50
 MOST: Final = 1000
 MOST_BYTES: Final = 16 * 1024 * 1024
-"""Of the log's rows that make a page."""
+"""Maximum size of the log's rows of one page."""
 _FETCHED: Final = 10
-"""Rows at a time. The server unpacks all of them to see which fit."""
+"""Rows per fetch. The server unpacks all of them to see which fit."""
 _LAST: Final = 2**63 - 1
 
 _COLUMNS: Final = """
@@ -62,8 +62,8 @@ _SIZE: Final = " + ".join(
     f"coalesce(octet_length(l.{name}::text), 0)::bigint"
     for name in ("before", "after", "context", "user_id", "function_name", "trace_id")
 )
-# A row that does not fit is a row of nulls; the last column is the size of all so far. Nothing is sorted outside of the
-# innermost query, so that only rows that are fetched are unpacked.
+# A row that does not fit is a row of nulls; the last column is the total size so far. Nothing is sorted outside of the
+# innermost query, so that only fetched rows are unpacked.
 _PAGE: Final = f"""
     SELECT fits.* FROM (
         SELECT l.*, row_number() OVER so_far AS n, sum({_SIZE}) OVER so_far AS size
@@ -94,7 +94,7 @@ _PARTNER: Final = f"""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One change. `was` is the key that the row had before it, `became` the one that it has since, if that changed."""
+    """One change. `was` is the row's key before it, `became` the key after it, if the key changed."""
 
     change: Change
     diff: tuple[Difference, ...] = ()
@@ -104,11 +104,11 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def op(self) -> str:
-        """What happened, in one word: KEY for an update of the key."""
+        """Return the kind of change in one word: KEY for an update of the key."""
         return "KEY" if self.was is not None or self.became is not None else self.change.op.name
 
     def wire(self) -> dict[str, Any]:
-        """As JSON can say it exactly: see forge.wire."""
+        """Return exact JSON: see forge.wire."""
         change = self.change
         found: dict[str, Any] = {
             "op": self.op,
@@ -135,7 +135,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """A page of a row's history; `next` is where the following one begins, None when this is the last."""
+    """A page of a row's history; `next` is the start of the following page, None if this is the last."""
 
     table: str
     key: Row
@@ -144,7 +144,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 class Place(NamedTuple):
-    """Where a page begins: below this place of the log, with this word for the key."""
+    """The start of a page: below this place of the log, with this key string."""
 
     place: int
     id: int
@@ -181,7 +181,7 @@ def timeline(
     follow: bool = True,
     tenant: Tenant | None = None,
 ) -> Timeline:
-    """A page of a row's history, as a tenant may see it; without `follow` that of its key alone."""
+    """Return a page of a row's history, as a tenant may see it; without `follow`, of its key only."""
     if not 1 <= limit <= MOST:
         raise HistoryUnavailable(f"a page cannot have {limit} entries", fix=f"ask for 1 to {MOST}")
     with _asked(connection, table, key) as asked:
@@ -195,7 +195,7 @@ def timeline(
 
 
 def mark(connection: Connection, table: str, key: object) -> Hashable:
-    """Another one whenever a change came to the history of a key or went from it; to know it, no image is read."""
+    """Return a value that differs whenever a change was added to or removed from a key's history; reads no image."""
     with _asked(connection, table, key) as asked:
         versions = list(asked.table.versions)
         found = asked.rows.execute(_MARK, {"row_id": asked.row_id, "versions": versions}).fetchone()
@@ -203,7 +203,7 @@ def mark(connection: Connection, table: str, key: object) -> Hashable:
 
 
 class _Asked(NamedTuple):
-    """A row that is asked for, and what to read it with."""
+    """The requested row, and what is needed to read it."""
 
     rows: Rows[tuple[Any, ...]]
     table: Tracked
@@ -213,7 +213,7 @@ class _Asked(NamedTuple):
 
 @contextmanager
 def _asked(connection: Connection, table: str, key: object) -> Iterator[_Asked]:
-    """Within this block, the log is as it was at one instant or later, and nothing can be written."""
+    """Read the log as of one instant or later within this block; nothing can be written."""
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise HistoryUnavailable(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
@@ -230,7 +230,7 @@ def _asked(connection: Connection, table: str, key: object) -> Iterator[_Asked]:
 
 
 class _Walk:
-    """From change to older change."""
+    """Walks from each change to the older one."""
 
     def __init__(self, connection: Connection, table: Tracked, tenant: Tenant | None) -> None:
         self._table = table
@@ -245,7 +245,7 @@ class _Walk:
             self._decoder.learn(version.id, version.schema, version.table, list(shape), list(version.key))
 
     def page(self, start: Place, limit: int, *, follow: bool) -> tuple[list[Entry], Place | None]:
-        """Entries, and where to go on if there are more."""
+        """Return entries, and where to continue if there are more."""
         found: list[Entry] = []
         below = start
         for more in self._entries(start, limit + 1, follow=follow):
@@ -256,7 +256,7 @@ class _Walk:
         return found, None
 
     def signed(self, entries: list[Entry]) -> list[Entry]:
-        """The entries, without who did it where the tenant may not know."""
+        """Remove the actor from entries where the tenant may not know it."""
         if self._tenant is None:
             return entries
         transactions = list({entry.change.source.transaction for entry in entries})
@@ -265,7 +265,7 @@ class _Walk:
         return [entry if entry.change.source.transaction in known else _unsigned(entry) for entry in entries]
 
     def _entries(self, start: Place, most: int, *, follow: bool) -> Iterator[tuple[Entry, Place] | None]:
-        """Each entry with the place below it; None for the first that would make all of them too large."""
+        """Yield each entry with the place below it; None for the first that would make all of them too large."""
         place: Place | None = start
         room, first = MOST_BYTES, True
         while place is not None:
@@ -290,7 +290,7 @@ class _Walk:
             room, first = room - size, False
 
     def _logged(self, below: Place, most: int, room: int, *, first: bool) -> Iterator[tuple[Any, ...]]:
-        """The log's rows of a key below a place, newest first, kept by the server and fetched as they are needed."""
+        """Yield the log's rows of a key below a place, newest first, held by the server and fetched as needed."""
         versions = [number for number, veiled in self._table.veiled.items() if not self._veils(veiled)]
         values = {**below._asdict(), "versions": versions, "limit": most, "room": room, **parameters(self._tenant)}
         with self._connection.cursor("forge_history", binary=True, row_factory=tuple_row) as rows:
@@ -300,11 +300,11 @@ class _Walk:
             yield from rows
 
     def _veils(self, veiled: Collection[str]) -> bool:
-        """Whether rows do not say whose they are, where that matters."""
+        """Tell whether the tenant of rows is hidden, where that matters."""
         return self._tenant is not None and self._tenant.column in veiled
 
     def _partner(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The other half of an update of the key; None when it was no such update, or nobody can tell which."""
+        """Return the other half of an update of the key; None if it was no such update, or the half is ambiguous."""
         deleted = self._change(row).op is Op.DELETE
         values = {
             "id": row[0],

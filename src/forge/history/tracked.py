@@ -1,9 +1,9 @@
-"""A table that is or was tracked: its definitions, and what names one of its rows.
+"""A table that is or was tracked: its definitions, and the keys of its rows.
 
-A key is given as the value of a key of one column, as a mapping of its columns to values, or, by people, as text:
-`4711`, `region=eu,number=7`, `{"region": "eu", "number": 7}`, or the values in the columns' order, as `eu,7`, as
-`eu · 7` or as the log writes them, `["eu", "7"]`. It is checked by the server, against the types that the key has, and
-becomes the one word under which the log has the row.
+A key is the value of a one-column key, a mapping of its columns to values, or a text written by a user: `4711`,
+`region=eu,number=7`, `{"region": "eu", "number": 7}`, or the values in the columns' order, as `eu,7`, as `eu · 7` or as
+the log writes them, `["eu", "7"]`. The server checks it against the types of the key and converts it to the one string
+under which the log has the row.
 """
 
 import json
@@ -45,7 +45,7 @@ _EVENTS: Final = """
 
 
 class Tracked(msgspec.Struct, frozen=True):
-    """A tracked table as a reader finds it. `relation` is None where it is tracked no more."""
+    """A tracked table as a reader finds it. `relation` is None if it is not tracked at present."""
 
     id: int
     asked: str
@@ -54,10 +54,10 @@ class Tracked(msgspec.Struct, frozen=True):
     enabled_at: datetime
     sees_ddl: bool
     settled: bool
-    """Whether the newest version is the definition of now."""
+    """Whether the newest version is the current definition."""
     versions: Mapping[int, Version]
     veiled: Mapping[int, frozenset[str]]
-    """Of each version the columns that are not shown, whatever the log has of them."""
+    """For each version the columns that are not shown, even if the log has them."""
 
     @property
     def newest(self) -> Version:
@@ -65,7 +65,7 @@ class Tracked(msgspec.Struct, frozen=True):
 
 
 def find(rows: Rows[Any], name: str) -> int | None:
-    """The oid of the table that a name means; None where there is none now but was one once."""
+    """Return the oid of the table with this name; None if there is none but there was one in the past."""
     known = (
         "SELECT EXISTS (SELECT FROM forge.table_version v"
         " WHERE %(name)s IN (v.table_name, v.schema_name || '.' || v.table_name))"
@@ -82,7 +82,7 @@ def find(rows: Rows[Any], name: str) -> int | None:
 
 
 def load(rows: Rows[Any], name: str, relation: int | None) -> Tracked:
-    """What is known of it; HistoryUnavailable when it was never tracked."""
+    """Return what is known of it; raise HistoryUnavailable if it was never tracked."""
     found = rows.execute(_TRACKED, {"relation": relation, "name": name}).fetchone()
     if found is None:
         raise HistoryUnavailable(f"{name} is not tracked", fix=f"forge enable {name}")
@@ -94,7 +94,7 @@ def load(rows: Rows[Any], name: str, relation: int | None) -> Tracked:
 
 
 def versions_of(rows: Rows[Any], number: int) -> dict[int, Version]:
-    """The definitions that a tracked table had, oldest first."""
+    """Return the definitions that a tracked table had, oldest first."""
     return {row[0]: _version(row) for row in rows.execute(_VERSIONS, (number,))}
 
 
@@ -104,7 +104,7 @@ def _version(row: Sequence[Any]) -> Version:
 
 
 def events(rows: Rows[Any], tracked: Tracked, first_id: int, snapshot: str | None) -> list[Event]:
-    """What the log says of the table as a whole, in order."""
+    """Return the log's events of the table as a whole, in order."""
     values = {"snapshot": snapshot, "versions": list(tracked.versions), "first_id": first_id}
     return [
         Event(place, id, transaction, at, version, op, _note(context), seen)
@@ -118,7 +118,7 @@ def _note(context: str | None) -> dict[str, Any]:
 
 
 def key_of(words: str) -> object:
-    """The key that a person wrote.
+    """Parse a key written by a user.
 
     >>> key_of("4711"), key_of("region=eu,number=7"), key_of('{"number": 7}'), key_of("a,b"), key_of("x=")
     ('4711', {'region': 'eu', 'number': '7'}, {'number': 7}, 'a,b', {'x': ''})
@@ -138,7 +138,7 @@ def key_of(words: str) -> object:
 
 
 def in_order(words: str) -> list[str]:
-    """The values of a key of several columns, as they are written one after the other.
+    """Return the values of a key of several columns, written one after the other.
 
     >>> in_order("eu · 7"), in_order("eu, 7"), in_order('["a,b", "7"]'), in_order("[1,2]"), in_order("7")
     (['eu', '7'], ['eu', '7'], ['a,b', '7'], ['[1', '2]'], ['7'])
@@ -147,12 +147,12 @@ def in_order(words: str) -> list[str]:
         try:
             return msgspec.json.decode(words, type=list[str])
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            pass  # A value may begin so.
+            pass  # A value may begin like this.
     return [part.strip() for part in words.split(" · " if " · " in words else ",")]
 
 
 def given_key(tracked: Tracked, version: Version, key: object) -> dict[str, Any]:
-    """The key's columns, as the version names them, with their values; HistoryUnavailable for another shape."""
+    """Return the key's columns, named as in the version, with values; HistoryUnavailable for another shape."""
     names = version.key
     if not names:
         raise HistoryUnavailable(f"{tracked.asked} has no primary key", fix="ask for the whole table")
@@ -176,7 +176,7 @@ def given_key(tracked: Tracked, version: Version, key: object) -> dict[str, Any]
 
 
 def row_id(rows: Rows[Any], tracked: Tracked, version: Version, key: Mapping[str, Any]) -> str:
-    """The word under which the log has the row."""
+    """Return the string under which the log has the row."""
     newest = tracked.newest
     if tracked.relation is None or version.relation != newest.relation or version.key_numbers != newest.key_numbers:
         words = [text(value) for value in key.values()]
@@ -193,7 +193,7 @@ def row_id(rows: Rows[Any], tracked: Tracked, version: Version, key: Mapping[str
 
 
 def key_values(tracked: Tracked, key: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """The key's values as SQL expressions of the types that they have now, and the parameters in those."""
+    """Return the key's values as SQL expressions of their current types, and the parameters in those."""
     types = {field.name: field.type for field in tracked.newest.fields}
     names = [f"key_{place}" for place in range(len(key))]
     typed = [
@@ -205,13 +205,13 @@ def key_values(tracked: Tracked, key: Mapping[str, Any]) -> tuple[list[str], dic
 
 
 def named(*names: str) -> str:
-    """A name, for a statement with parameters."""
+    """Quote a name for a statement with parameters."""
     return escaped(quoted(*names))
 
 
 @contextmanager
 def refused(tracked: Tracked) -> Iterator[None]:
-    """Within this block, a value that its type refuses is a HistoryUnavailable."""
+    """Convert a value's type error into HistoryUnavailable within this block."""
     try:
         yield
     except (psycopg.DataError, psycopg.errors.CannotCoerce) as error:

@@ -1,9 +1,8 @@
 """Connections to the log's database.
 
-A dead peer is noticed within about ten seconds even when no packet says so. Every session has the settings of
-`forge.postgres.session`, whatever its role and database set. Errors of the server that Forge
-raised itself (SQLSTATE class FG) and those that people meet on the first day come out as typed errors with a
-fix; every other error comes out as it is.
+A dead peer is noticed within about ten seconds even when no packet reports it. Every session has the settings of
+`forge.postgres.session`, whatever its role and database set. Server errors that Forge raised itself (SQLSTATE class FG)
+and those that users meet on the first day become typed errors with a fix; every other error is passed on unchanged.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ AsyncConnection = psycopg.AsyncConnection[TupleRow]
 Connection = psycopg.Connection[TupleRow]
 
 opened: ContextVar[Callable[[Connection], None] | None] = ContextVar("opened", default=None)
-"""Who is told of the synchronous connections that are opened here: whoever may have to cancel what they are at."""
+"""Callback for each synchronous connection opened here: a caller that may have to cancel its statements sets it."""
 
 _ALIVE: dict[str, Any] = {
     "connect_timeout": 10,
@@ -46,7 +45,7 @@ _ALIVE: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
 }
 _STARTING: Final = 0.25
-"""Seconds between two looks at a server that takes no connections yet."""
+"""Seconds between two checks of a server that does not accept connections yet."""
 _RAISED: dict[str, type[ForgeError]] = {
     "FG0": ServerError,
     "FG1": TrackingError,
@@ -57,7 +56,7 @@ _RAISED: dict[str, type[ForgeError]] = {
 
 
 def parameters(url: str, **more: Any) -> dict[str, Any]:
-    """The connection parameters for a URL; what the URL says wins over Forge's defaults."""
+    """Return the connection parameters for a URL; values in the URL override Forge's defaults."""
     try:
         given = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
@@ -71,7 +70,7 @@ def parameters(url: str, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Turn the server's errors into Forge's within this block."""
+    """Convert the server's errors into Forge's within this block."""
     try:
         yield
     except psycopg.Error as error:
@@ -82,7 +81,7 @@ def typed_errors() -> Iterator[None]:
 
 
 def translate(error: psycopg.Error) -> ForgeError | None:
-    """The Forge error that a server's error stands for, or None when it stands for itself."""
+    """Return the Forge error for a server error, or None if it has none."""
     state = error.sqlstate or ""
     message = (error.diag.message_primary or str(error)).strip().splitlines()
     line = message[0] if message else type(error).__name__
@@ -113,7 +112,7 @@ def _reach_fix(line: str) -> str:
 
 
 def connect(url: str, *, settings: Mapping[str, str] = session.OWN, **more: Any) -> Connection:
-    """A synchronous connection in autocommit mode, with these settings whatever its role and database have."""
+    """Open a synchronous connection in autocommit mode, with these settings whatever its role and database set."""
     with typed_errors():
         connection = psycopg.Connection.connect(**parameters(url, **more), autocommit=True)
         try:
@@ -128,7 +127,7 @@ def connect(url: str, *, settings: Mapping[str, str] = session.OWN, **more: Any)
 
 
 async def connect_async(url: str, *, settings: Mapping[str, str] = session.OWN, **more: Any) -> AsyncConnection:
-    """An asynchronous connection in autocommit mode, with these settings whatever its role and database have."""
+    """Open an asynchronous connection in autocommit mode, with these settings whatever its role and database set."""
     with typed_errors():
         connection = await psycopg.AsyncConnection.connect(**parameters(url, **more), autocommit=True)
         try:
@@ -140,7 +139,7 @@ async def connect_async(url: str, *, settings: Mapping[str, str] = session.OWN, 
 
 
 async def pin(connection: AsyncConnection, settings: Mapping[str, str]) -> None:
-    """Give a new connection of Forge's its settings; raise ServerError where its role may not have them."""
+    """Apply the settings to a new connection of Forge's; raise ServerError if its role may not set them."""
     with _pinning(connection), answering(connection, _ALIVE["connect_timeout"]):
         await connection.execute(session.pinning(settings))
 
@@ -154,7 +153,7 @@ def _pinning(connection: Connection | AsyncConnection) -> Iterator[None]:
 
 
 def rejecting(url: str) -> bool:
-    """Whether the server is there but takes no connections for now: it starts up, recovers or shuts down."""
+    """Tell whether the server runs but accepts no connections: it is starting up, recovering or shutting down."""
     return _ping(url) == pq.Ping.REJECT
 
 
@@ -163,10 +162,10 @@ def _ping(url: str) -> int:
 
 
 def await_server(url: str, tell: Callable[[str], None]) -> None:
-    """Return when the server takes connections. While it starts up or shuts down that is waited for, and told once.
+    """Return when the server accepts connections. While it starts up or shuts down, wait, and call `tell` once.
 
-    Raise when it cannot be reached otherwise, as with a wrong URL. A server that shut down after it said so is waited
-    for too: it is being restarted.
+    Raise if it cannot be reached for another reason, such as a wrong URL. If the server shuts down after it reported
+    so, wait too: it is being restarted.
     """
     waiting = answered = False
     while True:
@@ -177,7 +176,7 @@ def await_server(url: str, tell: Callable[[str], None]) -> None:
             state = _ping(url)
             if (answered and state == pq.Ping.OK) or (not waiting and state not in (pq.Ping.OK, pq.Ping.REJECT)):
                 raise
-            answered = state == pq.Ping.OK  # it came up just now, or takes connections but not this one
+            answered = state == pq.Ping.OK  # it came up just now, or accepts connections but not this one
             if not waiting and state == pq.Ping.REJECT:
                 waiting = True
                 tell("the server is starting up or shutting down; waiting until it takes connections")
@@ -187,7 +186,7 @@ def await_server(url: str, tell: Callable[[str], None]) -> None:
 
 @contextmanager
 def answering(connection: AsyncConnection, seconds: float) -> Iterator[None]:
-    """Within the block the connection must answer in time, else it is ended, and whoever waits for it gets an error."""
+    """Require an answer in time within the block; otherwise close the connection, so that its waiters get an error."""
     timer = asyncio.get_running_loop().call_later(seconds, hang_up, connection)
     try:
         yield
@@ -196,6 +195,6 @@ def answering(connection: AsyncConnection, seconds: float) -> Iterator[None]:
 
 
 def hang_up(connection: psycopg.AsyncConnection[Any]) -> None:
-    """End a connection at once, without a word to the server, which may not listen any more."""
+    """Close a connection at once, without a message to the server, which may be gone."""
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
 -- after_snapshot: Whether a snapshot does not see the transaction of a log row `l`.
 (l.transaction_id >= %(xmax)s::text::xid8 OR l.transaction_id = ANY (%(running)s::text[]::xid8[]));
 
--- of_tables: Whether a log row `l` is of one of some tables, or of any when none are named.
+-- of_tables: Whether a log row `l` belongs to one of the given tables, or to any if none are given.
 (%(tables)s::text[] IS NULL OR l.version = ANY (ARRAY(
     SELECT v.id FROM forge.table_version v
     WHERE v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s))));

@@ -1,16 +1,16 @@
 """Leases: elect the one session that does a job, such as maintaining the log or keeping a lake.
 
-In come a connection and the job's name; out comes whether its session does that job. The rows are in `forge.lease`, the
-protocol in `forge.take_lease`, which every caller uses: this module in threads, `forge.deliver.consumers.lease` in
-asyncio. Change versions have the same in their own schema, which is there without a log too.
+In: a connection and the job's name. Out: whether its session does that job. The rows are in `forge.lease`, the protocol
+is in `forge.take_lease`, which every caller uses: this module in threads, `forge.deliver.consumers.lease` in asyncio.
+Change versions have the same in their own schema, which also exists without a log.
 
 Invariants:
 
-- A job has at most one holder. It holds until it gives the lease up or its session ends, however it ends; sessions that
-  hold leases are ended by the server when they say nothing for some seconds.
+- A job has at most one holder. It holds the lease until it gives it up or its session ends, for whatever reason; the
+  server ends sessions that hold leases and are silent for some seconds.
 - Only roles that may write the table are elected. An advisory lock may be taken by any role that may connect.
-- The session that works is the one that holds: no work goes on after the lease is gone.
-- Holding takes no transaction: an idle holder has no xid and no xmin, so it holds no vacuum back.
+- The session that works is the one that holds the lease: no work continues after the lease is lost.
+- Holding takes no transaction: an idle holder has no xid and no xmin, so it does not hold back vacuum.
 """
 
 from datetime import datetime
@@ -30,7 +30,7 @@ INSTANTS: Final = "instants"
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A session that holds a lease or an advisory lock. `client` is None where it is local, or hidden from us."""
+    """A session that holds a lease or an advisory lock. `client` is None if it is local, or hidden from this role."""
 
     name: str
     pid: int
@@ -40,7 +40,7 @@ class Holder(msgspec.Struct, frozen=True):
     since: datetime | None = None
 
     def __str__(self) -> str:
-        """For people.
+        """Return a text for people.
 
         >>> str(Holder("maintenance", 4711, "forge", "forge maintenance", "10.0.0.3"))
         'pid 4711, forge maintenance, role forge, from 10.0.0.3'
@@ -52,18 +52,18 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 def take(connection: Connection, name: str, schema: Schema = "forge") -> bool:
-    """Become the holder of a lease, unless another session is. The connection must not be in a transaction."""
+    """Take a lease, unless another session holds it. The connection must not be in a transaction."""
     row = connection.execute(f"SELECT {schema}.take_lease(%s)".encode(), (name,)).fetchone()
     return row == (True,)
 
 
 def give_up(connection: Connection, name: str, schema: Schema = "forge") -> None:
-    """Let another session have it."""
+    """Give up a lease, so that another session can take it."""
     connection.execute(f"SELECT {schema}.drop_lease(%s)".encode(), (name,))
 
 
 def holders(connection: Connection, schema: Schema = "forge") -> list[Holder]:
-    """Every lease that is held, by name."""
+    """Return every held lease, by name."""
     rows = connection.execute(
         f"SELECT name, pid, role, application_name, client, since FROM {schema}.held_lease ORDER BY name".encode()
     ).fetchall()
@@ -71,9 +71,9 @@ def holders(connection: Connection, schema: Schema = "forge") -> list[Holder]:
 
 
 def strangers(connection: Connection) -> list[Holder]:
-    """Sessions of roles with no right to the log that hold, or wait for, one of Forge's advisory locks.
+    """Return sessions of roles without rights on the log that hold, or wait for, one of Forge's advisory locks.
 
-    A follower may be of a role that only reads the log; whoever may not even read it has no business with the locks.
+    A follower may have a role that only reads the log; a role that may not even read it has no reason to use the locks.
     """
     rows = connection.execute(_STRANGERS, {"wake": locks.WAKE, "pace": locks.PACE}).fetchall()
     return [Holder(*row) for row in rows]

@@ -1,10 +1,10 @@
-"""Names in SQL."""
+"""Quote names and escape text for SQL."""
 
 from psycopg import sql
 
 
 def quoted(*names: str) -> str:
-    """A name, or a name within others, as SQL writes it.
+    """Quote a name, or a qualified name, for SQL.
 
     >>> quoted("odd place", 'a"b')
     '"odd place"."a""b"'
@@ -13,7 +13,7 @@ def quoted(*names: str) -> str:
 
 
 def escaped(statement: str) -> str:
-    """SQL that becomes part of a statement with parameters.
+    """Escape SQL that becomes part of a statement with parameters.
 
     >>> escaped("a % 2")
     'a %% 2'

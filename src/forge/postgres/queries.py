@@ -1,7 +1,7 @@
 """Named queries in `.sql` files: each starts at a line `-- name: its description`.
 
-A query may contain the name of a fragment in braces, such as `{after_snapshot}`: `fragments.sql` has them. Other words
-in braces are left for the caller to fill in.
+A query may contain the name of a fragment of `fragments.sql` in braces, such as `{after_snapshot}`. The caller fills in
+other words in braces.
 """
 
 import re
@@ -16,22 +16,22 @@ _COMMENT: Final = re.compile(r"\A(?:--.*\n)*")
 
 
 def query_file(package: str, path: str = "queries.sql") -> Callable[[str], LiteralString]:
-    """A function that returns the queries of a file by their names. The file is read at the first call."""
+    """Return a function that returns the queries of a file by name. The file is read at the first call."""
     return lambda name: queries(package, path)[name]
 
 
 @cache
 def queries(package: str, path: str) -> dict[str, LiteralString]:
-    """Every query of a file by its name."""
+    """Return every query of a file by its name."""
     return {name: filled(body, _read("forge.postgres", "fragments.sql")) for name, body in _read(package, path).items()}
 
 
 fragment: Final = query_file("forge.postgres", "fragments.sql")
-"""A fragment by its name, for a statement that is not in a file."""
+"""Return a fragment by its name, for a statement that is not in a file."""
 
 
 def filled(text: str, words: Mapping[str, str]) -> LiteralString:
-    """The text with each `{name}` replaced; a name inside a word is not.
+    """Replace each `{name}` of the text; a name inside a replacement stays unchanged.
 
     >>> filled("SELECT {a} FROM {b} -- {c}", {"a": "x", "b": '"{a}"'})
     'SELECT x FROM "{a}" -- {c}'

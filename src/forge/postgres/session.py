@@ -1,16 +1,17 @@
 """Settings of the sessions that Forge opens, and of the texts that it reads.
 
-`ALTER ROLE … SET`, `ALTER DATABASE … SET`, postgresql.conf and PGOPTIONS decide what a new session begins with, and are
-meant for applications. Here is what Forge sets in their place, the one definition for every connection:
+`ALTER ROLE … SET`, `ALTER DATABASE … SET`, postgresql.conf and PGOPTIONS define the initial settings of a session, and
+are meant for applications. This module is the one definition of what Forge sets instead, for every connection:
 
 - `TEXTS`: how the log prints values. A session that reads values of tables as text has these.
-- `STATEMENTS`: what the text of a statement means, also of a condition that somebody gives.
-- `OWN`: a session in which Forge alone runs statements. Of the role's search_path it keeps where tables are found; what
-  is built in comes first.
-- `ANALYSIS`: as `OWN`, but with the role's search_path as it is, so that names mean what they mean in `USERS`.
-- `USERS`: a session in which statements of users run too: `ctx.db`, `ctx.tx`, the cache. It keeps what decides whose
-  tables are meant and how long a statement may take: search_path, role, statement_timeout, lock_timeout,
-  transaction_timeout, the defaults of transactions, the order of day and month, the planner's settings.
+- `STATEMENTS`: what the text of a statement means, also of a condition given by a user.
+- `OWN`: a session in which only Forge runs statements. It keeps the role's search_path for finding tables; built-in
+  names come first.
+- `ANALYSIS`: as `OWN`, but with the role's search_path unchanged, so that names mean the same as in `USERS`.
+- `USERS`: a session that also runs statements of users: `ctx.db`, `ctx.tx`, the cache. It keeps the settings that
+  decide
+  which tables are meant and how long a statement may take: search_path, role, statement_timeout, lock_timeout,
+  transaction_timeout, the transaction defaults, the order of day and month, the planner's settings.
 
 Invariants: the same values give the same texts, the same texts mean the same values, what is written is logged, and
 what was acknowledged is on disk.
@@ -34,27 +35,27 @@ TEXTS: Final[Mapping[str, str]] = {
     "array_nulls": "on",
     "quote_all_identifiers": "off",
 }
-"""What the trigger log's functions print with."""
+"""The settings that the trigger log's functions print with."""
 
 INPUT: Final = frozenset({"lc_monetary", "xmloption", "array_nulls"})
-"""Those of `TEXTS` that decide what the log's texts mean when they are read back; the others change nothing there."""
+"""Settings in `TEXTS` that decide what the log's texts mean when they are read back; the others do not."""
 
 STATEMENTS: Final[Mapping[str, str]] = {
     "standard_conforming_strings": "on",
     "backslash_quote": "safe_encoding",
     "transform_null_equals": "off",
 }
-"""What the text of a statement means: PostgreSQL's defaults."""
+"""The settings that decide what the text of a statement means: PostgreSQL's defaults."""
 
 CATALOG: Final[Mapping[str, str]] = {"search_path": "pg_catalog, pg_temp"}
-"""Names mean what is built in, and the printed names of all else have their schema."""
+"""Names mean built-in objects, and the printed names of all others are qualified."""
 ALL_ROWS: Final[Mapping[str, str]] = {"row_security": "off"}
-"""Row-level security is an error, never a row that is missing."""
+"""Row-level security raises an error; it never hides a row."""
 
 USERS: Final[Mapping[str, str]] = {
     **TEXTS,
-    "DateStyle": "ISO",  # the order of day and month stays, as literals of users depend on it
-    "IntervalStyle": "postgres",  # the only one that psycopg reads
+    "DateStyle": "ISO",  # the order of day and month stays, because literals of users depend on it
+    "IntervalStyle": "postgres",  # the only style that psycopg reads
     **STATEMENTS,
     "row_security": "on",
     "session_replication_role": "origin",
@@ -78,8 +79,8 @@ ANALYSIS: Final[Mapping[str, str]] = {
 _BUILT_IN_FIRST: Final = "built_in_first"
 OWN: Final[Mapping[str, str]] = {**ANALYSIS, _BUILT_IN_FIRST: "on"}
 
-# Only what differs, since some may be set by superusers alone; synchronous_commit is never made weaker than it is.
-# Every name has its schema: until this has run, the role's search_path is in force.
+# Sets only what differs, because some settings are for superusers only; synchronous_commit is never weakened. Every
+# name is qualified: until this has run, the role's search_path is in force.
 _PIN: Final = """
     SELECT pg_catalog.set_config(s.name, w.value, false)
     FROM (VALUES {values}) w (name, value)
@@ -87,7 +88,7 @@ _PIN: Final = """
     WHERE s.setting OPERATOR(pg_catalog.<>) w.value
       AND (s.name OPERATOR(pg_catalog.<>) 'synchronous_commit' OR s.setting OPERATOR(pg_catalog.=) 'off')"""
 
-# A search_path that does not name pg_catalog begins with it; in one that does, other schemas may come before it.
+# A search_path that does not name pg_catalog starts with it; in one that does, other schemas may come before it.
 _SEARCH_BUILT_IN: Final = """
     UNION ALL
     SELECT pg_catalog.set_config('search_path', p.rest, false) FROM (
@@ -102,14 +103,14 @@ _SEARCH_BUILT_IN: Final = """
 
 
 def pinning(settings: Mapping[str, str]) -> bytes:
-    """The statement that gives a session these settings, those that the server knows."""
+    """Return the statement that applies these settings to a session, as far as the server knows them."""
     values = ", ".join(f"({_literal(name)}, {_literal(value)})" for name, value in settings.items())
     first = _BUILT_IN_FIRST in settings and "search_path" not in settings
     return (_PIN.format(values=values) + (_SEARCH_BUILT_IN if first else "")).encode()
 
 
 def set_local(*settings: Mapping[str, str]) -> tuple[bytes, ...]:
-    """Statements that give the transaction these settings; they take no snapshot.
+    """Return statements that apply these settings to the transaction; they take no snapshot.
 
     >>> set_local({"TimeZone": "UTC"}, {"search_path": "pg_catalog, pg_temp"})
     (b"SET LOCAL TimeZone = 'UTC'", b"SET LOCAL search_path = 'pg_catalog', 'pg_temp'")
@@ -120,7 +121,7 @@ def set_local(*settings: Mapping[str, str]) -> tuple[bytes, ...]:
 
 
 def cannot_pin(user: str) -> ServerError:
-    """The error of a session that may not have what it needs."""
+    """Return the error for a session that may not set what it needs."""
     role = sql.Identifier(user).as_string()
     return ServerError(
         f"session_replication_role is not origin for the role {user}, which may not change it: nothing that it writes"

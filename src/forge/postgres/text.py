@@ -15,7 +15,7 @@ FIX: Final = "pass text that PostgreSQL can store"
 
 
 def unstorable(value: Any) -> str | None:
-    """What PostgreSQL cannot store in a text, or in the texts of a JSON value; None when it can store all of it.
+    """Name what PostgreSQL cannot store in a text, or in the texts of a JSON value; None if it can store all.
 
     >>> unstorable("Zoë"), unstorable("a\\0b"), unstorable({"a": ["\\ud800"]})
     (None, 'a NUL character', 'half of a surrogate pair')

@@ -1,5 +1,5 @@
--- tables: The tracked tables as they are now, from a number on or one alone, and the SQL of their rows, keys and images. The alias
--- is a name that no column has: row_to_json(name) would mean the column.
+-- tables: The tracked tables in their current form, from a number on or only one, and the SQL of their rows, keys and
+-- images. The alias is a name that no column has: row_to_json(name) would mean the column.
 SELECT t.id, v.id, v.schema_name, v.table_name, v.columns, v.key_columns, format('%%I.%%I', n.nspname, k.relname), a.alias,
        forge.row_id_expression(r.table_oid, a.alias), forge.image_source(r.table_oid, t, a.alias, a.alias, false),
        ARRAY(SELECT o.id FROM forge.table_version o WHERE o.tracked_table = t.id),
@@ -20,13 +20,14 @@ CROSS JOIN LATERAL (SELECT * FROM forge.table_version v WHERE v.tracked_table = 
 WHERE t.id >= %(first_table)s AND (%(table)s::integer IS NULL OR t.id = %(table)s)
 ORDER BY t.id;
 
--- whole: What happened to a table as a whole after a snapshot: T truncated, S redefined, X changed without being logged. The start of
--- tracking is no such change.
+-- whole: Changes of a table as a whole after a snapshot: T truncated, S redefined, X changed without being logged. The
+-- start of tracking is not such a change.
 SELECT DISTINCT l.op::text FROM forge.forge_event_log l
 WHERE l.row_id IS NULL AND l.op IN ('T', 'S', 'X') AND l.version = ANY (%(versions)s) AND l.id >= %(first)s
   AND NOT (l.op = 'S' AND l.context IS NULL AND l.version <= ALL (%(versions)s)) AND {after_snapshot};
 
--- before: The whole row before a change `l`, in the form of row_to_json. `after` has all columns, and so names all redacted ones.
+-- before: The whole row before a change `l`, in the form of row_to_json. `after` has all columns, so it names all
+-- redacted ones.
 CASE WHEN l.after IS NULL THEN l.before::text ELSE (
     SELECT '{' || string_agg(to_json(a.key)::text || ':' || coalesce(b.value, a.value)::text, ',' ORDER BY a.n) || '}'
     FROM json_each(l.after) WITH ORDINALITY a (key, value, n)
@@ -38,8 +39,9 @@ FROM forge.forge_event_log l
 WHERE l.op IN ('I', 'U', 'D') AND l.id >= %(first)s AND l.version = ANY (%(versions)s) AND {after_snapshot} AND {bounds}
 ORDER BY l.row_id, coalesce(l.rank, l.id), l.id;
 
--- keyed: The rows of a table with a key as of a snapshot: unchanged rows from the table, and of every other row its image before its
--- first change. `order` keeps the order of an index: rows come sorted without a sort of the whole table.
+-- keyed: The rows of a table with a key as of a snapshot: unchanged rows from the table, and for every other row its
+-- image before its first change. `order` keeps the order of an index: rows come sorted without a sort of the whole
+-- table.
 WITH changed AS MATERIALIZED ({first})
 (SELECT {row_id} AS row_id, row_to_json({alias}_image) AS image{stored_keys}
  FROM {relation} {alias}{source}
@@ -47,7 +49,7 @@ WITH changed AS MATERIALIZED ({first})
 UNION ALL
 (SELECT l.row_id, ({before})::json{logged_keys} FROM changed l WHERE l.op <> 'I' AND l.before IS NOT NULL {order});
 
--- counted: The rows of a table without a key as of a snapshot: the rows now, less those that were added, plus those that were removed.
+-- counted: The rows of a table without a key as of a snapshot: the current rows, minus added rows, plus removed rows.
 -- Equal rows are counted and numbered.
 WITH counted AS (
     SELECT w.image, sum(w.number) AS number

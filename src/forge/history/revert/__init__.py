@@ -1,18 +1,18 @@
-"""Undoing what a request, a transaction or a user did, as one new transaction that is logged like any other.
+"""Undo the changes of a request, a transaction or a user, in one new transaction that is logged like any other.
 
     plan = plan_revert(connection, Choice(trace="3f2a9c0e"))
     done = revert(connection, Choice(trace="3f2a9c0e"), by="ada")
 
-Several changes of one row are undone by one write: back to what each column was before the first of them. It is
-refused, whole, with a line for each reason, where a change of somebody else would be lost:
+One write undoes several changes of one row: it restores each column to its value before the first of them. The revert
+is refused as a whole, with a line for each reason, if a change by another writer would be lost:
 
-- an update is undone only if the columns that it wrote are what they were after it; other columns may have changed;
-- an insert is undone only if the row is, in all columns, what it was after the last chosen change, and no other row
+- an update is undone only if the columns that it wrote still have the values it left; other columns may have changed;
+- an insert is undone only if all columns of the row are as they were after the last chosen change, and no other row
   refers to it;
 - a delete is undone only if no row has its key, and the log has values of all its columns.
 
 Rows are locked before they are compared. Tables are written in the order of their foreign keys, deferrable constraints
-are deferred, and triggers of users fire. Reverting the transaction of a revert brings back what it undid.
+are deferred, and triggers of users fire. Reverting the transaction of a revert restores what it undid.
 """
 
 from collections import Counter
@@ -49,15 +49,15 @@ __all__ = [
 FUNCTION = "forge.revert"
 LOCK_TIMEOUT = "10s"
 UNSEEN = msgspec.Raw(b'{"$unavailable":true}')
-"""What a step has in place of a value that nobody is shown."""
+"""Placeholder in a step for a value that is never shown."""
 _WHOLE = {"T": "truncated", "S": "redefined", "X": "changed in a way that was not logged"}
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One row's way back: what is written, and what is there now.
+    """The undo of one row: the values to write, and the current ones.
 
-    Values are JSON, as the log has them; those of columns that are excluded or masked now, or were when they were
-    dropped, are UNSEEN.
+    Values are JSON, as in the log; those of columns that are excluded or masked, or were when they were dropped, are
+    UNSEEN.
     """
 
     op: Kind
@@ -69,7 +69,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a revert would do. `changes` are the chosen ones; with a conflict, nothing is done."""
+    """The plan of a revert. `changes` are the chosen ones; if there is a conflict, nothing is done."""
 
     choice: Choice
     changes: int
@@ -78,9 +78,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Reverted(msgspec.Struct, frozen=True):
-    """What a revert did: `transaction` is its own, None when all was as before already.
+    """The result of a revert: `transaction` is its own, None if nothing had to be written.
 
-    `adjusted` names rows of which triggers made something else as they were written, with the columns.
+    `adjusted` names rows that triggers modified while they were written, with the columns.
     """
 
     choice: Choice
@@ -91,19 +91,19 @@ class Reverted(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many rows were written, by table."""
+        """Return the number of written rows by table."""
         return dict(Counter(step.table for step in self.steps))
 
 
 def plan_revert(connection: Connection, choice: Choice) -> Plan:
-    """What would be done, and every conflict; nothing is locked or written."""
+    """Return what would be done, and every conflict; lock and write nothing."""
     with _transaction(connection, "REPEATABLE READ, READ ONLY") as settings:
         found = _Found(connection, choice, settings)
         return Plan(choice, len(found.changes), found.steps(), found.conflicts(lock=False))
 
 
 def revert(connection: Connection, choice: Choice, *, by: str | None = None) -> Reverted:
-    """Undo the chosen changes; the log says that the user `by` did it, else the database's user, in `forge.revert`."""
+    """Undo the chosen changes; the log shows `by` as the user, else the database's user, and `forge.revert`."""
     check_storable("by", by, error=RevertRefused)
     try:
         with _transaction(connection, "READ COMMITTED") as settings:
@@ -137,7 +137,7 @@ def revert(connection: Connection, choice: Choice, *, by: str | None = None) -> 
 
 
 class _Found:
-    """What a choice means in the database as it is."""
+    """The meaning of a choice in the current database."""
 
     def __init__(self, connection: Connection, choice: Choice, settings: Settings) -> None:
         wanted = tables.find(connection, choice.tables) if choice.tables else None
@@ -153,7 +153,7 @@ class _Found:
         return self._whole or self.writer.check(self.undos, lock=lock)
 
     def steps(self) -> list[Step]:
-        """In the order of the plan: by table, newest change first."""
+        """Return the steps in the order of the plan: by table, newest change first."""
         return [
             Step(
                 undo.kind,
@@ -174,7 +174,7 @@ class _Found:
 
 @contextmanager
 def _transaction(connection: Connection, isolation: str) -> Iterator[Settings]:
-    """A transaction that reads the log's texts; yields the settings that triggers of users are to find."""
+    """Run a transaction that reads the log's texts; yield the settings that triggers of users should see."""
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise RevertRefused(
             "the connection is inside a transaction", fix="commit first, or use a connection in autocommit mode"
@@ -189,7 +189,7 @@ def _transaction(connection: Connection, isolation: str) -> Iterator[Settings]:
 
 
 def _whole_tables(connection: Connection, changes: Iterable[Logged], known: Mapping[int, Table]) -> Iterable[Conflict]:
-    """What speaks of whole tables cannot be undone; nor can what was done to a table that is not tracked any more."""
+    """Yield conflicts for changes of whole tables, and of tables that are not tracked, which cannot be undone."""
     seen = set()
     names: dict[int, str] = dict(
         connection.cursor(row_factory=tuple_row).execute("SELECT id, table_name FROM forge.tracked_table").fetchall()
@@ -204,7 +204,7 @@ def _whole_tables(connection: Connection, changes: Iterable[Logged], known: Mapp
 
 
 def _renamed(change: Logged, table: Table) -> Logged:
-    """The change with its columns called as in the plan."""
+    """Return the change with its columns named as in the plan."""
     names = table.versions[change.version].names
 
     def renamed(image: Image | None) -> Image | None:

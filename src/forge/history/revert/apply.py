@@ -1,9 +1,11 @@
-"""Locking, comparing and writing: what an undoing does to the database, in one transaction.
+"""Apply an undo to the database: lock, compare and write, in one transaction.
 
-What always holds: every row that is written was locked first and compared after it was locked, so no other transaction
-comes in between. Every statement must write exactly the rows that it was made for. What triggers of users make of a
-row as it is written stands; but where they change a row once more after it was written, so that it is not what it
-should be, all of it is given up. No row that the plan does not name is deleted or emptied by a referential action.
+Invariants:
+- Every row that is written was first locked and then compared, so no other transaction comes in between.
+- Every statement must write exactly the rows that it was built for.
+- Modifications by triggers of users while a row is written are kept; but if they change a row again after it was
+  written, so that it is not what it should be, the whole undo is abandoned.
+- No row that the plan does not name is deleted or set to null by a referential action.
 """
 
 import json
@@ -33,22 +35,22 @@ _ORDERS: Final = (
     (("delete", "update", "insert"), True),
     (_PHASES, True),
 )
-"""What is tried one after the other: the order of writes, and whether all are one statement.
+"""Attempts in order: the order of writes, and whether all are one statement.
 
-First comes what a person would do. One statement is for what depends on each other in a circle, since foreign keys are
-checked at its end; and a unique value may have to go before it comes back.
+The first is what a person would do. One statement is for circular dependencies, because foreign keys are checked at its
+end; and a unique value may have to be removed before it is written again.
 """
 _MISFITS: Final = (psycopg.errors.IntegrityError, psycopg.errors.GeneratedAlways)
-"""What a database refuses in one order of writes and may accept in another."""
+"""Errors that the database raises in one order of writes and may not raise in another."""
 
 
 Statement = tuple[sql.Composed, int]
-"""What is executed, and how many rows it must write."""
+"""A statement, and the number of rows it must write."""
 Adjusted = tuple[Undo, tuple[str, ...]]
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """Why one row, or one table when `key` is None, cannot be brought back."""
+    """The reason why one row, or one table if `key` is None, cannot be restored."""
 
     table: str
     key: str | None
@@ -59,8 +61,8 @@ class Conflict(msgspec.Struct, frozen=True):
 
 
 def pinned(connection: Connection) -> Settings:
-    """Print and read values as the log does, to the end of the transaction; what triggers of users may depend on, as it
-    was."""
+    """Print and read values as the log does until the end of the transaction; return the previous settings, for
+    triggers."""
     cursor = connection.cursor(row_factory=tuple_row)
     names = [name for name in session.TEXTS if name not in session.INPUT]
     before = cursor.execute("SELECT name, current_setting(name) FROM unnest(%s::text[]) name", (names,)).fetchall()
@@ -69,7 +71,7 @@ def pinned(connection: Connection) -> Settings:
 
 
 def put(cursor: psycopg.Cursor[Any], settings: Iterable[tuple[str, str]]) -> None:
-    """Give the transaction these settings."""
+    """Apply these settings to the transaction."""
     names, values = zip(*settings, strict=True)
     cursor.execute(
         "SELECT set_config(s.name, s.value, true) FROM unnest(%s::text[], %s::text[]) s (name, value)",
@@ -78,7 +80,7 @@ def put(cursor: psycopg.Cursor[Any], settings: Iterable[tuple[str, str]]) -> Non
 
 
 class Writer:
-    """A connection inside a transaction, and the tables that are to be written."""
+    """A connection inside a transaction, and the tables to write."""
 
     def __init__(
         self, connection: Connection, tables: Mapping[int, Table], keys: Sequence[ForeignKey], settings: Settings
@@ -91,7 +93,7 @@ class Writer:
         self._now: dict[tuple[int, str | None], Image] = {}
 
     def check(self, undos: Sequence[Undo], *, lock: bool) -> list[Conflict]:
-        """Every reason why these cannot be undone; with `lock`, none can come after that but by constraints."""
+        """Return every reason why these cannot be undone; with `lock`, only constraints can add reasons later."""
         found: list[Conflict] = []
         groups = _by_table(undos)
         for tracked, group in groups.items():
@@ -147,7 +149,7 @@ class Writer:
             yield "a row with that key is there" if undo.kind == "insert" else f"a row {undo.target} is there"
 
     def _later(self, table: Table, undos: Sequence[Undo]) -> list[Conflict]:
-        """Rows to delete whose hidden columns somebody changed since: no image shows it."""
+        """Return rows to delete whose hidden columns another writer changed since: no image shows it."""
         watched = {undo.now: undo for undo in undos if undo.kind == "delete"}
         if not watched or not any(column.hidden for column in table.columns.values()):
             return []
@@ -163,7 +165,7 @@ class Writer:
         ]
 
     def _references(self, groups: Mapping[int, Sequence[Undo]]) -> Iterator[Conflict]:
-        """Rows of others that refer to what is to go, and would be deleted or emptied with it, or hold it."""
+        """Yield rows that refer to rows to delete, and would be deleted or set to null with them, or block them."""
         by_relation = {table.relation: table for table in self._tables.values()}
         for key in self._keys:
             table = by_relation[key.parent]
@@ -209,9 +211,9 @@ class Writer:
                 )
 
     def write(self, undos: Sequence[Undo]) -> list[Adjusted]:
-        """Write all of it; returns the columns of which triggers made something else.
+        """Write all of it; return the columns that triggers modified.
 
-        Raise RevertRefused where the database accepts it in no order.
+        Raise RevertRefused if the database accepts it in no order.
         """
         first: psycopg.Error | RevertRefused | None = None
         for phases, at_once in _ORDERS:
@@ -285,7 +287,7 @@ class Writer:
                 yield statement, len(chosen)
 
     def _run(self, steps: Sequence[Statement], *, together: bool) -> None:
-        """Execute them, one after the other or as one statement; each must write so many rows."""
+        """Execute them, one after the other or as one statement; each must write its number of rows."""
         if not together or len(steps) < 2:
             for statement, wanted in steps:
                 with self._as_the_session():
@@ -304,7 +306,7 @@ class Writer:
     def _settled(
         self, groups: Mapping[int, Sequence[Undo]], written: Mapping[tuple[int, str | None], Image]
     ) -> list[Adjusted]:
-        """Look at every row once more, after all triggers: it must be as it was written, or as it should be."""
+        """Check every row again, after all triggers: it must be as it was written, or as it should be."""
         adjusted: list[Adjusted] = []
         for tracked, group in groups.items():
             table = self._tables[tracked]
@@ -330,7 +332,7 @@ class Writer:
         return adjusted
 
     def _rows(self, tracked: int, undos: Iterable[Undo], *, lock: bool) -> dict[tuple[int, str | None], Image]:
-        """The rows as they are now, by their key as one word, that these undos speak of."""
+        """Return the current rows of these undos, by their key as one string."""
         table = self._tables[tracked]
         keys = {}
         for undo in undos:
@@ -356,7 +358,7 @@ class Writer:
 
     @contextmanager
     def _as_the_session(self) -> Iterator[None]:
-        """Settings as the session had them, for triggers of users; what reads the log's texts stays as it is."""
+        """Restore the session's settings for triggers of users; settings for reading the log's texts stay."""
         put(self._cursor, self._settings)
         yield
         put(self._cursor, [(name, session.TEXTS[name]) for name, _ in self._settings])
@@ -367,7 +369,7 @@ class Writer:
 
 
 class _Miscounted(RevertRefused):
-    """A statement wrote other rows than it was made for."""
+    """A statement wrote other rows than it was built for."""
 
 
 def _check_count(count: int, wanted: int) -> None:
@@ -395,7 +397,7 @@ def _by_table(undos: Iterable[Undo]) -> dict[int, list[Undo]]:
 
 
 def _by_columns(table: Table, undos: Iterable[Undo]) -> Iterator[tuple[tuple[str, ...], list[Undo]]]:
-    """Undos that write the same columns, together; generated columns are never written."""
+    """Group undos that write the same columns; generated columns are never written."""
     groups: dict[tuple[str, ...], list[Undo]] = defaultdict(list)
     for undo in undos:
         names = tuple(name for name in undo.values if not table.columns[name].generated)
@@ -404,7 +406,7 @@ def _by_columns(table: Table, undos: Iterable[Undo]) -> Iterator[tuple[tuple[str
 
 
 def _waves(undos: Sequence[Undo]) -> Iterator[list[Undo]]:
-    """Updates in an order in which no row takes a key that another still has; those in a circle come last, together."""
+    """Order updates so that no row takes a key that another still has; circular ones come last, together."""
     waiting = [undo for undo in undos if undo.now != undo.target]
     if still := [undo for undo in undos if undo.now == undo.target]:
         yield still

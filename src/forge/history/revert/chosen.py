@@ -1,8 +1,8 @@
-"""Which changes are to be undone: the log's rows of a request, of a transaction, or of a user since an instant.
+"""Select the changes to undo: the log's rows of a request, of a transaction, or of a user since an instant.
 
-In comes a `Choice`, out go the log's rows in the log's order, with the raw JSON of every value, so that what is written
-back is what was logged, to the letter. Refused are choices that the log cannot answer for, because days of it were
-trimmed, and more than fits into memory.
+In: a `Choice`. Out: the log's rows in the log's order, with the raw JSON of every value, so that exactly what was
+logged is written back. Refused are choices that the log cannot answer for, because days of it were trimmed, and choices
+that do not fit into memory.
 """
 
 import re
@@ -21,16 +21,16 @@ from forge.values import parts
 
 MOST_CHANGES: Final = 100_000
 MOST_BYTES: Final = 256 * 1024 * 1024
-"""What is undone at once, at the most: changes, and bytes of their images. They are held in memory."""
+"""Limits of one revert: changes, and bytes of their images. They are held in memory."""
 
 Image = dict[str, bytes]
-"""The columns of a row, each with its value as the log has it: JSON text."""
+"""The columns of a row, each with its value as in the log: JSON text."""
 
 _FIX: Final = "choose less: one transaction, a shorter time, or fewer tables"
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What to undo: one of `trace`, `transaction` and `user`; a user needs `since`.
+    """The selection to undo: one of `trace`, `transaction` and `user`; a user needs `since`.
 
     `since` is inclusive, `until` is not.
     """
@@ -71,7 +71,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Logged(msgspec.Struct, frozen=True):
-    """One row of the log. `before` and `after` are whole rows, None where there was none."""
+    """One row of the log. `before` and `after` are whole rows, None if there was none."""
 
     tracked: int
     version: int
@@ -87,7 +87,7 @@ class Logged(msgspec.Struct, frozen=True):
 
 
 def read(connection: Connection, choice: Choice, tracked: Sequence[int] | None) -> list[Logged]:
-    """The chosen changes in order, of these tracked tables or of all; refused when something of them is lost."""
+    """Return the chosen changes in order, of these tracked tables or of all; refuse if some of them are lost."""
     cursor = connection.cursor(row_factory=tuple_row)
     first_id = _one(cursor, "SELECT (forge.current_identity()).first_id")[0]
     conditions, values = _conditions(choice, tracked)
@@ -121,14 +121,14 @@ def _conditions(choice: Choice, tracked: Sequence[int] | None) -> tuple[str, dic
     if choice.trace is not None:
         conditions.append("l.trace_id = %(trace)s")
     elif choice.transaction is not None:
-        # another server, from before a restore, may have given the same number: the newest of that number is meant
+        # another server, from before a restore, may have assigned the same number: the newest one is meant
         conditions.append(
             "l.transaction_id = %(transaction)s::text::xid8 AND l.id >= coalesce((SELECT max(i.first_id)"
             " FROM forge.log_identity i WHERE i.first_id <= (SELECT max(o.id) FROM forge.forge_event_log o"
             " WHERE o.transaction_id = %(transaction)s::text::xid8)), 0)"
         )
     else:
-        conditions.append("coalesce(l.user_id, l.db_user) = %(user)s")  # as forge audit has it
+        conditions.append("coalesce(l.user_id, l.db_user) = %(user)s")  # as in forge audit
     if choice.since is not None:
         conditions.append(
             "l.at >= %(since)s AND (l.day >= (%(since)s AT TIME ZONE 'UTC')::date - 1 OR l.day = 'infinity')"
@@ -171,7 +171,7 @@ def _logged(
 
 
 def parsed(image: str) -> Image:
-    """A row image, its values left as they are."""
+    """Parse a row image, its values unchanged."""
     return {name: bytes(value) for name, value in parts(image).items()}
 
 
@@ -182,7 +182,7 @@ def _check_retained(cursor: Any, choice: Choice, found: list[Logged], first_id: 
     ).fetchall()
     days = [day for name, *_ in rows if (day := partitions.partition_day(name)) is not None]
     begins = max((datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1) for day in days), default=None)
-    # numbers of transactions are compared only within what this server gave, and within what others gave before
+    # transaction numbers are comparable only within this server's own, and within those of earlier servers
     lost = {ours: max((last for _, here, last in rows if here is ours and last), default=0) for ours in (True, False)}
     oldest = f"; it begins at {begins.isoformat()}" if begins else ""
     if choice.user is not None and choice.since is not None and begins is not None and choice.since < begins:

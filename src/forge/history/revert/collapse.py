@@ -1,12 +1,13 @@
-"""Many changes of a row → the one write that undoes them. Pure: no database is asked.
+"""Collapse many changes of a row into the one write that undoes them. Pure: it uses no database.
 
-A row's *life* is what the chosen changes did to it, through changes of its key: an update that changes a key is logged
-as a delete and an insert, and the two are put together again by their statement (the same transaction, table and place
-in the order, the insert a microsecond later).
+A row's *life* is what the chosen changes did to it, across changes of its key: an update that changes a key is logged
+as a delete and an insert, which are joined again by their statement (the same transaction, table and place in the
+order, the insert a microsecond later).
 
-What always holds of an `Undo`: `values` is what every column that the chosen changes touched was before the first of
-them that touched it; `expected` is what the row was after the last of them. A column that somebody else changed between
-two chosen changes of it is in `foreign`: to undo those would lose it.
+Invariants of an `Undo`:
+- `values` has, for every column that the chosen changes touched, its value before the first of them that touched it.
+- `expected` is the row after the last of them.
+- A column that another writer changed between two chosen changes of it is in `foreign`: undoing those would lose it.
 """
 
 from collections import defaultdict
@@ -21,11 +22,11 @@ from forge.history.revert.chosen import Image, Logged
 _STEP: Final = timedelta(microseconds=1)
 Kind = Literal["insert", "update", "delete"]
 WHOLE: Final = "*"
-"""Stands for the row itself among foreign columns: somebody else inserted or deleted it in between."""
+"""Stands for the row itself among foreign columns: another writer inserted or deleted it in between."""
 
 
 class Undo(msgspec.Struct, frozen=True):
-    """One row's way back. `now` and `target` are its key as one word, today and afterwards."""
+    """The undo of one row. `now` and `target` are its key as one string, today and afterwards."""
 
     kind: Kind
     tracked: int
@@ -56,7 +57,7 @@ class _Life:
         self.changes = 0
 
     def step(self, before: Image | None, after: Image | None, change: Logged) -> None:
-        """One change more: from `before`, None when the row was not there, to `after`."""
+        """Add one change: from `before`, None if the row did not exist, to `after`."""
         if self.begun:
             self._follow(before)
         if before is not None:
@@ -70,18 +71,18 @@ class _Life:
         self.key = change.row_id
 
     def _follow(self, before: Image | None) -> None:
-        """Notice what others did since the step before."""
+        """Detect changes by others since the previous step."""
         if (before is None) != (self.state is None):
             self.foreign.add(WHOLE)
         elif before is not None and self.state is not None:
-            # of a row that these changes inserted, everything is theirs
+            # every column of a row that these changes inserted counts
             theirs = before if not self.was_there else self.origins.keys()
             self.foreign.update(
                 name for name in theirs if name in before and before[name] != self.state.get(name, before[name])
             )
 
     def undo(self) -> Undo | None:
-        """What leads back; None when the row is as it was, which others may have changed meanwhile."""
+        """Return the undo; None if the row is as it was, which others may have changed meanwhile."""
         kind: Kind
         if self.state is None:
             if not self.was_there:
@@ -111,7 +112,7 @@ class _Life:
 
 
 def collapse(changes: Sequence[Logged]) -> list[Undo]:
-    """The undoing of changes in the log's order, one write for each row, in no order. All must be of single rows."""
+    """Return the undos of changes in the log's order, one write per row, unordered. All must be of single rows."""
     moved = moves(changes)
     lives: list[_Life] = []
     at: dict[tuple[int, str | None], _Life] = {}
@@ -143,7 +144,7 @@ def collapse(changes: Sequence[Logged]) -> list[Undo]:
 
 
 def moves(changes: Iterable[Logged]) -> dict[int, int]:
-    """The changes of keys: the insert's id to its delete's, and the delete's to its insert's."""
+    """Map the halves of key changes: the insert's id to its delete's, and the delete's to its insert's."""
     deletes: dict[object, list[Logged]] = defaultdict(list)
     inserts: dict[object, list[Logged]] = defaultdict(list)
     for change in changes:

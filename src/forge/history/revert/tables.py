@@ -1,7 +1,7 @@
-"""The tables that are written to undo changes, as they are now: columns, keys, foreign keys, and the order of it all.
+"""The tables to write in an undo, in their current form: columns, keys, foreign keys, and the order of writes.
 
-Values go between images of the log and columns by SQL expressions that are made here; `forge.values` states the forms
-that they invert.
+SQL expressions built here convert values between images of the log and columns; they invert the forms of
+`forge.values`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ from forge.history.tracked import versions_of
 from forge.postgres.connection import Connection
 
 ROW: Final = "forge_now"
-"""What a table's row is called in the statements that are made here; no column stands by that name alone."""
+"""The alias of a table's row in the statements built here; no column is used under that name alone."""
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column as it is now; `hidden` when the log has no values of it."""
+    """A column in its current form; `hidden` if the log has no values of it."""
 
     name: str
     type: str
@@ -47,9 +47,9 @@ class ForeignKey(msgspec.Struct, frozen=True):
 
 
 class Version(msgspec.Struct, frozen=True):
-    """What the columns of some of the log's rows were called, with what they are called in a plan.
+    """The column names of some of the log's rows, mapped to their names in a plan.
 
-    That is their name of now; one that is gone keeps its old one, with a word behind it that no column has.
+    That is the current name; a dropped column keeps its old one, with a suffix that no column has.
     """
 
     names: Mapping[str, str]
@@ -72,7 +72,7 @@ class Table(msgspec.Struct, frozen=True):
     inherited: bool
     versions: Mapping[int, Version]
     veiled: frozenset[str]
-    """Columns whose values are not shown in a plan, as they are called there."""
+    """Columns whose values are not shown in a plan, by their names there."""
 
     @property
     def title(self) -> str:
@@ -83,7 +83,7 @@ class Table(msgspec.Struct, frozen=True):
         return sql.Identifier(self.schema, self.name)
 
     def value(self, column: str, source: str) -> sql.Composed:
-        """A column's value out of an image, a JSON object that goes by the name of `source`."""
+        """Return the SQL of a column's value from an image, a JSON object named `source`."""
         found = self.columns[column]
         json = sql.SQL("{}->{}").format(sql.SQL(source), sql.Literal(column))
         text = sql.SQL("{}->>{}").format(sql.SQL(source), sql.Literal(column))
@@ -100,14 +100,14 @@ class Table(msgspec.Struct, frozen=True):
         return cast
 
     def same_key(self, source: str, row: str = ROW) -> sql.Composed:
-        """Whether a row has the key of an image."""
+        """Return the SQL condition that a row has the key of an image."""
         return sql.SQL(" AND ").join(
             sql.SQL("{} = {}").format(sql.Identifier(row, name), self.value(name, source)) for name in self.key
         )
 
 
 def find(connection: Connection, names: Sequence[str]) -> list[int]:
-    """The tracked tables of these names, also of tables that were tracked once."""
+    """Return the tracked tables of these names, including tables tracked in the past."""
     found = []
     for name in names:
         rows = connection.cursor(row_factory=tuple_row).execute(
@@ -125,7 +125,7 @@ def find(connection: Connection, names: Sequence[str]) -> list[int]:
 
 
 def load(connection: Connection, tracked: Iterable[int]) -> dict[int, Table]:
-    """The tables that are tracked now, by their number; what is no longer tracked is left out."""
+    """Return the tracked tables by number; tables that are not tracked are left out."""
     cursor = connection.cursor(row_factory=tuple_row)
     rows = cursor.execute(
         "SELECT t.id, r.table_oid::bigint, n.nspname, c.relname, forge.key_columns(r.table_oid),"
@@ -164,7 +164,7 @@ def _version(logged: definitions.Version, relation: int, columns: Mapping[str, C
     names: dict[str, str] = {}
     unseen, retyped = [], []
     for field in logged.fields:
-        # a restored table numbers its columns again
+        # a restored table renumbers its columns
         now = by_number.get(field.attnum) if logged.relation == relation else columns.get(field.name)
         names[field.name] = now.name if now else f"{field.name} (dropped)"
         if now is not None and not now.generated:
@@ -183,7 +183,7 @@ def _veiled(
 
 
 def foreign_keys(connection: Connection, tables: Iterable[Table]) -> list[ForeignKey]:
-    """Every foreign key that refers to one of the tables, from whatever table."""
+    """Return every foreign key of any table that refers to one of the tables."""
     rows = connection.cursor(row_factory=tuple_row).execute(
         "SELECT f.conname, f.conrelid::bigint, format('%%I.%%I', n.nspname, c.relname), f.confrelid::bigint,"
         " ARRAY(SELECT a.attname::text FROM unnest(f.conkey) WITH ORDINALITY k (attnum, n)"
@@ -202,7 +202,7 @@ def foreign_keys(connection: Connection, tables: Iterable[Table]) -> list[Foreig
 
 
 def order(relations: Sequence[int], keys: Iterable[ForeignKey]) -> list[tuple[int, ...]]:
-    """Relations, parents before children; those that refer to each other in a circle come together.
+    """Order relations, parents before children; those that refer to each other in a circle come together.
 
     Deferrable foreign keys do not count: they are deferred.
 

@@ -1,6 +1,6 @@
--- This log's identity now, recorded again when the server, its timeline, the database or the log itself is another than last
--- time. Whoever was writing by then has finished when this returns, so all that a cursor of the new identity can be
--- asked for has an id from first_id on.
+-- Returns the identity of this log. Records a new one when the server, its timeline, the database or the log itself is
+-- not the same as last time. Writers active by then have finished when this returns, so every row that a cursor of the
+-- new identity can ask for has an id from first_id on.
 CREATE OR REPLACE FUNCTION forge.current_identity() RETURNS forge.log_identity
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -19,7 +19,7 @@ BEGIN
     line := ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
     SELECT * INTO found FROM forge.log_identity ORDER BY id DESC LIMIT 1;
     IF (found.system_identifier, found.timeline, found.database, found.log) = (server, line, here, made) THEN
-        found.secret := NULL;  -- whoever follows the log may call this
+        found.secret := NULL;  -- any role that follows the log may call this
         RETURN found;
     END IF;
     LOCK TABLE forge.log_identity IN SHARE ROW EXCLUSIVE MODE;

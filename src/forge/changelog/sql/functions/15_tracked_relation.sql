@@ -1,5 +1,6 @@
--- Which relation each tracked table is now, known by the triggers that call its functions: this survives renames,
--- dumps and restores. Partitions and children carry the triggers too; the table is the one that is no other's part.
+-- The current relation of each tracked table, identified by the triggers that call its functions: this survives
+-- renames, dumps and restores. Partitions and children carry the triggers too; the table is the one that is not part of
+-- another.
 CREATE OR REPLACE VIEW forge.tracked_relation AS
 WITH target AS (
     SELECT t.id, t.schema_name, t.table_name, g.tgrelid

@@ -9,8 +9,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT step.oid FROM step WHERE step.base = 0
 $body$;
 
--- What the values of a type are printed with, wherever in it: the labels of enums, each by its number, and the attributes of
--- composites. NULL where there are none.
+-- The names that values of a type are printed with, at any depth: the labels of enums, each by its number, and the
+-- attributes of composites. NULL if there are none.
 CREATE OR REPLACE FUNCTION forge.type_parts(type oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH RECURSIVE within (oid) AS (
@@ -31,11 +31,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT jsonb_object_agg(part.name, part.value) FROM part
 $body$;
 
--- How each column of a table is written into the log.
+-- The form in which each column of a table is written into the log.
 --   kind    how a reader decodes it (see forge.values)
 --   native  row_to_json alone prints it exactly
---   value   an expression for it, %1$s standing for the column; what is no type of PostgreSQL's own is printed by its output
---           function only, because a cast of a user's making would run with Forge's rights
+--   value   an expression for it, %1$s standing for the column; types that are not built in are printed by their output
+--           function only, because a user-defined cast would run with Forge's rights
 --   differs an expression that tells whether two rows differ in it, %1$s and %2$s standing for the columns
 --   pins    session settings that its printing depends on
 CREATE OR REPLACE FUNCTION forge.table_columns(relation oid, excluded text[], masked text[])
@@ -133,19 +133,20 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent WHERE i.inhparent = relation AND c.relkind = 'r')
 $body$;
 
--- Whether DDL is seen in its own transaction: the event triggers are there and enabled.
+-- Whether DDL is seen in its own transaction: the event triggers exist and are enabled.
 CREATE OR REPLACE FUNCTION forge.sees_ddl() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname IN ('forge_ddl', 'forge_rewrite') AND evtenabled IN ('O', 'A')
 $body$;
 
--- What puts the changes of one statement in order:
+-- The method that puts the changes of one statement in order:
 --   statements: nothing is needed; the statement triggers log them as they fire.
---   marks: writing to the table can run statements of other triggers that write to it again; a mark taken when the statement's
---     triggers begin puts its own rows before theirs.
---   rows: referential actions can update and delete rows of it within one statement of a parent. PostgreSQL merges those into
---     one firing of each statement trigger, but row triggers fire in the order in which the rows were changed. Only where no
---     other trigger writes in between, and where no two rows of a statement can have had the same key at a time.
+--   marks: writing to the table can run statements of other triggers that write to it again; a mark taken when the
+--     triggers of the statement start puts its own rows before theirs.
+--   rows: referential actions can update and delete rows of it within one statement on a parent. PostgreSQL merges
+--     those into one firing of each statement trigger, but row triggers fire in the order in which the rows were
+--     changed. Only if no other trigger writes in between, and if no two rows of a statement can have the same key at
+--     the same time.
 CREATE OR REPLACE FUNCTION forge.log_order(relation oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH found AS (
@@ -168,11 +169,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     FROM found, crossing, pg_class c WHERE c.oid = relation
 $body$;
 
--- What a change of definition changes, between dots: name, columns and key; how many relations; which; what orders
--- a statement's changes.
--- An enum's labels and a composite's attributes count, also within other types, because renaming one changes rows. Where
--- no event trigger tells of a rewrite, so does the transaction that last changed a column. Pinned is what the text of an
--- expression depends on, as Forge's own connections have it.
+-- A fingerprint of a definition, its parts separated by dots: name, columns and key; number of relations; relations;
+-- method of ordering a statement's changes. Enum labels and composite attributes count, also within other types,
+-- because renaming one changes rows. If no event trigger reports rewrites, the transaction that last changed a column
+-- counts too. Pinned are the settings that the text of an expression depends on, as in Forge's own connections.
 CREATE OR REPLACE FUNCTION forge.fingerprint(relation oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off SET standard_conforming_strings = on
 SET "TimeZone" = 'UTC' SET "DateStyle" = 'ISO, MDY' SET "IntervalStyle" = 'postgres' SET extra_float_digits = 1

@@ -1,6 +1,6 @@
--- The pieces of SQL that a table's trigger functions are written from. `row` is how a row is named in them.
+-- The SQL fragments that a table's trigger functions are built from. `row` is the name of a row in them.
 
--- The key as one word: see Change.row_id.
+-- The key as one string: see Change.row_id.
 CREATE OR REPLACE FUNCTION forge.row_id_expression(relation oid, "row" text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH part AS (
@@ -18,7 +18,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     FROM part
 $body$;
 
--- A digest that tells a row from the others of its table: of its key, or of all of it where it has none.
+-- A digest that identifies a row within its table: of its key, or of the whole row if it has no key.
 CREATE OR REPLACE FUNCTION forge.row_digest_expression(relation oid, "row" text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT format('md5(%s)', CASE WHEN forge.key_columns(relation) <> '{}' THEN forge.row_id_expression(relation, "row") ELSE (
@@ -34,7 +34,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     FROM forge.table_columns(relation, '{}', '{}') c WHERE c.name = ANY (forge.key_columns(relation))
 $body$;
 
--- A row as JSON. A plain row is printed as it is; any other through a lateral row that image_source adds to FROM.
+-- A row as JSON. A plain row is printed directly; any other through a lateral row that image_source adds to FROM.
 CREATE OR REPLACE FUNCTION forge.image_expression(alias text, plain boolean) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT 'row_to_json(' || alias || CASE WHEN plain THEN '' ELSE '_image' END || ')'

@@ -1,9 +1,9 @@
 -- Writes the trigger functions of one tracked table: forge.log_<id>_insert, _update, _delete, _truncate, _empty, _each,
 -- _row, _mark; of a partitioned one also _begin, _move.
 --
--- What always holds in them:
---   * search_path is pinned, and of the printing settings those that the table's types depend on; nothing else of the
---     writer's session has an influence on what is logged.
+-- Invariants of these functions:
+--   * search_path is pinned, and those printing settings that the table's types depend on; nothing else in the
+--     writer's session affects what is logged.
 --   * Old and new rows of an update are paired by position. A changed key is a delete and an insert, all deletes of a
 --     statement before all its inserts. When the two sides differ in number, every old row is a delete and every new
 --     one an insert.
@@ -45,14 +45,14 @@ DECLARE
     name      text;
     relation_name text;
 BEGIN
-    -- functions take at most 100 arguments; and only what sees DDL at once may name columns that it could have dropped
+    -- functions take at most 100 arguments; and columns may be named only if DDL that drops them is seen at once
     SELECT bool_and(c.native), count(*) <= 90 AND (forge.sees_ddl() OR NOT bool_and(c.native)) INTO plain, delta
     FROM forge.table_columns(relation, setup.excluded, setup.masked) c;
     SELECT coalesce(string_agg(format(' SET %s = %L', split_part(p, '=', 1), split_part(p, '=', 2)), ''), '') INTO pins
     FROM (SELECT DISTINCT unnest(c.pins) p FROM forge.table_columns(relation, setup.excluded, setup.masked) c) pin;
     -- an inheriting child's own columns are not the table's
     plain := plain AND NOT forge.has_children(relation);
-    -- row_to_json(alias) would mean a column of that name if there were one
+    -- row_to_json(alias) would mean a column of that name if one existed
     WHILE EXISTS (SELECT FROM forge.relations_of(relation) part JOIN pg_attribute a ON a.attrelid = part
                   WHERE a.attname IN (o, n, r, o || '_image', n || '_image')) LOOP
         o := o || '_'; n := n || '_'; r := r || '_';
@@ -61,7 +61,7 @@ BEGIN
 
     head := format('v_rank, v_transaction, v_at, v_day, %s, ', version);
     late := format('v_rank, v_transaction, v_at + interval ''1 microsecond'', v_day, %s, ', version);
-    -- columns by themselves: the fields of a transition table's row are miscounted after a dropped column
+    -- single columns: the fields of a whole row of a transition table are miscounted after a dropped column
     pairs := format(
         '(SELECT row_number() OVER () AS %3$s, %1$s, %1$s.* FROM forge_old_rows %1$s) a '
         'FULL JOIN (SELECT row_number() OVER () AS %3$s, %2$s, %2$s.* FROM forge_new_rows %2$s) b USING (%3$s)', o, n, r);
@@ -103,7 +103,7 @@ $d$;
     END IF;
 $d$, tracked);
     END IF;
-    -- which row it was is looked up only when somebody is to be woken
+    -- the row is looked up only when a reader must be woken
     wake := $d$
     IF current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll'
        AND pg_try_advisory_xact_lock_shared(%1$s) THEN
@@ -132,12 +132,12 @@ EXCEPTION WHEN OTHERS THEN
 END;
 $d$, format(whole, $d$json_build_object('failure', SQLERRM, 'sqlstate', SQLSTATE)$d$), relation_name, relation_name, tracked) ELSE '' END;
 
-    -- An UPDATE that moves a row to another partition deletes it in one and inserts it in the other; both rows are handed to the
-    -- UPDATE trigger. In a MERGE (PostgreSQL 15 to 18) they are handed to its DELETE and INSERT triggers, and those fire only where
-    -- the MERGE has such actions: else they are nowhere. So the first row that left a partition, and the first that entered
-    -- one, while an UPDATE runs is remembered, and has to be among the rows of some trigger of the statement. forge.updating_<id>
-    -- has a letter for each UPDATE that runs, the innermost first: `i` where its statement inserts too (MERGE, ON CONFLICT), so
-    -- that what enters is for its INSERT trigger, else `u`.
+    -- An UPDATE that moves a row to another partition deletes it in one and inserts it in the other; the UPDATE trigger
+    -- gets both rows. In a MERGE (PostgreSQL 15 to 18) its DELETE and INSERT triggers get them, and those fire only if
+    -- the MERGE has such actions: else no trigger gets them. So the first row that left a partition, and the first that
+    -- entered one, while an UPDATE runs are remembered, and must be among the rows of some trigger of the statement.
+    -- forge.updating_<id> has one letter per running UPDATE, the innermost first: `i` if its statement inserts too
+    -- (MERGE, ON CONFLICT), so that its INSERT trigger handles the entering rows, else `u`.
     IF parted THEN
         PERFORM forge.write_function(tracked, 'begin', '', format($d$
 DECLARE
@@ -181,7 +181,7 @@ $d$, tracked, n, forge.row_digest_expression(relation, n)),
     v_entered := nullif(current_setting('forge.entered_%1$s_' || pg_trigger_depth(), true), '');
     IF num_nonnulls(v_left, v_entered) > 0 THEN
         PERFORM set_config('forge.left_%1$s_' || pg_trigger_depth(), '', true), set_config('forge.entered_%1$s_' || pg_trigger_depth(), '', true);
-        -- the INSERT trigger of the same statement is still to come
+        -- the INSERT trigger of the same statement fires later
         IF current_setting('forge.inserting_%1$s_' || pg_trigger_depth(), true) <> '' THEN
             v_entered := NULL;
         END IF;
@@ -228,7 +228,7 @@ $d$, o, forge.row_digest_expression(relation, o), n, forge.row_digest_expression
             CASE name WHEN 'insert' THEN wake_new ELSE wake_old END, ends) || 'END');
     END LOOP;
 
-    -- Most updates are of one row: that is tried first, in one statement, and finds nothing when there are more.
+    -- Most updates change one row: that is tried first, in one statement, which finds nothing if there are more rows.
     PERFORM forge.write_function(tracked, 'update', pins, concat(declared, moves ->> 'update', begins, lost) || format($d$
 %1$s    %2$s;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
@@ -288,8 +288,8 @@ $d$, o, forge.row_digest_expression(relation, o), n, forge.row_digest_expression
                forge.image_source(relation, setup, n, n, plain)),
         ends, rank_done) || 'END');
 
-    -- One row at a time: where forge.log_order says so, and in the replica role, because logical-replication apply fires no
-    -- statement triggers.
+    -- Row by row: where forge.log_order requires it, and in the replica role, because logical-replication apply fires
+    -- no statement triggers.
     FOREACH name IN ARRAY ARRAY['each', 'row'] LOOP
         PERFORM forge.write_function(tracked, name, pins, declared || begins || format($d$
     IF TG_OP = 'INSERT' THEN
@@ -316,9 +316,9 @@ $d$, o, forge.row_digest_expression(relation, o), n, forge.row_digest_expression
         wake, ends) || 'END');
     END LOOP;
 
-    -- TRUNCATE of the table is one change. TRUNCATE of one partition alone takes away some of the table's rows, so each of
+    -- TRUNCATE of the table is one change. TRUNCATE of a single partition removes some of the table's rows, so each of
     -- them is logged as deleted; `forge.truncating_<id>` tells the two apart, and a writer cannot know its value. An
-    -- inheriting child or parent is always logged row by row, because TRUNCATE ONLY looks the same from here.
+    -- inheriting child or parent is always logged row by row, because TRUNCATE ONLY looks the same to these triggers.
     PERFORM forge.write_function(tracked, 'truncate', pins, declared || begins || format($d$
     IF TG_WHEN = 'BEFORE' THEN
         PERFORM set_config('forge.truncating_%1$s', forge.seal('truncating', v_transaction), true);
@@ -332,7 +332,7 @@ $d$, o, forge.row_digest_expression(relation, o), n, forge.row_digest_expression
     IF current_setting('forge.truncating_%1$s', true) = forge.seal('truncating', v_transaction) THEN
         RETURN NULL;
     END IF;
-    -- an old snapshot does not show the rows that go
+    -- an old snapshot does not show the rows that are removed
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         %6$s;
         %4$s
@@ -349,9 +349,9 @@ $d$, o, forge.row_digest_expression(relation, o), n, forge.row_digest_expression
         format(' %s%s', o, forge.image_source(relation, setup, o, o, plain)),
         wake, ends, format(whole, $d$json_build_object('reason', 'TRUNCATE of a part under an old snapshot')$d$)) || 'END');
 
-    -- Fires before any other row trigger of the statement, and remembers for the statement's own log rows that they come
-    -- first: its updates, then its deletes, then its inserts. Referential actions on one child run as one statement, and their
-    -- triggers fire in no order of use; but what was deleted is not updated any more.
+    -- Fires before any other row trigger of the statement, and records for the statement's own log rows that they come
+    -- first: its updates, then its deletes, then its inserts. Referential actions on one child run as one statement,
+    -- and the firing order of their triggers says nothing; but a deleted row is not updated afterwards.
     PERFORM forge.write_function(tracked, 'mark', '', format($d$
 DECLARE
     v_name text := 'forge.mark_%s_' || pg_trigger_depth();
@@ -367,7 +367,8 @@ END$d$, tracked));
 END
 $body$;
 
--- What only Forge's own functions can make of a text within a transaction: settings that a writer could set carry it.
+-- A seal of a text that only Forge's own functions can create within a transaction: settings that a writer could set
+-- carry it.
 CREATE OR REPLACE FUNCTION forge.seal(value text, transaction xid8) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT encode(sha256(convert_to(concat_ws(' ', i.secret, transaction, value), 'UTF8')), 'hex')
@@ -375,7 +376,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
 $body$;
 REVOKE ALL ON FUNCTION forge.seal(text, xid8) FROM PUBLIC;
 
--- Whether the last word of a text is the seal of what stands before it.
+-- Whether the last word of a text is the seal of the text before it.
 CREATE OR REPLACE FUNCTION forge.sealed(value text, transaction xid8) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT value IS NOT NULL AND split_part(value, ' ', 5) = forge.seal(left(value, -65), transaction)
@@ -390,7 +391,7 @@ BEGIN
     EXECUTE format('CREATE OR REPLACE FUNCTION forge.log_%s_%s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
                    'SET search_path = pg_catalog, pg_temp%s AS %L', tracked, name, pins, body);
     EXECUTE format('REVOKE ALL ON FUNCTION forge.log_%s_%s() FROM PUBLIC', tracked, name);
-    -- whoever enables a table, the functions belong to whoever owns Forge and may have to replace them
+    -- whichever role enables a table, the owner of Forge owns the functions and may have to replace them
     owner := (SELECT r.rolname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner WHERE n.nspname = 'forge');
     IF owner <> current_user THEN
         EXECUTE format('ALTER FUNCTION forge.log_%s_%s() OWNER TO %I', tracked, name, owner);
@@ -398,7 +399,7 @@ BEGIN
 END
 $body$;
 
--- What a writer set as forge.context, as JSON; or an error that says so. Only an object that jsonb can hold is one.
+-- The writer's forge.context as JSON; raises if it is not valid. Only an object that jsonb can hold is valid.
 CREATE OR REPLACE FUNCTION forge.parsed_context(value text) RETURNS json
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
@@ -416,7 +417,7 @@ $body$;
 CREATE OR REPLACE FUNCTION forge.wakeup_lock() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN 5075401093471535105::bigint;
 
--- A hint, never the data: v1:{table}:{OP}:{row}#{last id}, always below NOTIFY's limit.
+-- A hint, never the data: v1:{table}:{OP}:{row}#{last id}, always below the size limit of NOTIFY.
 CREATE OR REPLACE FUNCTION forge.wakeup_payload(relation text, op text, row_id text) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT format('v1:%s:%s:%s#%s', replace(replace(relation, '%', '%25'), ':', '%3A'), op,

@@ -1,4 +1,4 @@
--- A table by the name a person gives: qualified or not, quoted or not.
+-- A table by the name that a user gives: qualified or not, quoted or not.
 CREATE OR REPLACE FUNCTION forge.find_table(name text) RETURNS oid
 LANGUAGE plpgsql STABLE AS $body$
 DECLARE
@@ -20,7 +20,7 @@ BEGIN
 END
 $body$;
 
--- Refuses what cannot be tracked, before anything is changed.
+-- Refuses tables that cannot be tracked, before anything is changed.
 CREATE OR REPLACE FUNCTION forge.check_trackable(relation oid, exclude text[], mask text[]) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $body$
 DECLARE
@@ -70,7 +70,7 @@ BEGIN
 END
 $body$;
 
--- The triggers of one tracked table, as they should be on each of its relations.
+-- The expected triggers of one tracked table on each of its relations.
 CREATE OR REPLACE FUNCTION forge.wanted_triggers(tracked integer, relation oid)
 RETURNS TABLE (target oid, name text, function text, definition text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
@@ -79,12 +79,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         FROM forge.tracked_table t, pg_class c WHERE t.id = tracked AND c.oid = $2),
     kind (prefix, function, timing) AS (VALUES
         ('forge_start_', 'begin', 'BEFORE INSERT OR UPDATE ON %s FOR EACH STATEMENT'),
-        -- Never called: with a trigger before each row PostgreSQL (15 to 18) hands a MERGE's UPDATE trigger the rows that were
-        -- updated, without one rows that the same MERGE inserted. Being of the replica role it costs others no look at its
-        -- condition.
+        -- Never called: with a BEFORE ROW trigger PostgreSQL (15 to 18) passes a MERGE's UPDATE trigger the rows that
+        -- were updated; without one, rows that the same MERGE inserted. Because it is in the replica role, other
+        -- sessions do not evaluate its condition.
         ('forge_route_', 'row', 'BEFORE INSERT ON %s FOR EACH ROW WHEN (false)'),
         ('!forge_leave_', 'move', 'AFTER DELETE ON %s FOR EACH ROW WHEN (current_setting(''forge.updating_@'', true) <> '''')'),
-        -- the conditions are looked up for each statement: longer ones cost a single insert much
+        -- the conditions are parsed for each statement: longer ones make a single insert much slower
         ('!forge_enter_', 'move', 'AFTER INSERT ON %s FOR EACH ROW WHEN (starts_with(current_setting(''forge.updating_@'', true), ''u''))'),
         ('forge_notify_', 'insert', 'AFTER INSERT ON %s REFERENCING NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
         ('forge_update_', 'update', 'AFTER UPDATE ON %s REFERENCING OLD TABLE AS forge_old_rows NEW TABLE AS forge_new_rows FOR EACH STATEMENT'),
@@ -112,7 +112,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         ELSE true END
 $body$;
 
--- Drops the triggers of a tracked table that are not wanted for the relation; all of them when it is NULL.
+-- Drops the triggers of a tracked table that are not wanted on the relation; all of them if it is NULL.
 CREATE OR REPLACE FUNCTION forge.drop_triggers(tracked integer, relation oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -130,8 +130,8 @@ BEGIN
 END
 $body$;
 
--- Makes the triggers what they should be: adds what is missing, drops what is Forge's and not wanted. A wanted trigger
--- that was disabled or altered by hand is left as it is, for forge doctor to report.
+-- Reconciles the triggers: adds missing ones, drops those of Forge that are not wanted. A wanted trigger that was
+-- disabled or altered by hand is left unchanged, for forge doctor to report.
 CREATE OR REPLACE FUNCTION forge.write_triggers(tracked integer, relation oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $body$
 DECLARE
@@ -148,7 +148,7 @@ BEGIN
             RAISE EXCEPTION USING ERRCODE = 'FG102', MESSAGE = format('%s has a trigger %I of its own', item.target::regclass, item.name),
                 HINT = format('ALTER TRIGGER %I ON %s RENAME TO …', item.name, item.target::regclass);
         END IF;
-        -- a row trigger on a partitioned table comes to its partitions by itself
+        -- PostgreSQL copies a row trigger on a partitioned table to its partitions
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = item.target AND t.tgname = item.name) THEN
             EXECUTE item.definition;
         END IF;
@@ -162,7 +162,7 @@ BEGIN
 END
 $body$;
 
--- A change that speaks of a table as a whole: S for its definition, X when what changed cannot be said.
+-- A change of a table as a whole: S for its definition, X if the changed rows are unknown.
 CREATE OR REPLACE FUNCTION forge.log_table_event(version integer, op "char", note json) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $body$
     INSERT INTO forge.forge_event_log (transaction_id, at, day, version, op, user_id, function_name, trace_id, context, db_user, application_name)
@@ -174,8 +174,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $body$
     WHERE v.id = version AND current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll';
 $body$;
 
--- Brings one tracked table's functions, triggers and version up to its definition. Returns whether anything changed.
--- With a relation named, that one is tracked from now on, whatever it was before.
+-- Brings the functions, triggers and version of one tracked table up to date with its definition. Returns whether
+-- anything changed. If a relation is given, that one is tracked from then on, whatever it was before.
 CREATE OR REPLACE FUNCTION forge.refresh(tracked integer, relation oid DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -199,7 +199,7 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM set_config('forge.refreshing', 'yes', true);
-    -- a renamed column stays excluded or masked, and so does a dropped one that comes back
+    -- a renamed column stays excluded or masked, and so does a dropped one that is added again
     UPDATE forge.tracked_table t SET
         excluded = (SELECT coalesce(array_agg(DISTINCT n), '{}') FROM unnest(t.excluded) x, forge.names_now(newest, found, x) n),
         masked = (SELECT coalesce(array_agg(DISTINCT n), '{}') FROM unnest(t.masked) x, forge.names_now(newest, found, x) n)
@@ -229,7 +229,7 @@ BEGIN
 END
 $body$;
 
--- Whether a table that is locked against writers has no row; false where that cannot be known for sure.
+-- Whether a table that is locked against writers is empty; false if that cannot be known for sure.
 CREATE OR REPLACE FUNCTION forge.is_empty(relation oid) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $body$
 DECLARE
@@ -246,8 +246,8 @@ EXCEPTION WHEN insufficient_privilege THEN
 END
 $body$;
 
--- Whether a table can have other rows after a change of definition. New partitions bring none when they are empty: their
--- triggers are there by now, so no writer is in between; unless the definition is only polled.
+-- Whether a table can have different rows after a change of definition. Empty new partitions add none: their triggers
+-- exist by then, so no writer comes in between; unless the definition is only polled.
 CREATE OR REPLACE FUNCTION forge.may_change_rows(older text, newer text, added oid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $body$
 DECLARE
@@ -269,8 +269,8 @@ BEGIN
 END
 $body$;
 
--- What a column of an older version is called now: by its number if the table is still the same relation (a restored one is
--- not, and numbers its columns again), and in any case whatever has its name or may get it again.
+-- Current names of a column of an older version: by its number if the table is still the same relation (a restored one
+-- is not, and numbers its columns again), and in any case every column that has its name or may get it again.
 CREATE OR REPLACE FUNCTION forge.names_now(older forge.table_version, relation oid, name text) RETURNS SETOF text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH renamed AS (
@@ -283,7 +283,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
                    AND NOT EXISTS (SELECT FROM jsonb_array_elements(older.columns) c WHERE (c ->> 'attnum')::int = a.attnum AND older.relation = $2))
 $body$;
 
--- Every tracked table, brought up to its definition. Returns how many had changed.
+-- Brings every tracked table up to date with its definition. Returns how many had changed.
 CREATE OR REPLACE FUNCTION forge.refresh_all() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -326,13 +326,13 @@ BEGIN
     IF wanted.on_failure NOT IN ('fail', 'invalidate') THEN
         RAISE EXCEPTION USING ERRCODE = 'FG102', MESSAGE = format('on_failure cannot be %s', on_failure), HINT = 'use fail or invalidate';
     END IF;
-    -- no writer may be half-way between the old functions and the new
+    -- no writer may be between the old functions and the new ones
     EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', relation::regclass);
     SELECT n.nspname, c.relname INTO wanted.schema_name, wanted.table_name
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     SELECT t.* INTO tracked FROM forge.tracked_table t JOIN forge.tracked_relation r ON r.id = t.id WHERE r.table_oid = relation;
     IF tracked.id IS NULL THEN
-        -- the same name once more, its triggers gone: it starts again under its old number
+        -- the same name again, without its triggers: tracking starts again under the old number
         UPDATE forge.tracked_table t SET disabled_at = NULL, enabled_at = clock_timestamp()
         WHERE t.id = (SELECT max(o.id) FROM forge.tracked_table o WHERE o.schema_name = wanted.schema_name AND o.table_name = wanted.table_name)
         RETURNING * INTO tracked;
@@ -398,7 +398,7 @@ $body$;
 REVOKE ALL ON FUNCTION public.forge_enable_reactivity(text, text[], text[], boolean, text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.forge_disable_reactivity(text) FROM PUBLIC;
 
--- After an upgrade of Forge: every tracked table gets functions of this program's making, without a new version.
+-- After an upgrade of Forge: every tracked table gets this version's functions, without a new table version.
 CREATE OR REPLACE FUNCTION forge.rewrite_all() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE

@@ -1,5 +1,5 @@
--- DDL changes rows without firing a trigger. Where an event trigger is permitted it is seen in the DDL's own
--- transaction; elsewhere maintenance calls forge.refresh_all().
+-- DDL changes rows without firing a trigger. Where an event trigger is permitted, DDL is seen in its own transaction;
+-- elsewhere maintenance calls forge.refresh_all().
 CREATE OR REPLACE FUNCTION forge.on_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -14,7 +14,7 @@ BEGIN
         WHEN 'pg_trigger'::regclass THEN (SELECT t.tgrelid FROM pg_trigger t WHERE t.oid = c.objid)
         WHEN 'pg_attrdef'::regclass THEN (SELECT d.adrelid FROM pg_attrdef d WHERE d.oid = c.objid)
         WHEN 'pg_constraint'::regclass THEN (SELECT o.conrelid FROM pg_constraint o WHERE o.oid = c.objid) END) r (oid)
-    -- temporary tables come and go often, and are never tracked
+    -- temporary tables are frequent and never tracked
     WHERE c.schema_name IS DISTINCT FROM 'pg_temp';
     IF touched IS NULL AND EXISTS (SELECT FROM pg_event_trigger_ddl_commands()) THEN
         RETURN;
@@ -29,7 +29,7 @@ BEGIN
 END
 $body$;
 
--- Whether rows of these relations are values in others, whose columns then change with them.
+-- Whether other tables have columns of these relations' row types, which change with them.
 CREATE OR REPLACE FUNCTION forge.is_type_of_others(relations oid[]) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT EXISTS (
@@ -38,8 +38,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
         WHERE c.oid = ANY (relations) AND NOT (d.classid = 'pg_type'::regclass AND d.objid = t.typarray))
 $body$;
 
--- The tracked tables that a change of these relations can concern: themselves, whose parts they are, and their neighbours by
--- foreign keys, because referential actions decide how changes are put in order.
+-- The tracked tables that a change of these relations can affect: the relations themselves, the tables they are part
+-- of, and their foreign-key neighbours, because referential actions decide how changes are ordered.
 CREATE OR REPLACE FUNCTION forge.tracked_near(relations oid[]) RETURNS SETOF integer
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     WITH RECURSIVE near AS (
@@ -72,9 +72,9 @@ BEGIN
 END
 $body$;
 
--- Views, functions, policies and grants change what queries return without any row changing: nodes that serve live queries
--- are told, as forge.serve.bus has it. The seal is by a secret that other roles cannot read; it is the first one of the log,
--- which a failover leaves as it is.
+-- Views, functions, policies and grants change what queries return without any row changing: nodes that serve live
+-- queries are notified, as defined in forge.serve.bus. The seal uses a secret that other roles cannot read: the first
+-- one of the log, which a failover does not change.
 CREATE OR REPLACE FUNCTION forge.tell_definitions() RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     SELECT pg_notify('forge_nodes', concat_ws(' ', 'definitions', x.id, encode(sha256(convert_to(
@@ -86,7 +86,7 @@ REVOKE ALL ON FUNCTION forge.tell_definitions() FROM PUBLIC;
 CREATE OR REPLACE FUNCTION forge.on_definition() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
-    -- a transaction that will be PREPAREd can send nothing
+    -- a transaction that will be PREPAREd cannot NOTIFY
     IF current_setting('forge.refreshing', true) IS DISTINCT FROM 'yes' AND current_setting('forge.wakeup', true) IS DISTINCT FROM 'poll'
        AND (NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands())
             OR EXISTS (SELECT FROM pg_event_trigger_ddl_commands() c WHERE c.schema_name IS DISTINCT FROM 'pg_temp')) THEN
@@ -113,7 +113,7 @@ BEGIN
         WHEN TAG IN ('CREATE VIEW', 'ALTER VIEW', 'DROP VIEW', 'CREATE FUNCTION', 'ALTER FUNCTION', 'CREATE POLICY', 'ALTER POLICY',
                      'DROP POLICY', 'GRANT', 'REVOKE', 'ALTER TABLE')
         EXECUTE FUNCTION forge.on_definition();
-    -- in the replica role too: the trigger functions must know the columns there as well
+    -- also in the replica role: the trigger functions must know the columns there as well
     ALTER EVENT TRIGGER forge_ddl ENABLE ALWAYS;
     ALTER EVENT TRIGGER forge_rewrite ENABLE ALWAYS;
     ALTER EVENT TRIGGER forge_definition ENABLE ALWAYS;

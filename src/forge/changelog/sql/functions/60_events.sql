@@ -7,7 +7,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $b
     WHERE o.value::text IS DISTINCT FROM a.value::text AND o.key <> ALL (coalesce(hidden, '{}')) AND o.key <> '$redacted'
 $body$;
 
--- The log as people query it.
+-- The log in the form that users query.
 CREATE OR REPLACE VIEW public.forge_events AS
 SELECT l.id,
        v.table_name,
@@ -30,7 +30,7 @@ FROM forge.forge_event_log l
 JOIN forge.table_version v ON v.id = l.version;
 REVOKE ALL ON public.forge_events FROM PUBLIC;
 
--- Says who writes and why, until the end of the transaction; what is NULL is unset.
+-- Sets the actor and the reason of changes until the end of the transaction; NULL unsets a value.
 CREATE OR REPLACE FUNCTION public.forge_context(user_id text DEFAULT NULL, function_name text DEFAULT NULL, trace_id text DEFAULT NULL, more jsonb DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN

@@ -1,5 +1,5 @@
--- Whether log rows may be missing that a snapshot did not show: rows of transactions from `since` on, or of those running then.
--- A transaction that was still in flight when something was trimmed has lost nothing by it, however old it is.
+-- Whether log rows may be missing that a snapshot did not show: rows of transactions from `since` on, or of those
+-- running then. A transaction in flight at the time of a trim has lost nothing by it, however old it is.
 CREATE OR REPLACE FUNCTION forge.trimmed_since(since xid8, running xid8[], first_id bigint) RETURNS boolean
 LANGUAGE sql STABLE AS $body$
     SELECT EXISTS (

@@ -1,4 +1,4 @@
--- NOTIFY within the caller's transaction. A payload too large for NOTIFY is kept and sent as {"forge_ref": "<uuid>"}.
+-- NOTIFY within the caller's transaction. A payload too large for NOTIFY is stored and sent as {"forge_ref": "<uuid>"}.
 CREATE OR REPLACE FUNCTION public.forge_notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -17,7 +17,7 @@ BEGIN
 END
 $body$;
 
--- What a reference stands for; NULL when it was cleaned up.
+-- The payload of a reference; NULL if it was cleaned up.
 CREATE OR REPLACE FUNCTION public.forge_payload(reference uuid) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     SELECT p.payload FROM forge.large_payload p WHERE p.reference = $1

@@ -1,10 +1,10 @@
 -- The chain of seals: see forge.history.chain for what it proves.
 
--- What is sealed of a row, value by value, in order. `hidden` is given, because a redaction adds to it. Being without settings of
--- its own it becomes part of the query that uses it, which is many times faster; so every name in it has its schema, and no
--- value is printed by the session's settings. The digest of a row is
+-- The sealed values of a row, in order. `hidden` is a parameter, because a redaction adds to it. The function has no
+-- settings of its own, so it is inlined into the query that uses it, which is many times faster; therefore every name
+-- in it is qualified, and the printing of values does not depend on session settings. The digest of a row is
 --   sha256(string_agg(sha256(sha256(salt || path) || value), '' ORDER BY n))
--- where salt is the row's; so each value has a salt of its own, and a redaction can keep those of the values that stay.
+-- where salt is the row's; so each value has its own salt, and a redaction can keep the salts of the remaining values.
 CREATE OR REPLACE FUNCTION forge.event_leaves(event forge.forge_event_log, hidden text[])
 RETURNS TABLE (n bigint, path text, name text, value text)
 LANGUAGE sql STABLE AS $body$
@@ -26,7 +26,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
                   || coalesce(convert_to(seal.versions::text, 'UTF8') || seal.definitions, ''))
 $body$;
 
--- What is sealed of a table's version. No salt: it is no secret, and nobody takes anything out of it.
+-- The sealed part of a table's version. No salt: it is not secret, and nothing is ever redacted from it.
 CREATE OR REPLACE FUNCTION forge.definition_digest(version forge.table_version) RETURNS bytea
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT sha256(convert_to(json_build_array(version.id, version.tracked_table, version.relation::bigint, version.schema_name, version.table_name,
@@ -38,7 +38,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     SELECT coalesce((SELECT s.enabled FROM forge.sealing s ORDER BY s.id DESC LIMIT 1), false)
 $body$;
 
--- Puts a seal behind the last one, with the table versions that are in none so far.
+-- Appends a seal to the chain, with the table versions that no earlier seal has.
 CREATE OR REPLACE FUNCTION forge.add_seal(seal forge.log_seal) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
@@ -70,8 +70,8 @@ BEGIN
 END
 $body$;
 
--- Seals rows that are committed and not sealed yet, so many in a seal, up to 20 seals of one day, and returns how many rows; 0 when
--- there are none.
+-- Seals committed rows that are not sealed yet, with a given number per seal, up to 20 seals of one day. Returns the
+-- number of rows; 0 if there are none.
 CREATE OR REPLACE FUNCTION forge.seal_page(most integer) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -87,7 +87,7 @@ BEGIN
     self := forge.current_identity();
     LOCK TABLE forge.log_seal IN SHARE ROW EXCLUSIVE MODE;
     SELECT * INTO last FROM forge.log_seal ORDER BY id DESC LIMIT 1;
-    -- rows of an older incarnation, or of before there were seals: their transactions' numbers say nothing here
+    -- rows of an older incarnation, or from before sealing began: their transaction numbers mean nothing here
     IF last.log <> self.uuid::text THEN
         FOR today IN SELECT forge.log_days() LOOP
             FOR found IN SELECT * FROM forge.sealed_page(today, '1:1:', pg_current_snapshot(), '-infinity', 0, 0, 1, self.first_id - 1, most, true) LOOP
@@ -113,7 +113,7 @@ BEGIN
                 RETURN done;
             END IF;
         END LOOP;
-        -- that batch is done: the next one is what was committed since
+        -- that batch is complete: the next one is what was committed since
         last.since := last.until; last.until := pg_current_snapshot(); last.day := '-infinity'; last.last_place := 0; last.last_id := 0;
     END LOOP;
     RETURN 0;
@@ -129,7 +129,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
     UNION ALL SELECT 'infinity' ORDER BY 1
 $body$;
 
--- Seals over the next rows of a day between two snapshots, not yet part of the chain. With `rest`, whatever is in no seal.
+-- Seals over the next rows of a day between two snapshots, not yet part of the chain. With `rest`, all unsealed rows.
 CREATE OR REPLACE FUNCTION forge.sealed_page(
     today date, since pg_snapshot, until pg_snapshot, reached date, place bigint, id bigint, first_id bigint, last_id bigint, most integer, rest boolean
 ) RETURNS SETOF forge.log_seal
@@ -154,7 +154,7 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan =
     GROUP BY p.chunk ORDER BY p.chunk
 $body$;
 
--- After days were dropped: their rows' part of the chain goes too. Returns how many seals that were.
+-- After days were dropped: removes their rows' part of the chain. Returns the number of seals changed.
 CREATE OR REPLACE FUNCTION forge.forget_seals() RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE

@@ -1,4 +1,4 @@
--- Taking values out of the log. A value that is gone is {"$redacted":true}, and the image names all such columns under
+-- Removal of values from the log. A removed value is {"$redacted":true}, and the image names all such columns under
 -- "$redacted": forge.values reads that.
 
 CREATE OR REPLACE FUNCTION forge.redacted_image(image json, columns text[]) RETURNS json
@@ -12,8 +12,9 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
     FROM json_each(image) WITH ORDINALITY e (key, value, n)
 $body$;
 
--- Takes columns out of one row of the log, for a tombstone. Its seal stays true: what proves the rest of the row is kept, and the
--- salt without which the values could be guessed from their digests goes. False when there was nothing to take.
+-- Removes columns from one row of the log, for a tombstone. Its seal stays valid: the proof of the rest of the row is
+-- kept, and the salt is deleted, because with it the values could be guessed from their digests. False if there was
+-- nothing to remove.
 CREATE OR REPLACE FUNCTION forge.redact_event(event bigint, "day" date, transaction xid8, columns text[], tombstone bigint) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 #variable_conflict use_column
@@ -63,7 +64,7 @@ BEGIN
 END
 $body$;
 
--- The Change that tells consumers: an R row with the key, the columns and a note; returns its id.
+-- Writes the Change that informs consumers: an R row with the key, the columns and a note; returns its id.
 CREATE OR REPLACE FUNCTION forge.log_redaction(version integer, row_id text, key json, columns text[], note json) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE

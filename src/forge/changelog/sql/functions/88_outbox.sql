@@ -1,4 +1,5 @@
--- Puts a message into the outbox within the caller's transaction; its id. With due_at in the future it waits until then.
+-- Puts a message into the outbox within the caller's transaction; returns its id. A message with a future due_at waits
+-- until then.
 CREATE OR REPLACE FUNCTION public.forge_outbox(topic text, payload bytea, key text DEFAULT NULL,
                                                content_type text DEFAULT 'application/octet-stream',
                                                headers jsonb DEFAULT NULL, due_at timestamptz DEFAULT NULL) RETURNS uuid
@@ -28,7 +29,7 @@ BEGIN
 END
 $body$;
 
--- True in the transaction that is the first to take a message in for a consumer, and commits; false in every other.
+-- True in the first transaction that accepts a message for a consumer and commits; false in every other.
 CREATE OR REPLACE FUNCTION public.forge_inbox(consumer text, message_id text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
@@ -37,6 +38,6 @@ BEGIN
 END
 $body$;
 
--- Who may write messages is for the owner to say: GRANT EXECUTE ON FUNCTION forge_outbox, forge_inbox TO …
+-- The owner decides which roles may write messages: GRANT EXECUTE ON FUNCTION forge_outbox, forge_inbox TO …
 REVOKE ALL ON FUNCTION public.forge_outbox(text, bytea, text, text, jsonb, timestamptz) FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.forge_inbox(text, text) FROM PUBLIC;

@@ -1,8 +1,9 @@
--- Leases: who does a job that one session at a time may do. An advisory lock would not do: any role may take any number.
--- A row of forge.lease can be written by those alone whom the owner lets.
+-- Leases: elect the one session that does a job. An advisory lock is not enough: any role may take any number. Only
+-- roles that the owner permits can write a row of forge.lease.
 
--- Whether the session of a lease still runs. A role that may not see when another's session began knows the pid and the role
--- of it: a session of Forge's counts as the one, so that there are never two; of any other role, the pid was reused.
+-- Whether the session of a lease still runs. A role that may not see the start time of another role's session knows
+-- only its pid and role: a session of a role that may hold leases counts as the holder, so that there are never two;
+-- with any other role, the pid was reused.
 CREATE OR REPLACE FUNCTION forge.lease_holds(pid integer, started timestamptz) RETURNS boolean LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp AS $body$
     SELECT EXISTS (
@@ -13,9 +14,9 @@ SET search_path = pg_catalog, pg_temp AS $body$
                    OR pg_has_role(a.usesysid, (SELECT c.relowner FROM pg_class c WHERE c.oid = 'forge.lease'::regclass), 'MEMBER')))
 $body$;
 
--- Take a lease for this session, until it ends or gives it up; false when another session holds it. A holder that has ended
--- never comes back, so whoever replaces exactly the row that it found is the only one. The row is read before it is looked
--- who lives: in the opposite order a session that began in between would count as ended.
+-- Takes a lease for this session, until the session ends or gives it up; false if another session holds it. A holder
+-- that has ended never comes back, so the session that replaces exactly the row it found is the only one. The row is
+-- read before the sessions: in the opposite order a session that started in between would count as ended.
 CREATE OR REPLACE FUNCTION forge.take_lease(wanted text) RETURNS boolean LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -42,13 +43,14 @@ BEGIN
 END
 $body$;
 
--- Give a lease of this session's up.
+-- Gives up a lease of this session.
 CREATE OR REPLACE FUNCTION forge.drop_lease(held text) RETURNS void LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp AS $body$
     DELETE FROM forge.lease l WHERE l.name = $1 AND l.pid = pg_backend_pid()
 $body$;
 
--- The leases that are held, and by whom. Where a session began, and from where, is shown to roles that may see it.
+-- The held leases and their holders. The start time and client address of a session are shown to roles that may see
+-- them.
 CREATE OR REPLACE VIEW forge.held_lease AS
 SELECT l.name, l.pid, l.since, a.usesysid::regrole::text AS role, a.application_name, host(a.client_addr) AS client
 FROM forge.lease l CROSS JOIN LATERAL pg_stat_get_activity(l.pid) a

@@ -1,4 +1,4 @@
--- The durable log, what it knows of tables, and what was trimmed from it. Everything starts closed: no grants.
+-- The durable log, the definitions of tables, and the record of what was trimmed. Everything starts closed: no grants.
 CREATE SCHEMA forge;
 
 CREATE TABLE forge.schema_version (
@@ -8,8 +8,8 @@ CREATE TABLE forge.schema_version (
     applied_by text NOT NULL DEFAULT session_user
 );
 
--- One row for each incarnation of this log. A failover, a restore, a dump or a copy makes a new one: rows with an id
--- below its first_id belong to an older one and are kept for history, but no cursor delivers them.
+-- One row per incarnation of this log. A failover, a restore, a dump or a copy creates a new one: rows with an id below
+-- its first_id belong to an older one and are kept for history, but no cursor delivers them.
 CREATE TABLE forge.log_identity (
     id                integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     uuid              uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -22,7 +22,7 @@ CREATE TABLE forge.log_identity (
     recorded_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- A table that is or was tracked. Which relation it is now is known by the trigger that calls its functions.
+-- A table that is or was tracked. Its current relation is identified by the trigger that calls its functions.
 CREATE TABLE forge.tracked_table (
     id          integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     schema_name text NOT NULL,
@@ -36,7 +36,7 @@ CREATE TABLE forge.tracked_table (
 );
 CREATE UNIQUE INDEX tracked_table_name ON forge.tracked_table (schema_name, table_name) WHERE disabled_at IS NULL;
 
--- How a tracked table looked while its log rows were written; every log row names one of these.
+-- The definition of a tracked table while its log rows were written; every log row names one of these.
 CREATE TABLE forge.table_version (
     id            integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tracked_table integer NOT NULL REFERENCES forge.tracked_table,
@@ -52,8 +52,8 @@ CREATE INDEX table_version_tracked ON forge.table_version (tracked_table, id);
 
 CREATE SEQUENCE forge.event_id AS bigint CACHE 1;
 
--- One row for each change. `rank` is set where a statement's rows belong before the rows of statements that its
--- own triggers ran; order is by coalesce(rank, id), id. An update's `before` holds at least what changed.
+-- One row per change. `rank` is set where a statement's rows must come before the rows of statements that its own
+-- triggers ran; order is by coalesce(rank, id), id. An update's `before` holds at least the changed values.
 CREATE TABLE forge.forge_event_log (
     id               bigint NOT NULL DEFAULT nextval('forge.event_id'),
     rank             bigint,
@@ -76,12 +76,12 @@ CREATE TABLE forge.forge_event_log (
 CREATE INDEX forge_event_log_transaction ON forge.forge_event_log (transaction_id);
 CREATE INDEX forge_event_log_row ON forge.forge_event_log (row_id);
 
--- Where a change goes on a day that has no partition: the day is then 'infinity', the time is true.
+-- Holds changes of a day that has no partition: the day is then 'infinity', the time is true.
 CREATE TABLE forge.forge_event_overflow PARTITION OF forge.forge_event_log
     FOR VALUES FROM ('infinity') TO (MAXVALUE);
 ALTER TABLE forge.forge_event_overflow REPLICA IDENTITY FULL;
 
--- What is gone: log rows of transactions up to last_transaction that were finished in the snapshot may be missing.
+-- Trimmed rows: log rows of transactions up to last_transaction that were finished in the snapshot may be missing.
 CREATE TABLE forge.trimmed (
     id               integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     partition        text NOT NULL,
@@ -93,7 +93,7 @@ CREATE TABLE forge.trimmed (
     trimmed_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Instants and what was committed then: as-of means the last of these at or before the instant asked for.
+-- Instants and what was committed then: as-of uses the last of these at or before the requested instant.
 CREATE TABLE forge.instant (
     at       timestamptz PRIMARY KEY,
     snapshot pg_snapshot NOT NULL
@@ -108,7 +108,7 @@ CREATE TABLE forge.large_payload (
 );
 CREATE INDEX large_payload_at ON forge.large_payload (at);
 
--- Which days have partitions; maintenance replaces it after it made some and before it drops some. Being an
--- immutable function it costs a writer nothing: the planner folds it into the trigger's plan.
+-- The days that have partitions; maintenance replaces this function after it creates some and before it drops some.
+-- Because it is immutable it costs a writer nothing: the planner folds it into the trigger's plan.
 CREATE FUNCTION forge.log_day(at timestamptz) RETURNS date LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN 'infinity'::date;

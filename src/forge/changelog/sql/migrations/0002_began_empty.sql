@@ -1,3 +1,3 @@
--- Where tracking began: whether the table had no row then, so that the log alone tells all of its rows from there on. NULL for a
--- version that goes on from the one before it.
+-- Set where tracking began: whether the table was empty then, so that the log alone has all of its rows from there on.
+-- NULL for a version that continues the one before it.
 ALTER TABLE forge.table_version ADD COLUMN empty boolean;

@@ -1,4 +1,4 @@
--- A durable consumer's shard: what it wants, who works on it and how it fares. Rewritten at most about once a second.
+-- A durable consumer's shard: its request, its worker and its status. Rewritten at most about once per second.
 CREATE TABLE forge.consumer (
     name        text NOT NULL,
     shard       integer NOT NULL DEFAULT 0,
@@ -19,7 +19,8 @@ CREATE TABLE forge.consumer (
     PRIMARY KEY (name, shard)
 );
 
--- Where a shard stands. Only who holds the current fence moves the cursor; a takeover, and a rewind, raise the fence.
+-- The position of a shard. Only the holder of the current fence moves the cursor; a takeover or a rewind raises the
+-- fence.
 CREATE TABLE forge.consumer_cursor (
     id       integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name     text NOT NULL,
@@ -31,8 +32,8 @@ CREATE TABLE forge.consumer_cursor (
     FOREIGN KEY (name, shard) REFERENCES forge.consumer ON UPDATE CASCADE ON DELETE CASCADE
 ) WITH (fillfactor = 50);
 
--- Changes that a consumer could not handle, and those of the same row that came after them; in order by id.
--- `key` is NULL for what concerns the whole table, `hash` says which shard it belongs to.
+-- Changes that a consumer could not handle, and later changes of the same rows; ordered by id. `key` is NULL for a
+-- change of the whole table, `hash` says which shard it belongs to.
 CREATE TABLE forge.dead_letter (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     consumer    text NOT NULL,
@@ -52,7 +53,7 @@ CREATE TABLE forge.dead_letter (
 CREATE INDEX dead_letter_table ON forge.dead_letter (consumer, schema_name, table_name, key, id);
 CREATE INDEX dead_letter_replay ON forge.dead_letter (consumer, id) WHERE replay;
 
--- What a consumer has done for good: see ctx.once. Trimmed with the log, beyond which nothing can come again.
+-- Steps that a consumer has done permanently: see ctx.once. Trimmed with the log: nothing older can be delivered again.
 CREATE TABLE forge.consumer_once (
     consumer text NOT NULL,
     id       text NOT NULL,
@@ -61,7 +62,7 @@ CREATE TABLE forge.consumer_once (
 );
 CREATE INDEX consumer_once_at ON forge.consumer_once (at);
 
--- Shards that have come to a change of a whole table, and wait until all have and it is handled.
+-- Shards that have reached a change of a whole table, and wait until all have and it is handled.
 CREATE TABLE forge.consumer_barrier (
     consumer  text NOT NULL,
     change_id text NOT NULL,

@@ -1,5 +1,5 @@
--- Endpoints that changes are sent to, by the consumer `webhook:name`. `secrets` is a list of {"secret", "until"}, the
--- newest first, which has no end; the others sign too until theirs. Whoever may read this table may sign as Forge does.
+-- Endpoints to which the consumer `webhook:name` sends changes. `secrets` is a list of {"secret", "until"}, the newest
+-- first, which has no end; the others also sign until theirs. A role that may read this table can sign as Forge does.
 CREATE TABLE forge.webhook (
     name          text PRIMARY KEY CHECK (name ~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,53}$'),
     url           text NOT NULL,

@@ -1,5 +1,5 @@
--- Mutations that were called with a key, and what they answered: whoever sends the key again is told that again. `caller` is
--- [tenant, user], `digest` that of the mutation's name and arguments; xid is NULL where it wrote nothing.
+-- Mutations that were called with a key, and their answers: a repeated key gets the same answer. `caller` is [tenant,
+-- user], `digest` is the digest of the mutation's name and arguments; xid is NULL if it wrote nothing.
 CREATE TABLE forge.mutation_key (
     caller  text COLLATE "C" NOT NULL,
     key     text COLLATE "C" NOT NULL,
