@@ -1,7 +1,7 @@
-"""The raw feed of a server: every change in order, from a cursor on, however often the connection breaks.
+"""The raw feed of a server: every change in order, after a cursor, across any number of reconnects.
 
-Nothing is left out: a consumer that is slow slows the server's sending to it. The cursor is that of the last change
-given: whoever saves it after the change was handled, and comes back with it, gets every change at least once.
+Nothing is skipped: a slow consumer slows down the server's sending. The cursor is that of the last change returned. An
+application that saves it after it handled the change, and resumes from it, gets every change at least once.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _SETTLED: Final = 5.0
 
 
 class Changes:
-    """An async iterator of changes. What it raises ends it; iterating again goes on from the cursor."""
+    """An async iterator of changes. An exception ends it; iterating again continues from the cursor."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class Changes:
         self._wait = 0.0
         self._expelled: str | None = None
         self.error: Exception | None = None
-        """Why there is nothing new now; None when all is well."""
+        """The reason why no changes arrive; None if there is no problem."""
 
     @property
     def cursor(self) -> str | None:
-        """Where one stands behind the last change given; None before the server has said where that is.
+        """The cursor after the last change returned; None before the server has sent one.
 
-        It moves on while nothing of interest happens, so that it does not grow old.
+        It also advances while no matching change happens, so that it stays recent.
         """
         return (self._events and self._events.last_id) or self._cursor
 
@@ -77,7 +77,7 @@ class Changes:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End it."""
+        """Close the feed."""
         self._closed = True
         await self._stop()
 
@@ -119,7 +119,7 @@ class Changes:
         try:
             return decode(event.data)
         except DecodeError:
-            self._events = None  # the cursor stays before what could not be read
+            self._events = None  # the cursor stays before the unreadable change
             raise
 
     def _handle(self, event: Event) -> None:

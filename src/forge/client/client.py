@@ -1,4 +1,4 @@
-"""What an application uses: a client, its subscriptions, its calls.
+"""The API for applications: a client, its subscriptions, its calls.
 
     async with forge.connect("http://127.0.0.1:8710", token=token) as client:
         paid = await client.mutate("pay", order_id=4711)
@@ -6,7 +6,7 @@
             if subscription.contains(paid.xid):
                 break
 
-A client belongs to one event loop. It connects when it is first needed.
+A client belongs to one event loop. It connects on first use.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from forge.errors import ConfigError
 
 
 class Mutated(msgspec.Struct, frozen=True):
-    """What a mutation returned, and the number of its transaction; None when it wrote nothing."""
+    """The return value of a mutation and its transaction number; None when it wrote nothing."""
 
     result: Any
     xid: int | None
@@ -46,12 +46,12 @@ def connect(
     silence: float = 60.0,
     http: httpx.AsyncClient | None = None,
 ) -> "Client":
-    """A client of the Forge server at a URL, which may have a path.
+    """Return a client of the Forge server at a URL, which may have a path.
 
-    `token` is a text, or an async function that returns one whenever it is asked: then an expired token is no end.
-    `mode` is how results come: whole (`full`), or as what changed (`delta`), which costs less where results are long.
-    Times in seconds: `timeout` for an answer, `silence` until a stream on which nothing comes counts as dead; a server
-    sends something every 25. `http` is a client of your own, for certificates, proxies or headers; it is not closed.
+    `token` is a text, or an async function that returns one on request; with a function, the client survives an expired
+    token. `mode` is the form of results: complete (`full`), or differences (`delta`), which costs less for long
+    results. Times in seconds: `timeout` for an answer, `silence` until an idle stream counts as dead; a server sends
+    something every 25. `http` is your own client, for certificates, proxies or headers; it is not closed.
     """
     try:
         given = httpx.URL(url)
@@ -63,14 +63,14 @@ def connect(
 
 
 class Client:
-    """A client of one server; `connect` makes it."""
+    """A client of one server; create it with `connect`."""
 
     def __init__(self, http: Http, mode: Mode) -> None:
         self.metrics = Metrics()
         self._http = http
         self._mode: Mode = mode
         self.after = NOW
-        """The mutations of this client that were acknowledged: its queries show them, whichever node answers."""
+        """The acknowledged mutations of this client: its queries contain them, on any node."""
         self._session = Session(http, self.metrics)
         self._closed = False
 
@@ -83,17 +83,17 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End all subscriptions, whose iterations end, and close the connections."""
+        """End all subscriptions and their iterations, and close the connections."""
         self._closed = True
         await self._session.aclose()
         await self._http.aclose()
 
     async def query(self, name: str, /, **args: Any) -> Any:
-        """The result of a query now, with everything that this client wrote."""
+        """Return the current result of a query, including everything that this client wrote."""
         return decode_result(bytes((await self._call("query", name, args)).result))
 
     async def mutate(self, name: str, /, **args: Any) -> Mutated:
-        """Run a mutation. After Unreachable it is not known whether it was done."""
+        """Run a mutation. After Unreachable, it is unknown whether it ran."""
         known = self.after
         answer = await self._call("mutation", name, args)
         if answer.xid is not None:
@@ -101,11 +101,11 @@ class Client:
         return Mutated(decode_result(bytes(answer.result)), None if answer.xid is None else int(answer.xid))
 
     def subscribe(self, name: str, /, **args: Any) -> "Subscription":
-        """The results of a query, now and whenever they change."""
+        """Return the live results of a query: the current one, and each new one."""
         return self.live(name, args)
 
     def live(self, name: str, args: Mapping[str, Any] | None = None, *, mode: Mode | None = None) -> "Subscription":
-        """As `subscribe`, with options."""
+        """Like `subscribe`, with options."""
         encoded = msgspec.json.encode(dict(args or {}))
         return Subscription(self._session, Live(name, encoded, _checked(mode or self._mode), self.metrics))
 
@@ -116,7 +116,7 @@ class Client:
         after: Cursor | str | None = None,
         where: Callable[[Change], bool] | None = None,
     ) -> Changes:
-        """Every change of these tables, or of all, behind a cursor or from now on, for which `where` holds."""
+        """Return every change of these tables, or of all, after a cursor or from now on, that satisfies `where`."""
         self._open()
         return Changes(self._http, tables, after, where)
 
@@ -132,11 +132,10 @@ class Client:
 
 
 class Subscription:
-    """The results of a query, in order: an async iterator. A consumer that is slow gets the latest.
+    """The results of a query, in order: an async iterator. A slow consumer gets the latest result.
 
-    What it says of itself is of the result that was given last; before the first one it is None. It starts with the
-    first step of the iteration, or with `async with`, and ends with `aclose`, with its client, or when nobody refers to
-    it.
+    Its properties describe the last result returned; before the first one they are None. It starts with the first step
+    of the iteration or with `async with`, and ends with `aclose`, with its client, or when nothing refers to it.
     """
 
     def __init__(self, session: Session, live: Live) -> None:
@@ -146,41 +145,41 @@ class Subscription:
 
     @property
     def result(self) -> Any:
-        """The result, made again each time."""
+        """The result, decoded again on each access."""
         shown = self._live.shown
         return None if shown is None else shown.held.value()
 
     @property
     def hash(self) -> str | None:
-        """The server's name for the result."""
+        """The server's hash of the result."""
         shown = self._live.shown
         return None if shown is None else shown.held.hash
 
     @property
     def cause(self) -> tuple[Cause, ...]:
-        """Changes that led to the result; empty when it was the first, or came after a reconnect."""
+        """Changes that led to the result; empty for the first result and after a reconnect."""
         shown = self._live.shown
         return () if shown is None else shown.cause
 
     @property
     def more_causes(self) -> int:
-        """How many there are beyond those."""
+        """The number of further causes."""
         shown = self._live.shown
         return 0 if shown is None else shown.more_causes
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The transactions that the result shows."""
+        """The transactions that the result contains."""
         shown = self._live.shown
         return None if shown is None else shown.snapshot
 
     @property
     def error(self) -> Exception | None:
-        """Why nothing new comes now; None when all is well."""
+        """The reason why no results arrive; None if there is no problem."""
         return self._live.error
 
     def contains(self, xid: int | str | None) -> bool:
-        """Whether the result shows what a transaction did; one without a number did nothing."""
+        """Whether the result contains a transaction; None is a transaction that wrote nothing."""
         snapshot = self.snapshot
         return snapshot is not None and (xid is None or snapshot.sees(int(xid)))
 
@@ -201,7 +200,7 @@ class Subscription:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End it."""
+        """End the subscription."""
         self._session.remove(self._live)
 
     def __del__(self) -> None:

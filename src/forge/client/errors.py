@@ -1,6 +1,6 @@
-"""What can go wrong for a client of a Forge server.
+"""Errors of the client of a Forge server.
 
-An error that the server told has its `code` (one word, stable) and HTTP `status`, and the server's own `fix`.
+An error that the server sent has its `code` (one word, stable), its HTTP `status`, and the server's own `fix`.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ from forge.errors import CursorError, CursorExpired, CursorForeign, CursorInvali
 
 
 class ClientError(ForgeError):
-    """Something between this client and the server went wrong."""
+    """The communication between this client and the server failed."""
 
 
 class Unreachable(ClientError):
@@ -17,11 +17,11 @@ class Unreachable(ClientError):
 
 
 class ProtocolError(ClientError):
-    """What answers does not speak as a Forge server does."""
+    """The other side does not follow the protocol of a Forge server."""
 
 
 class ResultMismatch(ClientError):
-    """A result does not have the hash that the server says it has."""
+    """A result does not match the hash that the server sent."""
 
 
 class Closed(ClientError):
@@ -29,21 +29,21 @@ class Closed(ClientError):
 
 
 class _Told(ClientError):
-    """An error that the server told."""
+    """An error that the server sent."""
 
     def __init__(self, message: str, *, fix: str, code: str, status: int | None = None) -> None:
         super().__init__(message, fix=fix)
         self.code = code
         self.status = status
-        """The HTTP status; None when it was told over an open stream."""
+        """The HTTP status; None for an error in an open stream."""
 
 
 class Refused(_Told):
-    """The server does not do what was asked, and would not do it later either."""
+    """The server refuses the request, and a retry would not help."""
 
 
 class NotForge(Refused):
-    """What answers is not a Forge server, or stands before it."""
+    """The response is not from a Forge server, or is from a proxy in front of it."""
 
 
 class Unauthorized(Refused):
@@ -51,7 +51,7 @@ class Unauthorized(Refused):
 
 
 class TooMany(Refused):
-    """A limit is reached; `retry_after_secs` says when to try again."""
+    """A limit is reached; `retry_after_secs` is the delay before a retry."""
 
     def __init__(self, message: str, *, fix: str, code: str, status: int | None, retry_after_secs: float) -> None:
         super().__init__(message, fix=fix, code=code, status=status)
@@ -59,14 +59,14 @@ class TooMany(Refused):
 
 
 class Failed(_Told):
-    """The server could not do it this time."""
+    """The server failed this time; a retry may succeed."""
 
 
 def passing(error: Exception, *, connected: bool) -> bool:
-    """Whether it is worth opening a stream again.
+    """Whether to open a stream again.
 
-    What the server refuses is final. What something else refuses is so at first; later, when the way to the server is
-    known to be right, it comes from what stands in between.
+    A refusal by the server is final. A refusal by something else is final at first; after a connection has succeeded,
+    the URL is known to be right, so the refusal comes from a proxy in between and may pass.
     """
     if isinstance(error, (Failed, TooMany, Unreachable)):
         return True
@@ -74,7 +74,7 @@ def passing(error: Exception, *, connected: bool) -> bool:
 
 
 NOT_FORGE: Final = "not_forge"
-"""The code of an answer that no Forge server gives."""
+"""The code for a response that no Forge server sends."""
 _CURSORS: Final[dict[str, type[CursorError]]] = {
     "cursor_invalid": CursorInvalid,
     "cursor_foreign": CursorForeign,
@@ -85,7 +85,7 @@ _CURSORS: Final[dict[str, type[CursorError]]] = {
 def told(
     code: str, message: str, fix: str, *, status: int | None = None, retry_after_secs: float | None = None
 ) -> ForgeError:
-    """The error that the server told, by its status, or by its code where it has none.
+    """Return the error that the server sent, by its status, or by its code if there is no status.
 
     >>> told("bad_arguments", "orders_of: …", "see its arguments", status=400)
     Refused('orders_of: …')

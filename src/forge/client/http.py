@@ -1,6 +1,6 @@
 """Requests to the server: each with the token, each error typed.
 
-A 401 is tried once more with a newer token, if there can be one: nothing was done yet.
+A 401 is retried once with a newer token, if one is available: the server has done nothing yet.
 """
 
 import ssl
@@ -20,7 +20,7 @@ from forge.client.tokens import Tokens
 from forge.errors import ForgeError
 
 PATIENT: Final = partial(Backoff, 0.25, 30.0)
-"""How a client waits before it connects again."""
+"""Backoff between reconnects."""
 
 Parameters = Sequence[tuple[str, str]]
 _NONE: Final[Mapping[str, str]] = {}
@@ -32,7 +32,7 @@ class Events:
 
     def __init__(self, response: httpx.Response) -> None:
         self.last_id = ""
-        """What to come back with to get what follows the last event given."""
+        """The id to resume after the last event returned."""
         self._pieces = response.aiter_bytes()
         self._parser = Parser()
         self._found: deque[Event] = deque()
@@ -50,12 +50,12 @@ class Events:
 
 
 def certificates(url: str) -> ssl.SSLContext | bool:
-    """What a server's certificate is verified with. Loading the CAs takes 25 ms: for http:// none is trusted."""
+    """Return the certificates for verification. Loading the CAs takes 25 ms: for http:// none is loaded or trusted."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.startswith("http://") else True
 
 
 class Http:
-    """The way to one server. Times in seconds: `timeout` for an answer, `silence` until a stream counts as dead."""
+    """The connection to one server. Times in seconds: `timeout` per answer, `silence` until a stream counts as dead."""
 
     def __init__(
         self, url: str, tokens: Tokens, *, http: httpx.AsyncClient | None, timeout: float, silence: float
@@ -68,7 +68,7 @@ class Http:
         self._stream_timeout = httpx.Timeout(timeout, read=silence)
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] = _NONE) -> bytes:
-        """The answer to a POST of JSON."""
+        """POST JSON and return the answer."""
         token = await self.tokens.current()
         try:
             return await self._post(path, body, token, headers)
@@ -93,7 +93,7 @@ class Http:
 
     @asynccontextmanager
     async def stream(self, path: str, params: Parameters = (), last_id: str | None = None) -> AsyncIterator[Events]:
-        """The events of a GET, while the block lasts."""
+        """Open a GET stream and yield its events inside this block."""
         token = await self.tokens.current()
         try:
             async with self._stream(path, params, last_id, token) as events:
@@ -133,7 +133,7 @@ class Http:
             raise
 
     async def aclose(self) -> None:
-        """Close the connections, unless they are the application's own."""
+        """Close the connections, unless they belong to the application's own HTTP client."""
         if self._owned:
             await self._http.aclose()
 
@@ -144,7 +144,7 @@ class Http:
 
 
 class _Rejected(Exception):
-    """The stream was not opened for lack of a valid token."""
+    """The stream was not opened because the token is missing or invalid."""
 
     def __init__(self, error: Unauthorized) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Rejected(Exception):
 
 
 def failure(response: httpx.Response) -> ForgeError:
-    """The error that an answer tells."""
+    """Convert an error response to an exception."""
     status = response.status_code
     after = response.headers.get("retry-after", "")
     header = float(after) if after.isdecimal() else None

@@ -1,8 +1,11 @@
-"""One subscription of a client: what it asks, what it holds, and what its consumer has been given.
+"""State of one client subscription: its query, its result, and what its consumer has received.
 
-In come the messages of the server, out go results for whoever iterates. What always holds: a result that is given was
-proven by its hash; the results given are in the server's order, none twice in a row; a slow consumer is given the
-latest, and what it missed is not kept.
+Input: messages of the server. Output: results for the iterator.
+
+Invariants:
+- Every returned result is verified by its hash.
+- Results are returned in the server's order, never the same one twice in succession.
+- A slow consumer gets the latest result; skipped results are not kept.
 """
 
 import asyncio
@@ -21,29 +24,29 @@ Mode = Literal["full", "delta"]
 
 @dataclass
 class Metrics:
-    """What a client counts."""
+    """Counters of a client."""
 
     connects: int = 0
     """Streams opened."""
     lost: int = 0
     """Streams that ended, or could not be opened."""
     results: int = 0
-    """Whole results received."""
+    """Full results received."""
     deltas: int = 0
     unchanged: int = 0
-    """Results that were still held after a reconnect."""
+    """Results that were still valid after a reconnect."""
     gaps: int = 0
-    """Times the server left out deltas because this client was slow."""
+    """Number of times the server skipped deltas because this client was slow."""
     mismatches: int = 0
-    """Results that did not have their hash: thrown away, and asked for again."""
+    """Results that did not match their hash: dropped, and requested again."""
     replaced: int = 0
-    """Results that were replaced by a newer one before the consumer took them."""
+    """Results that a newer one replaced before the consumer took them."""
     errors: int = 0
-    """Errors that the server told of a subscription."""
+    """Errors that the server sent for a subscription."""
 
 
 class View(msgspec.Struct, frozen=True):
-    """A result with why it came, and the transactions that it shows."""
+    """A result with its causes and the transactions it contains."""
 
     held: Held
     cause: tuple[Cause, ...] = ()
@@ -59,27 +62,27 @@ class Live:
         self.args = msgspec.Raw(args)
         self.mode: Mode = mode
         self.error: Exception | None = None
-        """Why there is nothing new now; None when all is well."""
+        """The reason why no results arrive; None if there is no problem."""
         self.failure: Exception | None = None
-        """Why there will be nothing more."""
+        """The error that ended the subscription."""
         self.closed = False
         self.shown: View | None = None
-        """What the consumer was given last."""
+        """The last result returned to the consumer."""
         self.answered = False
-        """Whether the server has sent a result since it was last asked."""
+        """Whether the server has sent a result since the last request."""
         self.mismatches = 0
-        """How many in a row."""
+        """Number of successive mismatches."""
         self._latest: View | None = None
         self._metrics = metrics
         self._news = asyncio.Event()
 
     @property
     def hash(self) -> str | None:
-        """Of the result that the client holds, whether or not the consumer has taken it."""
+        """Hash of the client's result, whether or not the consumer has taken it."""
         return None if self._latest is None else self._latest.held.hash
 
     def whole(self, message: Whole) -> None:
-        """The server sent a result, or says that it is the one held."""
+        """Handle a full result, or the message that the client's result is current."""
         if message.unchanged:
             if message.hash != self.hash:
                 raise ResultMismatch("the server takes another result for held", fix="use one version of Forge")
@@ -91,7 +94,7 @@ class Live:
         self._hold(View(held, message.cause, message.more_causes, _snapshot(message.snapshot)))
 
     def delta(self, message: Delta) -> None:
-        """The server sent what changed."""
+        """Handle a delta."""
         if self._latest is None:
             raise ResultMismatch("a delta came before a result", fix="use one version of Forge")
         held = self._latest.held.after(message)
@@ -99,17 +102,17 @@ class Live:
         self._hold(View(held, message.cause, message.more_causes, _snapshot(message.snapshot)))
 
     def fail(self, error: Exception) -> None:
-        """There will be nothing more."""
+        """End the subscription with an error."""
         self.failure = self.error = error
         self._news.set()
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """End the subscription."""
         self.closed = True
         self._news.set()
 
     async def next(self) -> Any:
-        """The next result; raise StopAsyncIteration once closed."""
+        """Wait for the next result; raise StopAsyncIteration once closed."""
         while not self.closed or self.failure is not None:
             if self._latest is not None and (self.shown is None or self.shown.held.hash != self._latest.held.hash):
                 value = self._latest.held.value()

@@ -1,6 +1,6 @@
-"""What the server sends and answers, as types. Rows stay the text that was sent: the hash of a result is of that text.
+"""Messages and answers of the server, as types. Rows stay the received text, because the result's hash is over it.
 
-Fields that a later server adds are passed over.
+Unknown fields from later servers are ignored.
 """
 
 from datetime import datetime
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """A change that made a query run again: which, by whom, when, in which transaction."""
+    """A change that made a query run again: the change, its actor, its time and its transaction."""
 
     change: str
     table: str
@@ -29,7 +29,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """`snapshot` or `update`: a result; or, when `unchanged`, that the client holds it."""
+    """`snapshot` or `update`: a result; with `unchanged`, the client already has it."""
 
     hash: str
     subscription: str = ""
@@ -43,7 +43,7 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, rename={"before": "from"}):
-    """`delta`: what leads from the result with the hash `before` to the one with `hash`."""
+    """`delta`: the difference between the results with the hashes `before` and `hash`."""
 
     hash: str
     before: str
@@ -65,7 +65,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class About(msgspec.Struct, frozen=True):
-    """`gap` and `error`: of a subscription, or of the session when that is empty."""
+    """`gap` and `error`: about a subscription, or about the session if the name is empty."""
 
     subscription: str = ""
     code: str = "failed"
@@ -75,20 +75,20 @@ class About(msgspec.Struct, frozen=True):
 
 
 class AuthTold(msgspec.Struct, frozen=True):
-    """`auth`: a newer token is wanted, or the session ends for a reason."""
+    """`auth`: the server wants a newer token, or ends the session for a reason."""
 
     renew: bool = False
     reason: str | None = None
 
 
 class Bye(msgspec.Struct, frozen=True):
-    """`bye`: the server ends the stream; come back after a while."""
+    """`bye`: the server ends the stream; reconnect after a delay."""
 
     retry_after_ms: float = 0.0
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of an answer that is an error."""
+    """The body of an error response."""
 
     error: About
 
@@ -101,7 +101,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def read(kind: type[T], text: bytes) -> T:
-    """The message; raise ProtocolError if the text is none."""
+    """Parse a message; raise ProtocolError if the text is not one."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -109,13 +109,13 @@ def read(kind: type[T], text: bytes) -> T:
 
 
 def malformed(reason: object) -> ProtocolError:
-    """The error for what no Forge server sends."""
+    """Return the error for a message that no Forge server sends."""
     line = " ".join(str(reason).split())[:200]
     return ProtocolError(f"the server sent what cannot be read: {line}", fix="use client and server of one version")
 
 
 def decode_result(text: bytes) -> Any:
-    """A result as Python values: tags are decoded, a list of rows is a list.
+    """Decode a result to Python values: tags are decoded, a list of rows is a list.
 
     >>> decode_result(b'[{"id":1,"total":{"$numeric":"12.30"}},{"id":2,"total":null}]')
     [{'id': 1, 'total': Decimal('12.30')}, {'id': 2, 'total': None}]
@@ -132,7 +132,7 @@ def decode_result(text: bytes) -> Any:
 
 
 def _row(row: Any) -> Any:
-    """A row's column names are no tags, whatever they are; but a row may be one tagged value."""
+    """Decode a row. Its column names are never tags, but a row may be one tagged value."""
     if not isinstance(row, dict):
         return decode_value(row)
     if len(row) == 1:

@@ -1,7 +1,10 @@
-"""A result as a client holds it: the text of each row as it was sent, and the hash over them.
+"""A client's copy of a result: the received text of each row, and the hash over them.
 
-In come the messages of a subscription, out comes the next result; one whose hash is not the one that the server told is
-never returned, ResultMismatch is raised instead. Nothing here changes what it is given.
+Input: messages of a subscription. Output: the next result.
+
+Invariants:
+- A result whose hash differs from the server's is never returned; ResultMismatch is raised instead.
+- Nothing here modifies its arguments.
 """
 
 import hashlib
@@ -15,7 +18,7 @@ from forge.client.messages import Delta, Whole, decode_result, malformed
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A result whose hash was proven. `single` when it is one value and not a list of rows."""
+    """A result with a verified hash. `single` is set when it is one value instead of a list of rows."""
 
     rows: tuple[bytes, ...]
     hash: str
@@ -24,7 +27,7 @@ class Held(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, message: Whole) -> "Held":
-        """The result that a message has whole."""
+        """Return the result of a full message."""
         if message.value is not msgspec.UNSET:
             return _proven(cls((bytes(message.value),), message.hash, single=True))
         if message.rows is msgspec.UNSET:
@@ -32,7 +35,7 @@ class Held(msgspec.Struct, frozen=True):
         return _proven(cls(tuple(map(bytes, message.rows)), message.hash, key=message.key))
 
     def after(self, delta: Delta) -> "Held":
-        """The result that a delta leads to."""
+        """Apply a delta and return the new result."""
         if delta.before != self.hash or self.single or not self.key:
             raise _mismatch("the delta is of another result")
         try:
@@ -57,12 +60,12 @@ class Held(msgspec.Struct, frozen=True):
         return _proven(Held(found, delta.hash, key=self.key))
 
     def value(self) -> Any:
-        """The result as Python values, made again each time."""
+        """Return the result as Python values, decoded again on each call."""
         return decode_result(self.rows[0] if self.single else b"[" + b",".join(self.rows) + b"]")
 
 
 def digest(rows: Iterable[bytes]) -> str:
-    """The hash of a result's lines.
+    """Return the hash of a result's lines.
 
     >>> digest([b'{"id":1}', b'{"id":2}'])
     'c4b5e8c2cfb9818791b2df904a604c6d'
@@ -81,6 +84,6 @@ def _mismatch(message: str) -> ResultMismatch:
 
 
 def _key(row: bytes, names: Sequence[str]) -> bytes:
-    """The key of a row as JSON, of the text that the row has."""
+    """Return the key of a row as JSON, from the row's text."""
     values = msgspec.json.decode(row, type=dict[str, msgspec.Raw])
     return b"[" + b",".join(bytes(values[name]) for name in names) + b"]"

@@ -1,9 +1,9 @@
-"""The stream that all subscriptions of a client share: kept open, opened again, and with it every subscription.
+"""The stream that all subscriptions of a client share: kept open, and reopened with every subscription.
 
-It is open while there is a subscription. When it ends, however it ends, the client waits (longer each time, or as long
-as the server asks) and opens another; then it subscribes again to all, with the hash of what it holds, so nothing is
-sent again that did not change. A subscription has another name each time that it is asked for: what still comes under
-an old name is of no interest.
+It is open while there is a subscription. When it ends for any reason, the client waits (with a growing delay, or as
+long as the server asks) and opens another. It then subscribes to everything again, with the hashes of its results, so
+that the server sends only results that changed. A subscription gets a new name with each request; messages under an
+old name are ignored.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """Keeps subscriptions alive."""
+    """Keep subscriptions alive."""
 
     def __init__(self, http: Http, metrics: Metrics, backoff: Callable[[], Backoff] = PATIENT) -> None:
         self._http = http
         self._metrics = metrics
         self._new_backoff = backoff
         self._lives: dict[Live, str] = {}
-        """With the name that each has on this stream; empty before it was asked for."""
+        """Subscriptions with their name on this stream; the name is empty before the request."""
         self._named: dict[str, Live] = {}
         self._names = count(1)
         self._id: str | None = None
@@ -55,7 +55,7 @@ class Session:
         self._expelled: str | None = None
 
     def add(self, live: Live) -> None:
-        """Keep it alive from now on."""
+        """Start to keep a subscription alive."""
         if self._closed:
             raise Closed("the client was closed", fix="make a new client")
         self._lives[live] = ""
@@ -65,7 +65,7 @@ class Session:
             self._ask(live)
 
     def remove(self, live: Live) -> None:
-        """Nothing more of it is wanted; without subscriptions there is no stream."""
+        """Drop a subscription; without subscriptions there is no stream."""
         live.close()
         name = self._lives.pop(live, "")
         self._named.pop(name, None)
@@ -114,7 +114,7 @@ class Session:
             await asyncio.sleep(delay)
 
     async def _stream(self) -> str | None:
-        """Open the stream and handle what comes, until it ends; returns why the token is not good any more."""
+        """Open the stream and handle its events until it ends; return the reason if the token is not accepted."""
         self._wait, self._expelled = 0.0, None
         try:
             async with self._http.stream("/forge/session") as events, asyncio.timeout(None) as self._scope:
@@ -180,7 +180,7 @@ class Session:
             return
         self._metrics.errors += 1
         error = told(message.code, message.message, message.fix, retry_after_secs=message.retry_after_secs)
-        # whoever subscribes to what fails at once is told, and not kept waiting
+        # a subscription whose query fails at once raises instead of waiting
         if message.code in _FINAL or (not live.answered and message.code != "server_error"):
             self._fail(live, error)
         else:
@@ -200,8 +200,8 @@ class Session:
     def _ask(self, live: Live, *, again: bool = False) -> None:
         self._start(self._subscribe(live, again))
 
-    async def _subscribe(self, live: Live, again: bool) -> None:
-        """Ask for it until the server agrees or refuses."""
+    async def _subscribe(self, live: Live, anew: bool) -> None:
+        """Request the subscription until the server accepts or refuses it."""
         backoff = self._new_backoff()
         if live.mismatches > 1:
             await asyncio.sleep(backoff.next())
@@ -238,7 +238,7 @@ class Session:
             await self._post("unsubscribe", {"subscription": name})
 
     async def _renew(self) -> None:
-        """A token that the server takes keeps the session; without one it ends, and is opened again with another."""
+        """Send a new token to keep the session; without an accepted token, it ends and is reopened with another."""
         tokens = self._http.tokens
         try:
             token = await tokens.newer(await tokens.current())
@@ -252,7 +252,7 @@ class Session:
             await self._http.post(f"/forge/session/{quote(id, safe='')}/{what}", msgspec.json.encode(body))
 
     def _lost(self) -> None:
-        """End the stream: the server does not know it."""
+        """End the stream, because the server does not know it."""
         if self._scope is not None:
             self._scope.reschedule(asyncio.get_running_loop().time())
 

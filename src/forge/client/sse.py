@@ -1,7 +1,7 @@
-"""Server-sent events: bytes in, in pieces cut anywhere, events out.
+"""Parser for server-sent events: bytes in, split anywhere; events out.
 
-Lines end with CR, LF or both. An event without data is none, but its id counts. An event that the end of the stream
-cuts off is none either.
+Lines end with CR, LF or both. An event without data is not returned, but its id counts. An event that is incomplete at
+the end of the stream is not returned either.
 """
 
 from typing import Final, NamedTuple
@@ -10,7 +10,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class Event(NamedTuple):
-    """An event; `id` is the last id that the stream had up to it, empty when it had none."""
+    """An event; `id` is the last id of the stream so far, empty if there was none."""
 
     name: str
     data: bytes
@@ -18,7 +18,7 @@ class Event(NamedTuple):
 
 
 class Parser:
-    r"""Reads one stream.
+    r"""Parse one stream.
 
     >>> parser = Parser()
     >>> parser.feed(b"event: update\r\ndata: {\r")
@@ -29,7 +29,7 @@ class Parser:
 
     def __init__(self) -> None:
         self.last_id = ""
-        """The id of the last event, also of one that had no data."""
+        """The id of the last event, including events without data."""
         self._cut: list[bytes] = []
         self._after_cr = False
         self._first = True
@@ -38,7 +38,7 @@ class Parser:
         self._id = ""
 
     def feed(self, piece: bytes) -> list[Event]:
-        """The events that end in this piece."""
+        """Return the events that end in this piece."""
         if self._after_cr and piece.startswith(b"\n"):
             piece = piece[1:]
             self._after_cr = False

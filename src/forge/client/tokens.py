@@ -1,4 +1,4 @@
-"""Where a client's token comes from: nowhere, a text, or an async function that is asked when a newer one is needed."""
+"""Sources of a client's token: none, a text, or an async function that is called when a newer token is needed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ Token = str | Callable[[], Awaitable[str]] | None
 
 
 class Tokens:
-    """The token in use. What the function raises goes to the caller, unless it says that something does not answer."""
+    """The token in use. Exceptions of the function reach the caller, unless they report an unreachable service."""
 
     def __init__(self, source: Token) -> None:
         self._source = source
@@ -20,21 +20,21 @@ class Tokens:
 
     @property
     def renewable(self) -> bool:
-        """Whether there can be a newer one."""
+        """Whether a newer token may be available."""
         return callable(self._source)
 
     async def current(self) -> str | None:
-        """The token to use."""
+        """Return the token to use."""
         return await self.newer(None) if self._token is None else self._token
 
     async def replace(self, reason: str) -> None:
-        """The server does not take it any more: have another, or raise Unauthorized."""
+        """Replace a token that the server does not accept, or raise Unauthorized."""
         if not self.renewable:
             raise Unauthorized(f"the token is {reason}", fix="connect with a newer token", code=reason)
         await self.newer(self._token)
 
     async def newer(self, than: str | None) -> str | None:
-        """A token that is not this one, as far as there can be one; many who ask at once get the same."""
+        """Return another token than this one, if possible; concurrent callers get the same token."""
         if not callable(self._source):
             return self._token
         async with self._asking:

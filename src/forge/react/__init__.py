@@ -1,4 +1,4 @@
-"""From changes to fresh results: which live queries a change touches, when they run again, and what is pushed.
+"""Match changes to live queries, run the affected queries again and push their results.
 
-In come Changes and subscriptions, out go results and deltas. No HTTP and no sockets of clients here: see `forge.serve`.
+Input: Changes and subscriptions. Output: results and deltas. HTTP and client sockets are in `forge.serve`.
 """

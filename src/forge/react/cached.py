@@ -1,12 +1,13 @@
-"""Cached queries: the answers of one-shot calls, ended by the same index that live queries use.
+"""Cache for the results of one-shot queries, invalidated through the same index that live queries use.
 
-In come calls of queries that are marked with `cache=`, and the log as the reactor follows it; out come answers that
-are true (`forge.cache.validity` says what that means). What a run read decides which changes end its entry: by
-condition and column where the read set says so, else by table. With Redis an entry carries what was read, as data, so
-that every node matches it for itself.
+Input: calls of queries marked with `cache=`, and the log as the reactor follows it. Output: valid results
+(`forge.cache.validity` defines valid). The read set of a run decides which changes invalidate its entry: by condition
+and column where the read set has them, otherwise by table. With Redis, an entry carries its read set as data, so that
+every node matches it on its own.
 
-The key of an entry is that of a group: the query, its arguments, and what it sees of the caller. Nobody is shown an
-entry of a scope that is not their own.
+Invariants:
+- The key of an entry is the key of a group: the query, its arguments, and what the query sees of the caller. A caller
+  never gets an entry of another scope.
 """
 
 import hashlib
@@ -65,7 +66,7 @@ class Cached:
         return self._keeper
 
     async def start(self) -> None:
-        """Begin before the log is followed."""
+        """Start the cache; call this before the reactor follows the log."""
         self._keeper = await self._cache.attach(ReadMatcher(), self._reactor.url)
         self._reactor.on_batch.append(self._take)
         self._reactor.on_read.append(self._read)
@@ -73,11 +74,11 @@ class Cached:
         self._reactor.runner.on_commit = self._cache.wrote
 
     async def stop(self) -> None:
-        """End after the log is followed no more."""
+        """Stop the cache; call this after the reactor has stopped following the log."""
         await self._cache.detach(self.keeper)
 
     async def ask(self, call: Call, after: After = NOW, place: Place = nullcontext) -> Shown:
-        """The answer to a call; where it has to be run, that is done in a `place`."""
+        """Return the result of a call. If the query has to run, it runs inside `place()`."""
         name, arguments, scope = call.group
         parts = (part for text in (name.encode(), arguments, scope) for part in (str(len(text)).encode(), b":", text))
         key = "q" + hashlib.sha256(b"".join(parts)).hexdigest()[:40]
@@ -107,12 +108,12 @@ class Cached:
 
 
 def _table(read: BoundRead) -> str:
-    """Whatever is written, what is Forge's own changes with it."""
+    """Return the table to match; reads of Forge's own tables match every change, because every write changes them."""
     return ANY_TABLE if read.schema == OWN_SCHEMA else f"{read.schema}.{read.table}"
 
 
 class ReadMatcher:
-    """What changes touch, by what was read."""
+    """Find the entries that a change touches, by their read sets."""
 
     def __init__(self) -> None:
         self._index: Index[str] = Index()
@@ -142,7 +143,7 @@ class ReadMatcher:
         return msgspec.msgpack.encode([_encoded(read) for read in reads])
 
     def decode(self, entry: Entry) -> Reads:
-        """What was read; without anything else to go by, whole tables."""
+        """Decode the read set of an entry; without an encoded read set, use whole tables."""
         if entry.reads:
             return [_decoded(parts) for parts in msgspec.msgpack.decode(entry.reads)]
         return [
@@ -155,7 +156,7 @@ def _whole(schema: str, table: str) -> BoundRead:
     return BoundRead(schema, table, None, bind(TRUE, {}, {}))
 
 
-# What was read, as data. A value that has no exact form is left out: its condition is then undecided.
+# Read sets as data. A value without an exact form is left out; its condition is then undecided.
 
 
 def _encoded(read: BoundRead) -> list[Any]:

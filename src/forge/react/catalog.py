@@ -1,14 +1,15 @@
-"""What a query reads, as PostgreSQL itself understands it.
+"""Analyse what a query reads, with PostgreSQL's own parser and catalog.
 
-In: a connection, one SQL text and its parameters. Out: an `Analysis`, or `QueryRefused`. The query is made a temporary
-view in a transaction that is always rolled back; nothing is executed. Which relations, columns and functions it uses is
-read from what PostgreSQL stored of it: its dependencies, and its parsed tree, as they leave out what is built in and
-whole rows. Views, SQL functions with a parsed body and row-level security policies are followed; what is reached
-through them is taken to be read whole. Conditions come from the text (`forge.react.scopes`) and count only where text
-and tree agree on how often a table is named.
+Input: a connection, one SQL text and its parameters. Output: an `Analysis`, or `QueryRefused`. The analysis creates a
+temporary view of the query in a transaction that is always rolled back; the query is not executed. The relations,
+columns and functions come from what PostgreSQL stores about the view: its dependencies, and also its parsed tree,
+because the dependencies omit built-in objects and whole rows. Views, SQL functions with a parsed body and row-level
+security policies are followed; tables reached through them count as read completely. Conditions come from the text
+(`forge.react.scopes`) and are used only where text and tree agree on how often a table is named.
 
-What always holds: no change of a row outside the reads changes the query's result, save through what `volatile` names.
-A query of which this cannot be known is refused.
+Invariants:
+- A change of a row outside the reads never changes the query's result, except through what `volatile` names.
+- A query for which this cannot be proven is refused.
 """
 
 import asyncio
@@ -34,14 +35,14 @@ OWN_TABLES: Final = frozenset(
     {"forge_event_log", "tracked_table", "table_version", "trimmed", "instant", "consumer", "dead_letter"}
     | {"outbox", "outbox_later", "outbox_dead"}
 )
-"""Tables of Forge's own that may be watched: any change touches who reads them, as the log itself changes with it."""
+"""Forge's own tables that may be watched. Every change touches their readers, because the log changes with it."""
 
 LONG: Final = 10_000
-"""Characters of a statement that take noticeable time to parse, as a list of thousands of values has."""
+"""Statement length, in characters, from which parsing takes noticeable time (a list of thousands of values)."""
 
 
 class QueryRefused(ForgeError):
-    """What the query reads cannot be known, or it is no query."""
+    """The statement is not a query, or its reads cannot be determined."""
 
 
 async def analyze(
@@ -50,8 +51,8 @@ async def analyze(
     parameters: Mapping[str, object] | Sequence[object],
     role: str | None = None,
 ) -> Analysis:
-    """What one SQL text reads, asked by a role. The connection is a primary's, in autocommit, idle, and has the query's
-    search_path."""
+    """Analyse what one SQL text reads when a role runs it. The connection is to a primary, in autocommit, idle, and
+    has the query's search_path."""
     statement = await asyncio.to_thread(_parsed, sql) if len(sql) > LONG else _parsed(sql)
     if not _BEGINS.match(sql) or (statement is not None and not statement.is_query):
         raise QueryRefused("not a query", fix="write one SELECT, VALUES, TABLE, or WITH … SELECT")
@@ -75,7 +76,7 @@ def _parsed(sql: str) -> Statement | None:
 
 
 async def declared(connection: AsyncConnection, names: Sequence[str]) -> Analysis:
-    """What a query reads that says so itself: these tables and what these views read, all columns and all rows."""
+    """Analyse declared reads: all columns and all rows of these tables and of the tables that these views read."""
     with typed_errors():
         async with connection.transaction(force_rollback=True):
             found = await _declared(connection, names)
@@ -98,7 +99,7 @@ _MISTAKES: Final = ("0A", "21", "22", "26", "2F", "3F", "42", "54")
 async def _create_view(
     connection: AsyncConnection, sql: str, parameters: Mapping[str, object] | Sequence[object]
 ) -> int:
-    """A temporary view of the query: within another, so that its columns may have any names."""
+    """Create a temporary view of the query, nested in another view so that its columns may have any names."""
     try:
         text = psycopg.AsyncClientCursor(connection).mogrify(sql.rstrip("; \t\r\n").encode(), parameters)
         create = f"CREATE TEMP VIEW {_VIEW} AS SELECT count(*) FROM (\n{text}\n) AS query"
@@ -119,7 +120,7 @@ async def _create_view(
 
 
 async def _resolve(connection: AsyncConnection, names: Iterable[Name]) -> dict[Name, int]:
-    """The relation that each name means."""
+    """Return the relation that each name refers to."""
     asked = list(names)
     written = [quoted(*(part for part in name if part is not None)) for name in asked]
     cursor = await connection.execute(
@@ -146,7 +147,7 @@ async def _declared(connection: AsyncConnection, names: Sequence[str]) -> list[i
 
 
 class _Tree(msgspec.Struct):
-    """What one parsed query or expression uses. `columns` has the numbers of a relation's columns, by its oid."""
+    """Relations, columns and functions in one parsed query or expression. `columns`: column numbers by relation oid."""
 
     relations: Counter[int]
     columns: dict[int, set[int]]
@@ -171,7 +172,7 @@ _CLOCKS: Final = (
 
 
 def _tree(text: str, depends: Iterable[tuple[str, int, int]]) -> _Tree:
-    """Reads PostgreSQL's own notation, in which names and values cannot be mistaken for fields."""
+    """Parse PostgreSQL's own tree notation, in which names and values cannot be confused with fields."""
     relations = Counter(map(int, _RELATION.findall(text)))
     functions = set(map(int, _FUNCTION.findall(text)))
     clocks = {_CLOCKS[int(number)] for number in _CLOCK.findall(text)}
@@ -217,7 +218,7 @@ class _Function(msgspec.Struct):
     parts: list[int]
 
 
-# What is stored of views, policies and functions: whose it is, its tree, and what it depends on.
+# The stored form of views, policies and functions: the owner object, its tree, and its dependencies.
 _TREES: Final[LiteralString] = """
 WITH tree (kind, owner, class, oid, text) AS (
     SELECT 'view', w.ev_class, 'pg_rewrite'::regclass, w.oid, w.ev_action::text
@@ -266,7 +267,7 @@ WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
 
-# Every part of each relation, the tracked tables that it is a part of, and the table that would have to be tracked.
+# All partitions of each relation, the tracked tables it belongs to, and the table that would have to be tracked.
 _PARTS: Final[LiteralString] = """
 WITH RECURSIVE part (relation, oid) AS (
     SELECT o, o FROM unnest(%s::oid[]) o
@@ -307,21 +308,21 @@ _KINDS: Final = {
     "S": "a sequence, which is never logged",
 }
 
-# Functions of PostgreSQL's own that run SQL given as text, read what no transaction isolates, or lock.
+# Built-in functions that run SQL given as text, read data outside transaction isolation, or lock.
 _BLIND: Final = re.compile(
     r"(query|table|cursor|schema|database)_to_xml\w*|currval|lastval|nextval|setval|pg_sequence_\w+|ts_stat"
     r"|pg_(relation|table|total_relation|indexes|database|tablespace)_size|pg_stat_\w+|lo_\w+|loread|lowrite"
     r"|pg_(try_)?advisory_\w+"
 )
-# Functions that PostgreSQL calls stable, and that answer otherwise in the next transaction.
+# Functions that PostgreSQL declares stable but that return another value in the next transaction.
 _MOVING: Final = re.compile(
     r"now|statement_timestamp|transaction_timestamp|txid_current\w*|pg_current_(xact_id\w*|snapshot)"
 )
 
 
 class _Catalog:
-    """Everything that some relations and functions use, by following views, policies and functions; refuses what
-    cannot be followed."""
+    """Everything that the given relations and functions use, including through views, policies and functions. Refuses
+    what cannot be followed."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -333,14 +334,14 @@ class _Catalog:
         self.volatile: set[str] = set()
 
     def tables(self) -> list[int]:
-        """The tables among what was reached."""
+        """The tables among the relations reached so far."""
         return [oid for oid, found in self.classes.items() if found.kind in ("r", "p")]
 
     async def rows(self, query: LiteralString, parameters: Any) -> list[tuple[Any, ...]]:
         return await (await self._connection.execute(query, parameters)).fetchall()
 
     async def follow(self, relations: Iterable[int], functions: Iterable[int]) -> None:
-        """Reaches these, and all that they use."""
+        """Add these relations and functions, and everything they use."""
         pending, called, operators = set(relations), set(functions), set[int]()
         while pending or called or operators:
             for oid, *row in await self.rows(_CLASSES, (list(pending),)):
@@ -407,7 +408,7 @@ def _is_own(found: _Class) -> bool:
 
 
 class _Read(msgspec.Struct):
-    """One read of a relation, before it is known what tracks it."""
+    """One read of a relation, before the tracked table is known."""
 
     columns: frozenset[str] | None
     condition: Condition
@@ -421,7 +422,7 @@ class _Column(msgspec.Struct):
 
 
 async def _columns(catalog: _Catalog, relations: Iterable[int]) -> dict[int, dict[int, _Column]]:
-    """The columns of relations, by number."""
+    """Return the columns of relations, by column number."""
     found: dict[int, dict[int, _Column]] = {}
     for oid, number, name, kind, enum, deterministic, composite, virtual in await catalog.rows(
         _COLUMNS, (list(relations),)
@@ -475,7 +476,7 @@ _MOMENTS: Final = ("now", "today", "tomorrow", "yesterday")
 
 
 def _read_columns(catalog: _Catalog, own: _Tree, oid: int, columns: Mapping[int, _Column]) -> frozenset[str] | None:
-    """The columns of a table that the query or the table's own policies use; None for all."""
+    """Return the columns of a table that the query or the table's own policies use; None means all columns."""
     policies = catalog.policies.get(oid, [])
     used = own.columns.get(oid, set()).union(*(policy.columns.get(oid, ()) for policy in policies)) - {0}
     if any(policy.whole_rows for policy in policies):
@@ -486,7 +487,7 @@ def _read_columns(catalog: _Catalog, own: _Tree, oid: int, columns: Mapping[int,
 
 
 def _indirect(catalog: _Catalog, view: int) -> list[int]:
-    """The tables that are reached through a view, a policy or a function."""
+    """Return the tables reached through a view, a policy or a function."""
     found: set[int] = set()
     for owner, tree in catalog.views.items():
         if owner != view:
@@ -500,7 +501,7 @@ def _indirect(catalog: _Catalog, view: int) -> list[int]:
 
 
 async def _tracked(catalog: _Catalog, reads: Mapping[int, list[_Read]]) -> Analysis:
-    """The reads as reads of what is tracked."""
+    """Convert reads of relations to reads of tracked tables."""
     own = [oid for oid in reads if _is_own(catalog.classes[oid])]
     watched = tuple(TableRead(OWN_SCHEMA, catalog.classes[oid].name, None) for oid in own)
     reads = {oid: found for oid, found in reads.items() if oid not in own}
@@ -538,7 +539,7 @@ async def _tracked(catalog: _Catalog, reads: Mapping[int, list[_Read]]) -> Analy
                         f" {', '.join(sorted(unlogged))}",
                         fix=f"read only those that it has from {schema}.{table}",
                     )
-                # a row may leave or enter a part by a column that is not read
+                # a column that is not read can move a row into or out of a partition
                 columns_read = read.columns if oid == root else None
                 found_reads[TableRead(schema, table, columns_read, read.condition)] = None
     return Analysis((*found_reads, *watched), types, tuple(sorted(catalog.volatile)))

@@ -1,7 +1,7 @@
-"""`ctx.db`: what a query or mutation asks the database, and what it read by it.
+"""`ctx.db`: run the statements of queries and mutations, and record what queries read.
 
-Every statement of a query is analysed before it runs; the read set of a run is that of all its statements with the
-parameters that they had. A statement whose reads cannot be known is refused before it runs.
+Every statement of a query is analysed before it runs. The read set of a run is the union of its statements' reads, with
+the parameters they had. A statement whose reads cannot be determined is refused before it runs.
 """
 
 import re
@@ -31,13 +31,13 @@ class QueryFailed(ForgeError):
 
 
 class Analyze(Protocol):
-    """Says what a statement reads."""
+    """Return what a statement reads."""
 
     def __call__(self, statement: str, parameters: Parameters, /) -> Awaitable[Analysis]: ...
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What a function is given: its database, and who asks."""
+    """The first argument of a query or mutation: its database, and the caller."""
 
     db: "Db"
     auth: Auth
@@ -51,12 +51,12 @@ class Context(msgspec.Struct, frozen=True):
         headers: Mapping[str, str] | None = None,
         after: datetime | timedelta | None = None,
     ) -> str:
-        """Put a message into the outbox within the mutation's transaction; its id. See `forge.outbox`."""
+        """Put a message into the outbox within the mutation's transaction; return its id. See `forge.outbox`."""
         return await outbox(self.db._connection, topic, payload, key=key, headers=headers, after=after)
 
 
 class Db:
-    """Statements in the transaction of one run; parameters are the call's arguments unless others are given."""
+    """Run statements in the transaction of one run. Parameters default to the call's arguments."""
 
     def __init__(self, connection: AsyncConnection, arguments: Mapping[str, Any]) -> None:
         self._connection = connection
@@ -66,7 +66,7 @@ class Db:
     async def fetch(
         self, statement: Any, parameters: Parameters | None = None, /, **named: Any
     ) -> list[dict[str, Any]]:
-        """All rows, as dicts."""
+        """Return all rows, as dicts."""
         text, values = self._statement(statement, parameters, named)
         await self._prepare(text, values)
         await self._execute(text, values)
@@ -75,24 +75,24 @@ class Db:
     async def fetch_one(
         self, statement: Any, parameters: Parameters | None = None, /, **named: Any
     ) -> dict[str, Any] | None:
-        """The first row, or None."""
+        """Return the first row, or None."""
         rows = await self.fetch(statement, parameters, **named)
         return rows[0] if rows else None
 
     async def fetch_value(self, statement: Any, parameters: Parameters | None = None, /, **named: Any) -> Any:
-        """The first column of the first row, or None."""
+        """Return the first column of the first row, or None."""
         row = await self.fetch_one(statement, parameters, **named)
         return next(iter(row.values()), None) if row else None
 
     async def execute(self, statement: Any, parameters: Parameters | None = None, /, **named: Any) -> int:
-        """Run it; returns how many rows it concerned."""
+        """Run the statement; return the number of affected rows."""
         text, values = self._statement(statement, parameters, named)
         await self._prepare(text, values)
         await self._execute(text, values)
         return self._rows.rowcount
 
     async def _prepare(self, text: str, values: Parameters) -> None:
-        """Whatever must be known before the statement runs."""
+        """Hook that runs before the statement."""
 
     async def _execute(self, text: str, values: Parameters) -> None:
         if not hub.listening:
@@ -117,7 +117,7 @@ class Db:
 
 
 class WatchedDb(Db):
-    """A query's database: it remembers what was read."""
+    """The database of a query; it records the reads."""
 
     def __init__(
         self, connection: AsyncConnection, arguments: Mapping[str, Any], analyze: Analyze, reads: list[BoundRead]
@@ -134,7 +134,7 @@ class WatchedDb(Db):
 
 
 def named_in(statement: str) -> set[str]:
-    """The parameters that a statement names, as psycopg reads it.
+    """Return the parameters that a statement names, by psycopg's rules.
 
     >>> sorted(named_in("SELECT %(b)s, %(a)s::int, '%%(c)s' WHERE x LIKE 'a%%' AND y = %(a)s"))
     ['a', 'b']
@@ -143,7 +143,7 @@ def named_in(statement: str) -> set[str]:
 
 
 def bound_reads(analysis: Analysis, values: Parameters) -> list[BoundRead]:
-    """The reads of a statement with these parameters."""
+    """Return the reads of a statement with these parameters."""
     named = values if isinstance(values, Mapping) else {str(place): value for place, value in enumerate(values)}
     return [
         BoundRead(
@@ -157,7 +157,7 @@ def bound_reads(analysis: Analysis, values: Parameters) -> list[BoundRead]:
 
 
 def _compiled(statement: Any, named: dict[str, Any]) -> tuple[str, Parameters]:
-    """A SQLAlchemy statement as text with parameters."""
+    """Compile a SQLAlchemy statement to text with parameters."""
     if "sqlalchemy" not in sys.modules or not hasattr(statement, "compile"):
         raise QueryFailed(
             f"a {type(statement).__name__} is not a statement", fix="pass SQL text or a SQLAlchemy select"

@@ -1,6 +1,6 @@
-"""When a touched group runs: after a quiet moment, and at the latest a while after it was first touched.
+"""Debounce for touched groups: a group is due after a quiet period, with a maximum delay since its first touch.
 
-Time is passed in, so nothing here waits.
+The caller passes the time in; nothing here waits.
 
 >>> debounce = Debounce(quiet=0.05, longest=0.2)
 >>> debounce.touch("a", 10.00)
@@ -23,7 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Debounce(Generic[Key]):
-    """Keys that were touched, each with the moment at which it is due."""
+    """Touched keys, each with the time at which it is due."""
 
     def __init__(self, quiet: float, longest: float) -> None:
         self._quiet = quiet
@@ -37,7 +37,7 @@ class Debounce(Generic[Key]):
         return len(self._due)
 
     def touch(self, key: Key, now: float) -> None:
-        """Something concerned the key now."""
+        """Record that the key was touched at `now`."""
         first = self._first.setdefault(key, now)
         due = min(now + self._quiet, first + self._longest)
         known = self._due.get(key)
@@ -51,14 +51,14 @@ class Debounce(Generic[Key]):
         self._due.pop(key, None)
 
     def due(self, now: float) -> list[Key]:
-        """The keys whose moment has come, which are untouched from now on, the earliest first."""
+        """Remove and return the keys that are due, earliest first."""
         found: list[Key] = []
         while self._heap and self._heap[0][0] <= now:
             _, _, key = heapq.heappop(self._heap)
             due = self._due.get(key)
             if due is None:
                 continue
-            if due > now:  # touched again meanwhile: it lies in the heap once, under its latest moment
+            if due > now:  # touched again since: the heap holds each key once, at its latest time
                 self._push(due, key)
                 continue
             self.drop(key)
@@ -66,7 +66,7 @@ class Debounce(Generic[Key]):
         return found
 
     def next_due(self) -> float | None:
-        """The earliest moment at which a key is due."""
+        """Return the earliest time at which a key is due; None if there is none."""
         while self._heap:
             moment, _, key = self._heap[0]
             due = self._due.get(key)

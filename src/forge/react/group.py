@@ -1,4 +1,4 @@
-"""A group: one query with its arguments and scope, its subscribers, its last result, and what touched it since."""
+"""A group: one query with its arguments and scope, its subscribers, its last result, and the changes since then."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ GroupKey = tuple[str, bytes, bytes]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """When queries run again; the configuration decides what is not given. Times in seconds."""
+    """Settings for re-running queries; the configuration supplies missing values. Times in seconds."""
 
     quiet: float = default("realtime.debounce")
     longest: float = default("realtime.max_debounce")
@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Metrics(msgspec.Struct):
-    """What happened so far. `missed` must stay 0: a result that was old though no change had touched its query."""
+    """Counters. `missed` must stay 0: it counts stale results whose query no change had touched."""
 
     changes: int = 0
     touched: int = 0
@@ -55,9 +55,9 @@ class Group:
         self.key: GroupKey = call.group
         self.subscribers: set[Subscriber] = set()
         self.newcomers: set[Subscriber] = set()
-        """Subscribers that were pushed nothing yet."""
+        """Subscribers that have not received a push yet."""
         self.stale = False
-        """Touched while nobody subscribed: the result is not to be shown before another run."""
+        """Touched while it had no subscribers: the result must not be shown before another run."""
         self.result: Result | None = None
         self.error: ForgeError | None = None
         self.reads: Sequence[BoundRead] = ()
@@ -76,12 +76,12 @@ class Group:
         self.retry: asyncio.TimerHandle | None = None
         self.runs = self.pushed = self.wasted = self.failed = 0
         self.took: float | None = None
-        """Seconds that the last run took."""
+        """Duration of the last run, in seconds."""
         self.ran_at: float | None = None
-        """When it ended, in seconds since the epoch."""
+        """End of the last run, in seconds since the epoch."""
 
     def touch(self, change: Change, transaction: int, *, actor: bool = True) -> None:
-        """Remember why it will run; who did it only where the group's subscribers may know."""
+        """Record a cause for the next run; include the actor only if the group's subscribers may see it."""
         self.unseen.add(transaction)
         self.touched_at = self.touched_at or time.monotonic()
         if len(self.causes) < MOST_CAUSES:
@@ -90,7 +90,7 @@ class Group:
             self.more += 1
 
     def covered(self) -> list[Cause]:
-        """The causes that came during a run and are in its result; they are no reason for another."""
+        """Return the causes that arrived during a run and are in its result; they need no further run."""
         seen = [cause for cause in self.causes if self.coverage.sees(int(cause.transaction or 0))]
         self.causes = [cause for cause in self.causes if cause not in seen]
         self.unseen = {transaction for transaction in self.unseen if not self.coverage.sees(transaction)}
@@ -103,11 +103,11 @@ class Group:
         return self.running
 
     def settled(self) -> bool:
-        """Whether the last result shows everything that touched the group, so that it need not run."""
+        """Whether the last result contains every change that touched the group, so that no run is needed."""
         return not self.forced and self.error is None and all(map(self.coverage.sees, self.unseen))
 
     def begin(self) -> tuple[tuple[Cause, ...], int]:
-        """Start a run for all that touched the group so far."""
+        """Start a run for everything that has touched the group so far."""
         causes = tuple(self.causes), self.more
         self.causes, self.more, self.forced = [], 0, False
         self.unseen.clear()

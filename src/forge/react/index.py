@@ -1,16 +1,18 @@
-"""Which of many reads a change touches, without asking each of them.
+"""Index of reads: find the groups that a change touches, without checking every read.
 
-In come groups with what they read, and changes; out come the groups that a change touches. A change touches a read of
-its table when its before or its after image may meet the read's condition and, if it is an update, when a column that
-was read changed. What has no usable images touches every read of the table. `touched` says exactly what asking every
-read would say: the index only spares asking those whose answer is known.
+Input: groups with their reads, and changes. Output: the groups that a change touches. A change touches a read of its
+table when its before or after image may meet the read's condition and, for an update, when a column that was read
+changed. A change without usable images touches every read of the table.
 
-A read lies where one of its covers (see `forge.conditions.bound`) puts it: under each value of an equality, in a tree
-of intervals, or with the rest that is always asked. Of several covers it takes the one under whose values the fewest
-reads lie; ranges only if there is no equality. A value that has no canonical form asks every read of that column.
+A read is stored under one of its covers (see `forge.conditions.bound`): under each value of an equality, in an interval
+tree, or in the remainder that is always checked. Among several covers, the index takes the one whose values hold the
+fewest reads; it takes ranges only if there is no equality. A value without a canonical form checks every read of that
+column.
 
-The columns of a condition always count as read. So where no column that was read changed, the condition was and is
-the same, the row neither came nor went, and the update is of no concern, whether or not the condition was decided.
+Invariants:
+- `touched` returns exactly what a check of every read would return; the index only skips checks with a known answer.
+- The columns of a condition always count as read. If no column that was read changed, the condition has the same value
+  before and after, so the update is irrelevant, whether or not the condition was decided.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -28,7 +30,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class BoundRead(msgspec.Struct, frozen=True, eq=False):
-    """A read of one table with its parameters bound. `columns` is None when all may have been read."""
+    """A read of one table with its parameters bound. `columns` is None when every column may have been read."""
 
     schema: str
     table: str
@@ -44,21 +46,21 @@ class Index(Generic[Key]):
         self._tables: dict[tuple[str, str], _Table[Key]] = {}
 
     def __len__(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
     def put(self, key: Key, reads: Iterable[BoundRead]) -> None:
-        """From now on the group has these reads and no others."""
+        """Set the reads of a group; they replace its earlier reads."""
         self.remove(key)
         entries = self._entries[key] = [_Entry(key, read) for read in reads]
         for entry in entries:
             self._tables.setdefault(entry.table, _Table()).add(entry)
 
     def remove(self, key: Key) -> None:
-        """Forgets the group, if it is known."""
+        """Remove the group, if it is known."""
         for entry in self._entries.pop(key, ()):
             table = self._tables[entry.table]
             table.discard(entry)
@@ -66,7 +68,7 @@ class Index(Generic[Key]):
                 del self._tables[entry.table]
 
     def touched(self, change: Change) -> set[Key]:
-        """The groups that must run again."""
+        """Return the groups that must run again."""
         table = self._tables.get((change.schema, change.table))
         if table is None:
             return set()
@@ -78,14 +80,14 @@ class Index(Generic[Key]):
                 return table.touched((before,), None)
             case Op.UPDATE if before is not None and after is not None:
                 return table.touched((before, after), _may_have_changed(change, before, after))
-            case Op.REDACT:  # the past was changed, not the rows
+            case Op.REDACT:  # history was changed, not the current rows
                 return set()
             case _:
                 return {entry.key for entry in table.every}
 
 
 def _may_have_changed(change: Change, before: Row, after: Row) -> set[str]:
-    """The columns that changed, and those of which nobody can tell: not sent, or computed when they are read."""
+    """Return the columns that changed or may have changed: not sent, or computed at read time."""
     names = set(change.changed)
     names.update(name for name, value in after.items() if value is UNAVAILABLE)
     if len(before) != len(after) or before.keys() != after.keys():
@@ -95,7 +97,7 @@ def _may_have_changed(change: Change, before: Row, after: Row) -> set[str]:
 
 @final
 class _Entry(Generic[Key]):
-    """A read of a group. `cover` is where the index has it, None among the rest."""
+    """A read of a group. `cover` is its place in the index; None means the remainder."""
 
     __slots__ = ("columns", "cover", "covers", "key", "outcome", "table")
 
@@ -118,7 +120,7 @@ class _Table(Generic[Key]):
         self._columns: dict[tuple[str, Form], _Column[Key]] = {}
 
     def touched(self, rows: Iterable[Row], changed: set[str] | None) -> set[Key]:
-        """The groups for which one of the images may count; `changed` is None when the row came or went."""
+        """Return the groups to which an image may matter; `changed` is None when the row was inserted or deleted."""
         found: set[Key] = set()
         if changed is not None and not changed:
             return found
@@ -180,7 +182,7 @@ class _Table(Generic[Key]):
                 del self._columns[place]
 
     def _crowd(self, cover: Cover) -> tuple[bool, int]:
-        """Whether a cover has ranges, and how many reads lie under its values."""
+        """Return whether a cover has ranges, and the number of reads stored under its values."""
         crowd, ranges = 0, False
         for probe in cover:
             if isinstance(probe, Points):
@@ -194,7 +196,7 @@ class _Table(Generic[Key]):
 
 @final
 class _Column(Generic[Key]):
-    """The reads that lie under values of one column."""
+    """The reads stored under values of one column."""
 
     def __init__(self) -> None:
         self.every: Final[set[_Entry[Key]]] = set()
@@ -208,7 +210,7 @@ _random = Random(0).random
 
 @final
 class _Node(Generic[Item]):
-    """A closed interval and what lies there; `most` is the greatest end among it and those below it."""
+    """A closed interval and its items; `most` is the greatest end in this node and its subtree."""
 
     __slots__ = ("high", "items", "left", "low", "most", "right", "weight")
 
@@ -233,7 +235,7 @@ class _Node(Generic[Item]):
 
 @final
 class _Intervals(Generic[Item]):
-    """A treap of intervals by their ends: adding and discarding cost O(log n), a look-up O(log n) for each hit."""
+    """A treap of intervals, ordered by their ends: add and discard cost O(log n), a lookup O(log n) per hit."""
 
     def __init__(self) -> None:
         self._root: _Node[Item] | None = None
@@ -255,7 +257,7 @@ class _Intervals(Generic[Item]):
                 self._root = _without(self._root, node)
 
     def at(self, value: Any) -> Iterator[set[Item]]:
-        """What lies in intervals that hold the value."""
+        """Yield the items of the intervals that contain the value."""
         if self._root is None:
             return
         pending = [self._root]
@@ -288,7 +290,7 @@ def _inserted(root: _Node[Item] | None, node: _Node[Item]) -> _Node[Item]:
 
 
 def _split(root: _Node[Item] | None, low: Any, high: Any) -> tuple[_Node[Item] | None, _Node[Item] | None]:
-    """The intervals that precede one, and the others."""
+    """Split into the intervals that precede the given one, and the others."""
     if root is None:
         return None, None
     if root.precedes(low, high):

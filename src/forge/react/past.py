@@ -1,10 +1,12 @@
-"""A query asked of the past: the same function, answered as it would have been at an instant.
+"""Run a query against the past: the same function, with the result it would have returned at an instant.
 
 Each table that a statement names is rebuilt from the log as a temporary table of the same name, and the statement runs
-on those. So it costs as much as the tables are large. It is refused where the answer would not be the past's alone: a
-view, a function that reads by itself, row-level security, an excluded column, or a past that the log does not reach.
+on the temporary tables. The cost grows with the size of the tables. A query is refused if its result could include
+present data: a view, a function that reads tables, row-level security, an excluded column, or an instant before the
+start of the log.
 
-The first table decides which snapshot answers for the instant (`forge.history.instants`); all others are of the same.
+The first table decides which snapshot stands for the instant (`forge.history.instants`); all other tables use the same
+snapshot.
 """
 
 import asyncio
@@ -39,14 +41,14 @@ _COLUMNS = (
 
 
 class Then(NamedTuple):
-    """What a query returned, and how far that is from the instant; None where it read no table."""
+    """The result of a query, and its distance from the instant; None if the query read no table."""
 
     value: Any
     gap: Gap | None
 
 
 async def ask(url: str, call: Call, at: datetime | None, timeout: float = 60.0) -> Then:
-    """What the query would have returned at that instant; None is now."""
+    """Return the result that the query would have had at that instant; None means now."""
     if call.auth.role is not None:
         raise HistoryUnavailable("a query that reads as a role has no past", fix="ask without a role")
     if call.query.reads:
@@ -73,7 +75,7 @@ async def ask(url: str, call: Call, at: datetime | None, timeout: float = 60.0) 
 
 
 async def instants(url: str, since: datetime, until: datetime) -> list[datetime]:
-    """The recorded instants of a time: the last one before it, and all within."""
+    """Return the recorded instants of a period: the last one before it, and all within it."""
     connection = await connect_async(url, application_name="forge as-of")
     try:
         found = await connection.execute(
@@ -87,7 +89,7 @@ async def instants(url: str, since: datetime, until: datetime) -> list[datetime]
 
 
 class _PastDb(Db):
-    """A database as it was; only for reading."""
+    """A read-only database in a past state."""
 
     def __init__(
         self, connection: AsyncConnection, arguments: Mapping[str, Any], url: str, at: datetime | None
@@ -108,7 +110,7 @@ class _PastDb(Db):
         await self._rows.execute(rewritten.encode(), values)
 
     async def _analyze(self, text: str, values: Parameters) -> Any:
-        """What it reads now; its names must mean the tables and not those that were made for an earlier statement."""
+        """Analyse what it reads today; names must refer to the real tables, not to earlier temporary tables."""
         fresh = await connect_async(self._url, settings=ANALYSIS, application_name="forge analysis")
         try:
             analysis = await catalog.analyze(fresh, text, values)
@@ -121,7 +123,7 @@ class _PastDb(Db):
         return analysis
 
     async def _make(self, schema: str, table: str) -> None:
-        """A temporary table with the rows that the table had."""
+        """Create a temporary table with the rows that the table had at the instant."""
         found = sql.Identifier(schema, table)
         secured = await self._connection.execute(
             "SELECT c.relrowsecurity FROM pg_class c WHERE c.oid = %s::regclass", (found.as_string(),)
@@ -137,7 +139,7 @@ class _PastDb(Db):
         now = await self._connection.execute(_COLUMNS, (found.as_string(),))
         if await now.fetchall() == [(column.name, column.type) for column in columns]:
             shape: sql.Composable = sql.SQL("LIKE {}").format(found)
-        else:  # as it was defined then, but for collations
+        else:  # as defined at that instant, except collations
             shape = sql.SQL(", ").join(
                 sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns
             )
@@ -151,7 +153,7 @@ class _PastDb(Db):
         self._made.add((schema, table))
 
     async def _check(self, text: str, values: Parameters) -> None:
-        """Nothing but what was made may be read."""
+        """Refuse a statement that reads anything except the temporary tables."""
         query = psycopg.AsyncClientCursor(self._connection).mogrify(text.rstrip("; \t\r\n").encode(), values)
         async with self._connection.transaction(force_rollback=True):
             create = f"CREATE TEMP VIEW {_VIEW} AS SELECT count(*) FROM (\n{query}\n) AS query"
@@ -170,7 +172,7 @@ class _PastDb(Db):
 
 
 def _rows(url: str, table: str, at: datetime | Answered | None) -> tuple[tuple[Column, ...], str, Answered, Gap]:
-    """The columns that the table had, its rows as JSON in the forms that PostgreSQL reads, and what answered."""
+    """Return the table's past columns, its rows as JSON in PostgreSQL's input formats, and the snapshot used."""
     with connect(url, application_name="forge as-of") as connection, at_instant(connection, [table], at) as then:
         past = then[table]
         rows, gap = list(past.rows()), past.gap
@@ -197,7 +199,7 @@ def _readable(value: Any) -> Any:
 
 
 def _rewritten(text: str, made: Collection[tuple[str, str]]) -> str:
-    """The text with `schema.table` naming the temporary table; a bare name means that one by itself.
+    """Replace `schema.table` with the temporary table; an unqualified name already refers to it.
 
     >>> _rewritten('SELECT public.orders.id FROM public.orders, "S".t, customer', {("public", "orders"), ("S", "t")})
     'SELECT pg_temp."orders".id FROM pg_temp."orders", pg_temp."t", customer'

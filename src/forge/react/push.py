@@ -1,4 +1,4 @@
-"""What subscribers are given: a result, what it was before, and why it changed."""
+"""Messages to subscribers: a result, the previous result, and the causes of the change."""
 
 from collections.abc import Hashable
 from datetime import datetime
@@ -16,7 +16,7 @@ MOST_CAUSES: Final = 20
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """A change that made a query run again: which, by whom, when, in which transaction."""
+    """A change that made a query run again: the change, its actor, its time and its transaction."""
 
     id: str
     table: str
@@ -29,7 +29,7 @@ class Cause(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, change: Change, *, actor: bool = True) -> "Cause":
-        """Of a change; without the actor where that is not to be known."""
+        """Create a cause from a change; omit the actor if subscribers must not see it."""
         context = change.context if actor else NO_CONTEXT
         return cls(
             change.id,
@@ -44,7 +44,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Push:
-    """A fresh result. `coverage` shows which transactions are in it; `causes` are some of those that led to it."""
+    """A fresh result. `coverage` is the snapshot it contains; `causes` lists some of the changes that led to it."""
 
     def __init__(
         self, result: Result, previous: Result | None, coverage: Snapshot, causes: tuple[Cause, ...], more: int
@@ -54,26 +54,26 @@ class Push:
         self.coverage = coverage
         self.causes = causes
         self.more = more
-        """How many causes there are beyond those listed."""
+        """Number of causes beyond the listed ones."""
 
     @cached_property
     def delta(self) -> Delta | None:
-        """What leads here from the previous result; None when there was none, or rows have no key."""
+        """Return the delta from the previous result; None if there is no previous result or rows have no key."""
         return None if self.previous is None else difference(self.previous, self.result)
 
 
 class Subscriber(Protocol):
-    """Whoever wants a query's results. Nothing here may wait."""
+    """A receiver of a query's results. Its methods must not block."""
 
     @property
     def session(self) -> Hashable:
-        """Subscribers of one session see all that one batch of changes touched on one snapshot."""
+        """Key of the session. Subscribers of one session see everything that one batch touched on one snapshot."""
         ...
 
     def push(self, push: Push, /) -> None:
-        """The result is this now."""
+        """Receive a new result."""
         ...
 
     def fail(self, error: ForgeError, /) -> None:
-        """The query cannot run now; what was pushed may be old."""
+        """Receive an error: the query cannot run at present, and the last pushed result may be stale."""
         ...

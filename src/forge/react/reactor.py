@@ -1,17 +1,17 @@
-"""The reactor: follows the log, finds which groups a change touches, runs them again, pushes what differs.
+"""The reactor: follow the log, find the groups that a change touches, run them again, push changed results.
 
-A group is a query with its arguments and its scope: however many subscribe to it, it runs once.
+A group is a query with its arguments and its scope. It runs once, regardless of its number of subscribers.
 
-What always holds:
+Invariants:
 
-- No change falls between a run and the index. A run's read set is put into the index when the run ends; changes that
-  arrived while it ran are then held against it, unless the run's snapshot shows them.
-- A group has one run in flight and at most one waiting. A touch while it runs makes it run once more.
-- Runs that one batch touched for one session happen on one snapshot.
-- A subscriber never gets a result that contains less than the one before.
-- Nothing is pushed when the result is the same.
-- When the log cannot be followed from where the reactor stood (trimmed, failover, a restarted server, another
-  definition of a table), every group runs again.
+- No change is lost between a run and the index. A run's read set enters the index when the run ends; changes that
+  arrived during the run are then matched against it, unless the run's snapshot contains them.
+- A group has one run in flight and at most one waiting. A touch during a run causes one more run.
+- Runs that one batch causes for one session use one snapshot.
+- A subscriber never gets a result that contains less than the previous one.
+- Nothing is pushed when the result is unchanged.
+- When the log cannot be followed from the reactor's position (trimmed, failover, a restarted server, a changed table
+  definition), every group runs again.
 """
 
 import asyncio
@@ -42,16 +42,16 @@ from forge.react.runner import Outcome, Reached, Runner
 from forge.tasks import spawn
 
 MOST_RECENT: Final = 10_000
-"""Changes kept for runs in flight; beyond it every such run is done again."""
+"""Maximum number of changes kept for runs in flight; beyond it, every such run is repeated."""
 
 _log = logging.getLogger(__name__)
 
 ActorShown = Callable[[Auth, Change], bool]
-"""Tells whether those whose scope this is may know who made a change, and by which function and trace."""
+"""Tells whether callers with this scope may see who made a change, and through which function and trace."""
 
 
 class Reactor:
-    """Groups, the index of what they read, and the tasks that keep them fresh."""
+    """Groups, the index of their reads, and the tasks that keep their results fresh."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class Reactor:
         self.groups: dict[GroupKey, Group] = {}
         self.reached: Reached | None = None
         self.following = False
-        """Whether the log is being followed."""
+        """Whether the reactor is following the log."""
         self.on_batch: list[Callable[[Batch], None]] = []
         """Called with every batch of the log, as soon as it is read."""
         self.on_read: list[Callable[[Cursor, str], None]] = []
-        """Called after every read of the log, when what it found has been matched: how far, on which server start."""
+        """Called after every read of the log, once its changes are matched: with the cursor and the server start."""
         self.on_push: list[Callable[[Group, Push], None]] = []
-        """Called with every fresh result, when its subscribers have it."""
+        """Called with every fresh result, after its subscribers have it."""
         self.on_latency: Callable[[str, float], None] = lambda stage, seconds: None
         self.actors: Callable[[Batch, bool], ActorShown] = lambda batch, whole: lambda auth, change: True
-        """Whose scope may know who made the changes of a batch; the batch may be less than `whole` transactions."""
+        """Decides which scopes may see a batch's actors; the flag tells whether its transactions are complete."""
         self.url = url
         self._clock = clock
         self._index: Index[GroupKey] = Index()
@@ -85,7 +85,7 @@ class Reactor:
         self._recent_size = 0
         self._batch = 0
         self._inside = False
-        """Whether the batch that was read last is followed by more of its transactions."""
+        """Whether more of the last batch's transactions follow in the next batch."""
         self._inflight: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._due = asyncio.Event()
@@ -94,12 +94,12 @@ class Reactor:
         self._checking = False
         self._noted: set[str] = set()
         self._watched = False
-        """Whether a query has read a table of Forge's own."""
+        """Whether a query has read one of Forge's own tables."""
         self._counted = 0
-        """How many groups are not of Forge's own queries."""
+        """Number of groups, without the groups of Forge's own queries."""
 
     async def start(self) -> None:
-        """Begin to follow the log; returns when it is being followed."""
+        """Start to follow the log; return once it is being followed."""
         await self.runner.open()
         following: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._spawn(self._follow(following))
@@ -108,7 +108,7 @@ class Reactor:
         except BaseException:
             await self.stop()
             raise
-        # only now: a replica must have passed where the log is followed from
+        # only at this point: a replica must have passed the start of the followed log
         self.reached = self.reached or await self.runner.reached()
         self._spawn(self._flush_for_ever())
         self._spawn(self._look_after())
@@ -122,7 +122,7 @@ class Reactor:
         await self.runner.close()
 
     def subscribe(self, call: Call, subscriber: Subscriber) -> Group:
-        """From now on the subscriber is pushed to: at once if there is a result, else when the first run ends."""
+        """Add a subscriber; it gets a push at once if there is a result, otherwise when the first run ends."""
         group = self.groups.get(call.group)
         if group is None:
             group = self.groups[call.group] = Group(call)
@@ -141,17 +141,17 @@ class Reactor:
         return group
 
     def unsubscribe(self, group: Group, subscriber: Subscriber) -> None:
-        """Nothing more is pushed to it; a group without subscribers goes after a while."""
+        """Remove a subscriber; a group without subscribers is dropped after an idle time."""
         group.subscribers.discard(subscriber)
         group.newcomers.discard(subscriber)
         if not group.subscribers:
             group.idle_since = self._clock()
 
     async def once(self, call: Call, after: After = NOW) -> tuple[Result, Outcome]:
-        """The result now, for somebody who does not subscribe; it shows the transactions that they must be shown."""
+        """Return the current result without a subscription; it contains the transactions that `after` requires."""
         reached = self.reached
         if reached is not None and not after.seen(reached.snapshot):
-            reached = None  # a replica that is only so far might not show them
+            reached = None  # a replica at that position might not contain them
         outcome = await self.runner.query(call, reached=reached)
         return self._encoded(call, outcome), outcome
 
@@ -165,7 +165,7 @@ class Reactor:
         self._due.set()
 
     def own_changed(self, tables: Iterable[str]) -> None:
-        """Run the groups again that read these tables of Forge's own."""
+        """Run the groups again that read these Forge tables."""
         now = self._clock()
         for table in tables:
             change = Change("", Op.INVALIDATE, OWN_SCHEMA, table, Source("own", "", "0"), datetime.now(UTC))
@@ -175,7 +175,7 @@ class Reactor:
         self._due.set()
 
     def refresh_own(self) -> None:
-        """Run the groups of Forge's own queries again."""
+        """Run all groups of Forge's own queries again."""
         now = self._clock()
         for key, group in self.groups.items():
             if group.call.query.own:
@@ -213,11 +213,11 @@ class Reactor:
             self._lost, self.following = True, False
 
     def _opened(self, restarted: bool, following: asyncio.Future[None]) -> None:
-        """The log is followed from here. What was missed, or was lost in a crash, is found by running all groups."""
+        """The log is followed from here. Running all groups finds changes that were missed or lost in a crash."""
         self.following = True
         if restarted or self._lost:
             self._lost = False
-            self.reached = None  # until a batch says how far a replica must be, the primary answers
+            self.reached = None  # until a batch gives the position that a replica needs, the primary answers
             self.runner.forget()
             self.resync()
         if not following.done():
@@ -228,7 +228,7 @@ class Reactor:
             observer(cursor, started)
 
     def _take(self, batch: Batch) -> None:
-        """Match a batch; a moment of the event loop, however many groups there are."""
+        """Match a batch; this blocks the event loop only briefly, for any number of groups."""
         self.reached = Reached(batch.cursor.until or batch.cursor.snapshot, wal_position(batch.lsn))
         self._batch += 1
         now = self._clock()
@@ -266,7 +266,7 @@ class Reactor:
             self._due.set()
 
     def _touch_own(self, changes: list[Change], shown: ActorShown, now: float) -> None:
-        """Whatever changes, the log and what else is Forge's own changes with it."""
+        """Touch the groups of Forge's own tables: every change also changes the log and other Forge tables."""
         latest = {change.source.transaction: change for change in changes}
         for change in latest.values():
             transaction = int(change.source.transaction or 0)
@@ -310,16 +310,16 @@ class Reactor:
                 await asyncio.sleep(delay)
             due_now = self._debounce.due(self._clock())
             ready = [group for key in due_now if (group := self.groups.get(key)) is not None and not group.settled()]
-            own = [group for group in ready if group.call.query.own]  # they may take long, and share no snapshot
+            own = [group for group in ready if group.call.query.own]  # they may be slow, and share no snapshot
             for together in (*([group] for group in own), *_by_session([group for group in ready if group not in own])):
                 self._start(together)
 
     def _place(self, call: Call) -> contextlib.AbstractAsyncContextManager[None]:
-        """A place among the runs for subscribers; Forge's own queries, which may take long, take none from others."""
+        """Return a slot among the live runs. Forge's own queries may be slow, so they take no slot."""
         return contextlib.nullcontext() if call.query.own else self._room
 
     def _start(self, groups: list[Group]) -> None:
-        """Run these on one snapshot; those that run already will run once more."""
+        """Run these groups on one snapshot; groups that are already running run once more."""
         if self._stopping:
             return
         ready = []
@@ -335,7 +335,7 @@ class Reactor:
             self._spawn(self._run(ready))
 
     async def _run(self, groups: list[Group]) -> None:
-        # before any snapshot is taken: what touches a group from now on may not be in it
+        # before any snapshot is taken: later touches may not be in it
         runs = [_Run(group, *group.begin(), self._batch) for group in groups]
         for group in groups:
             if group.touched_at is not None:
@@ -381,7 +381,7 @@ class Reactor:
             task = asyncio.current_task()
             if self._stopping or (task is not None and task.cancelling()):
                 raise
-            # also a CancelledError of something else that the function awaited
+            # includes a CancelledError from something else that the function awaited
             _log.exception("%s failed", group.call.query.name)
             told = _Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
             self._failed(run, told, reads)
@@ -429,7 +429,7 @@ class Reactor:
 
     @staticmethod
     def _hand(subscriber: Subscriber, push: Push) -> None:
-        """One subscriber's failure costs no other its push."""
+        """Push to one subscriber; its failure does not stop the pushes to others."""
         try:
             subscriber.push(push)
         except Exception:
@@ -443,7 +443,7 @@ class Reactor:
             _log.warning("%s uses %s, which changes without a write: give it refresh_every", name, reason)
 
     def _catch_up(self, group: Group, reads: Iterable[BoundRead], began: int) -> None:
-        """Hold what arrived during a run against what it turned out to read."""
+        """Match changes that arrived during the run against its read set."""
         later = [(change, shown) for number, changes, shown in self._recent if number > began for change in changes]
         if not later:
             return
@@ -464,7 +464,7 @@ class Reactor:
         return encode(outcome.value, key=call.query.key, most=self.settings.max_result_bytes)
 
     def _failed(self, run: "_Run", error: ForgeError, reads: Sequence[BoundRead]) -> None:
-        """Tell the subscribers. A change of what was read, now or before, may fix it."""
+        """Report the error to the subscribers. A change of the run's old or new reads may fix it."""
         group = run.group
         group.failed += 1
         self.metrics.failed += not group.call.query.own
@@ -489,10 +489,10 @@ class Reactor:
         if not self._stopping and self.groups.get(group.key) is group:
             self._start([group])
 
-    # Looking after
+    # Maintenance
 
     async def _look_after(self) -> None:
-        """Let idle groups go, run all again now and then, check one all the time."""
+        """Drop idle groups, run all groups again at intervals, and keep checking one group at a time."""
         resynced = checked = self._clock()
         while True:
             await asyncio.sleep(min(1.0, self.settings.check, self.settings.resync))
@@ -512,7 +512,7 @@ class Reactor:
                 self._spawn(self._check_one())
 
     async def _check_one(self) -> None:
-        """Run a random group that nothing has touched; when its result is another, a change was missed."""
+        """Run a random untouched group; if its result differs, a change was missed."""
         try:
             await self._check(random.choice(list(self.groups.values())) if self.groups else None)
         finally:
@@ -526,13 +526,13 @@ class Reactor:
         self.metrics.checked += 1
         if outcome is None or outcome.volatile or group.call.query.reads:
             return
-        # what the run shows may just not have been read from the log yet
+        # the run may contain changes that are not yet read from the log
         deadline = self._clock() + 30.0
         while group.result is known and self._clock() < deadline:
             if self.reached and self.reached.snapshot.xmin >= outcome.coverage.xmax and group.settled():
                 break
             await asyncio.sleep(0.05)
-        # a run that waited for a rewrite of its table (ALTER … TYPE) shows that table empty: PostgreSQL says so
+        # a run that waited for a table rewrite (ALTER … TYPE) sees that table empty, as PostgreSQL documents
         if group.result is known and await self._differing(group.call, known) is None:
             return
         if group.result is known and not group.busy() and self.groups.get(group.key) is group:
@@ -541,7 +541,7 @@ class Reactor:
             self._start([group])
 
     async def _differing(self, call: Call, known: Result) -> Outcome | None:
-        """What a run shows now; None where it shows the known result, or fails."""
+        """Return the outcome of a run; None if it equals the known result or the run fails."""
         try:
             outcome = await self.runner.query(call, live=True)
             found = self._encoded(call, outcome)
@@ -561,7 +561,7 @@ class Reactor:
 
 
 class _Run(NamedTuple):
-    """A run of a group that has begun: why it runs, and the batch that was read last by then."""
+    """A run of a group that has started: its causes, and the last batch read before it started."""
 
     group: Group
     causes: tuple[Cause, ...]
@@ -570,11 +570,11 @@ class _Run(NamedTuple):
 
 
 class _Unexpected(ForgeError):
-    """A query's function raised what it should not."""
+    """A query's function raised an unexpected exception."""
 
 
 def _by_session(groups: list[Group]) -> list[list[Group]]:
-    """The groups in sets that share no session with each other."""
+    """Partition the groups into sets that share no session with each other."""
     if len(groups) == 1:
         return [groups]
     leader: dict[GroupKey, GroupKey] = {group.key: group.key for group in groups}

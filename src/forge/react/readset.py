@@ -1,6 +1,9 @@
-"""What a run of a query has read: for each table the columns, and a condition that rows must meet to matter.
+"""Read set of a query run: per table, the columns read and a condition that relevant rows meet.
 
-A change touches a read set when it touches one of its reads. Reads may say more than was read, never less.
+A change touches a read set when it touches one of its reads.
+
+Invariants:
+- Reads may cover more than was read, never less.
 """
 
 import msgspec
@@ -10,10 +13,10 @@ from forge.conditions.tree import TRUE, Condition
 
 
 class TableRead(msgspec.Struct, frozen=True):
-    """One occurrence of a table in a query, as it was parsed.
+    """One occurrence of a table in a query, as parsed.
 
-    `schema` and `table` name what is tracked: of a partition, the whole table. `columns` is None when all may have been
-    read; otherwise it has the condition's columns too.
+    `schema` and `table` name the tracked table: for a partition, the partitioned table. `columns` is None when every
+    column may have been read; otherwise it includes the condition's columns.
     """
 
     schema: str
@@ -23,10 +26,10 @@ class TableRead(msgspec.Struct, frozen=True):
 
 
 class Analysis(msgspec.Struct, frozen=True):
-    """What one SQL text reads, whatever its parameters are.
+    """The reads of one SQL text, for any parameters.
 
-    `types` has the columns of each table that a condition speaks of, by (schema, table). `volatile` names what makes
-    the result change without a write: now(), random() …
+    `types` has the columns that conditions use, by (schema, table). `volatile` names what makes the result change
+    without a write: now(), random() …
     """
 
     reads: tuple[TableRead, ...]

@@ -1,7 +1,7 @@
-"""Queries and mutations as an application marks them: a name, a function, typed arguments, options.
+"""Registry of an application's queries and mutations: name, function, typed arguments, options.
 
-A call is checked before it runs: in come a name and JSON arguments, out comes a `Call` whose arguments are of the types
-that the function states, or an error that says which argument is wrong.
+Every call is checked before it runs. Input: a name and JSON arguments. Output: a `Call` whose arguments have the types
+of the function's signature, or an error that names the wrong argument.
 """
 
 import inspect
@@ -17,23 +17,23 @@ from forge.values import MOST_LEVELS, too_deep
 Scope = Literal["public", "tenant", "user"]
 Function = Callable[..., Awaitable[Any]]
 OWN: Final = "forge."
-"""What the names of Forge's own queries and mutations begin with."""
+"""Prefix of the names of Forge's own queries and mutations."""
 
 
 class UnknownName(ForgeError):
-    """There is no query or mutation of that name."""
+    """No query or mutation has that name."""
 
 
 class BadArguments(ForgeError):
-    """The arguments are not those that the function takes."""
+    """The arguments do not match the function's parameters."""
 
 
 class Registration(ForgeError):
-    """A function cannot be registered as it is."""
+    """A function cannot be registered in its present form."""
 
 
 class Auth(msgspec.Struct, frozen=True):
-    """Who asks. `role` is the database role to read as; None reads as Forge itself does."""
+    """The caller. `role` is the database role for reads; None reads with Forge's own role."""
 
     user: str | None = None
     tenant: str | None = None
@@ -45,7 +45,7 @@ ANYONE = Auth()
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A marked query. `reads` are tables that cannot be seen in its SQL; `refresh_every` is in seconds."""
+    """A registered query. `reads` lists tables that its SQL does not show; `refresh_every` is in seconds."""
 
     name: str
     function: Function
@@ -56,25 +56,25 @@ class Query(msgspec.Struct, frozen=True):
     reads: tuple[str, ...] = ()
     refresh_every: float | None = None
     cache: float | bool = False
-    """How long a result may be shown again to who asks once: seconds, or True for as long as the cache says."""
+    """Maximum age of a cached result for one-shot calls: seconds, or True for the cache's own limit."""
     permission: str | None = None
-    """What a token must permit to ask it; None for nothing."""
+    """Permission that a token needs to run the query; None means no permission."""
     own: bool = False
-    """Whether it is one of Forge's own, which tells of what is not in tables: it is neither counted nor checked."""
+    """Whether it is one of Forge's own queries, which report data outside tables: it is neither counted nor checked."""
 
 
 class Mutation(msgspec.Struct, frozen=True):
-    """A marked mutation: it runs in one transaction."""
+    """A registered mutation; it runs in one transaction."""
 
     name: str
     function: Function
     arguments: type[msgspec.Struct]
     permission: str | None = None
-    """What a token must permit to run it; None for nothing."""
+    """Permission that a token needs to run the mutation; None means no permission."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A query with its arguments, asked by somebody. Calls with the same `group` have the same result."""
+    """A query with its arguments and its caller. Calls with the same `group` have the same result."""
 
     query: Query
     arguments: Mapping[str, Any]
@@ -103,7 +103,7 @@ class Registry:
         permission: str | None = None,
         own: bool = False,
     ) -> None:
-        """Mark a function as a query."""
+        """Register a function as a query."""
         name = self._free(name or function.__name__, own)
         if scope not in typing.get_args(Scope):
             raise Registration(f"the scope of {name} cannot be {scope!r}", fix="use public, tenant or user")
@@ -121,20 +121,20 @@ class Registry:
     def mutation(
         self, function: Function, *, name: str | None = None, permission: str | None = None, own: bool = False
     ) -> None:
-        """Mark a function as a mutation."""
+        """Register a function as a mutation."""
         name = self._free(name or function.__name__, own)
         _check_permission(name, permission)
         self.mutations[name] = Mutation(name, function, _arguments(name, function), permission)
 
     def call(self, name: str, arguments: Any, auth: Auth) -> Call:
-        """A call of a query, checked."""
+        """Check the arguments and return a call of a query."""
         query = _found(self.queries, name, "query")
         checked, canonical = _checked(query, arguments)
         visible, scope = scoped(auth, query.scope)
         return Call(query, checked, visible, (name, canonical, scope))
 
     def change(self, name: str, arguments: Any) -> tuple[Mutation, dict[str, Any]]:
-        """A call of a mutation, checked."""
+        """Check the arguments and return a mutation with them."""
         mutation = _found(self.mutations, name, "mutation")
         return mutation, _checked(mutation, arguments)[0]
 
@@ -152,7 +152,7 @@ def _check_permission(name: str, permission: str | None) -> None:
 
 
 def scoped(auth: Auth, scope: Scope) -> tuple[Auth, bytes]:
-    """What of a caller a query may see, and that as a part of its group: what it cannot see may differ in a group."""
+    """Reduce the caller to what a query may see; encode that for the group key. Hidden parts do not split groups."""
     if scope == "public":
         seen = ANYONE
     elif scope == "tenant":
@@ -174,7 +174,7 @@ def _found(known: Mapping[str, Any], name: str, kind: str) -> Any:
 
 
 def nested_too_deep(what: str) -> BadArguments:
-    """The error for JSON of more levels than a value may have."""
+    """Return the error for JSON that is nested too deeply."""
     return BadArguments(
         f"{what} is nested deeper than {MOST_LEVELS} levels", fix="nest less, or send the inner part as its JSON text"
     )
@@ -197,7 +197,7 @@ def _checked(function: Query | Mutation, arguments: Any) -> tuple[dict[str, Any]
 
 
 def _arguments(name: str, function: Function) -> type[msgspec.Struct]:
-    """The arguments of a function after its first, the context, as a struct that checks them."""
+    """Build a struct type that checks the arguments of a function, without its first argument, the context."""
     if not inspect.iscoroutinefunction(function):
         raise Registration(f"{name} is not an async function", fix=f"async def {name}(ctx, …)")
     parameters = list(inspect.signature(function).parameters.values())

@@ -1,7 +1,7 @@
-r"""A result as it travels: each row is one line of JSON, written once for all who get it.
+r"""Encoded results: each row is one line of JSON, encoded once for all receivers.
 
-The hash of a result is that of its lines, so a client that applied deltas can prove that it holds what the server
-holds without writing JSON the way the server does: it keeps the lines that it was sent.
+The hash of a result is the hash of its lines. A client that applied deltas can therefore verify that it holds the same
+result as the server without reproducing the server's JSON encoding: it keeps the lines it received.
 
 >>> old = encode([{"id": 1, "n": "a"}, {"id": 2, "n": "b"}], key=("id",))
 >>> new = encode([{"id": 3, "n": "c"}, {"id": 1, "n": "x"}], key=("id",))
@@ -31,17 +31,17 @@ MOST_BYTES: Final = Config().realtime.max_cached_result_bytes
 
 
 class ResultTooLarge(ForgeError):
-    """A result is larger than the limit."""
+    """A result exceeds the size limit."""
 
 
 class ResultInvalid(ForgeError):
-    """A query returned what cannot be sent."""
+    """A query returned a value that cannot be sent."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The lines of a result in order. `single` when the query returned one value and not a list of rows.
+    """The lines of a result in order. `single` is set when the query returned one value instead of a list of rows.
 
-    `keys` has the key of each row as JSON; None when the query has no key, or two rows have the same.
+    `keys` has the key of each row as JSON; None when the query has no key or two rows have the same key.
     """
 
     rows: tuple[bytes, ...]
@@ -55,16 +55,16 @@ class Result(msgspec.Struct, frozen=True):
         return sum(map(len, self.rows))
 
     def json(self) -> bytes:
-        """The result as JSON, a row a line."""
+        """Return the result as JSON, one row per line."""
         if self.single:
             return self.rows[0]
         return lines(self.rows)
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What leads from one result to the next: keys removed, rows changed in place, rows added at places of the new one.
+    """Difference between two results: keys removed, rows changed in place, rows added at positions of the new one.
 
-    `order` has all keys in the order of the new result where removing, changing and adding do not give it.
+    `order` lists all keys in the new order when removing, changing and adding do not produce that order.
     """
 
     before: str
@@ -77,7 +77,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 def lines(rows: Iterable[bytes]) -> bytes:
-    r"""Rows as a JSON array, each in a line of its own.
+    r"""Encode rows as a JSON array, one row per line.
 
     >>> lines([b"1", b"2"]), lines([])
     (b'[\n1,\n2\n]', b'[\n]')
@@ -87,12 +87,12 @@ def lines(rows: Iterable[bytes]) -> bytes:
 
 
 def digest(rows: Iterable[bytes]) -> str:
-    """The hash of a result's lines."""
+    """Return the hash of a result's lines."""
     return hashlib.sha256(b"\n".join(rows)).hexdigest()[:32]
 
 
 def encode(value: Any, *, key: Sequence[str] = (), most: int = MOST_BYTES) -> Result:
-    """What a query returned: a list of rows, or one value."""
+    """Encode the return value of a query: a list of rows, or one value."""
     single = not isinstance(value, (list, tuple))
     rows: list[bytes] = []
     keys: list[bytes] = []
@@ -116,7 +116,7 @@ def encode(value: Any, *, key: Sequence[str] = (), most: int = MOST_BYTES) -> Re
 
 
 def difference(old: Result, new: Result) -> Delta | None:
-    """What leads from one to the other; None when it cannot be said by keys."""
+    """Return the delta between two results; None when keys cannot express it."""
     if old.keys is None or new.keys is None or old.single or new.single:
         return None
     before = dict(zip(old.keys, old.rows, strict=True))
@@ -131,7 +131,7 @@ def difference(old: Result, new: Result) -> Delta | None:
 
 
 def apply(old: Result, delta: Delta) -> Result:
-    """The result that a delta leads to; what a client does."""
+    """Apply a delta to a result, as a client does."""
     if old.keys is None or old.hash != delta.before:
         raise ValueError("the delta is of another result")
     rows = dict(zip(old.keys, old.rows, strict=True))
@@ -160,7 +160,7 @@ def _key(row: Any, names: Sequence[str]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A row, or another value, as msgspec may write it, exact for every reader: see `forge.wire`."""
+    """Convert a row or another value to types that msgspec encodes exactly for every reader: see `forge.wire`."""
     fields = _fields(value)
     return _exact(value) if fields is None else {str(name): _exact(inner) for name, inner in fields.items()}
 

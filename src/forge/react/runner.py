@@ -1,14 +1,13 @@
-"""Running queries and mutations: each in a transaction of its own, a query on a snapshot that is known.
+"""Run queries and mutations: each in its own transaction, and each query on a known snapshot.
 
-A query runs in a read-only REPEATABLE READ transaction. What its result contains is its *coverage*: on the primary the
-snapshot itself; on a replica, whose snapshots do not tell of writers in flight, the snapshot that the primary had when
-the WAL position was read that the replica has passed. `lsn` is a position that every later run must have passed so
-that it cannot show less than this one did.
+A query runs in a read-only REPEATABLE READ transaction. Its *coverage* is the snapshot that its result contains. On the
+primary, this is the transaction's snapshot. A replica's snapshots do not show writers in flight, so on a replica it is
+the snapshot that the primary had at a WAL position that the replica has passed. `lsn` is a position that every later
+run must have passed, so that it cannot show less than this run.
 
-A mutation runs in one transaction with its context set (who, which function, which trace), and is tried again when the
-server says that it lost a race (serialization failure, deadlock). Its answer has the number of its transaction: the
-push whose snapshot shows that number is the one that contains it. A call that may come twice has a `Once`, which knows
-what it was answered the first time.
+A mutation runs in one transaction with its context set (actor, function, trace). It is retried after a serialization
+failure or a deadlock. Its answer has its transaction number: the first push whose snapshot contains that number
+contains the mutation. A call that may arrive twice has a `Once`, which stores the answer of the first call.
 """
 
 import asyncio
@@ -44,14 +43,14 @@ from forge.tracking.current import Current, context
 Pool = AsyncConnectionPool[AsyncConnection]
 _log = logging.getLogger(__name__)
 _Asked = tuple[str, str | None, Hashable]
-"""A statement, the role that asks it, and the kinds of its parameters."""
+"""A statement, the role that runs it, and the kinds of its parameters."""
 TRIES: Final = 4
 HOLDERS: Final = 4
-"""How many snapshots are held for several runs at once."""
+"""Maximum number of snapshots held for several runs at once."""
 MOST_ANALYSES: Final = 10_000
-"""Statements that are remembered with what they read."""
+"""Maximum number of statements whose reads are remembered."""
 MOST_ANALYSED: Final = 8 * 1024 * 1024
-"""Characters that those statements have together."""
+"""Maximum total length of those statements, in characters."""
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PRIMARY: Final = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text"
 _MAINTAINER: Final = (
@@ -59,9 +58,9 @@ _MAINTAINER: Final = (
 )
 _REPLICA: Final = "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()::text END"
 MOST_WRITTEN: Final = 1000
-"""Rows of a mutation that are looked at to know its tables."""
+"""Maximum number of a mutation's rows that are read to find its tables."""
 _NUMBER: Final = "SELECT pg_catalog.pg_current_xact_id_if_assigned()::text"
-# Whatever is deferred runs now, as whoever it is; what follows is done as Forge.
+# Run everything deferred with the mutation's role; everything after it runs as Forge.
 _SETTLED: Final = "SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE"
 _UNSCANNED: Final = "SET LOCAL enable_seqscan = off"
 _WRITTEN: Final = f"""
@@ -77,22 +76,22 @@ _RACES: Final = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDet
 
 
 class _Again(Exception):
-    """The server says that it might work when tried again."""
+    """The server reports an error that a retry may fix."""
 
 
 class Taken(Exception):
-    """Another call of the same `Once` is running elsewhere."""
+    """Another call with the same `Once` is running elsewhere."""
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """How far the log has been read: its snapshot, and a position in the WAL behind everything in it."""
+    """Progress of the log: its snapshot, and a WAL position after everything in it."""
 
     snapshot: Snapshot
     lsn: int
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a run gave: the value, what it read, and what it contains."""
+    """The outcome of a run: its value, its reads, and its coverage."""
 
     value: Any
     reads: Sequence[BoundRead]
@@ -102,31 +101,31 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a mutation gave, and the number of its transaction; None when it wrote nothing."""
+    """The answer of a mutation and its transaction number; None when it wrote nothing."""
 
     value: Any
     xid: str | None
     tables: frozenset[str] | None = None
-    """The tracked tables that it wrote, where that was asked for and they are not too many rows."""
+    """The tracked tables it wrote, if a listener asked for them and the rows are not too many."""
     repeated: bool = False
-    """Whether it is the answer of an earlier call, and nothing was run."""
+    """Whether this is the stored answer of an earlier call and nothing ran."""
 
 
 class Once(Protocol):
-    """What makes a mutation run once however often it is called. Both are asked in the mutation's transaction."""
+    """Make a mutation run once for any number of calls. Both methods run in the mutation's transaction."""
 
     async def known(self, connection: AsyncConnection, /) -> Answer | None:
-        """The answer of an earlier call; None if there was none, and then there is no other until this one ends.
+        """Return the answer of an earlier call; None if there is none: then other calls are locked out until this ends.
 
-        Taken while another one has not ended: nobody waits for it on a connection.
+        Raises Taken while another call is running, so that no call waits for it on a connection.
         """
 
     async def keep(self, connection: AsyncConnection, answer: Answer, /) -> None:
-        """Keep the answer; a unique violation if another call was quicker."""
+        """Store the answer; raises a unique violation if another call was faster."""
 
 
 class Runner:
-    """Pools of connections to the primary and to replicas, and what is known of statements."""
+    """Connection pools for the primary and the replicas, and the cached analyses of statements."""
 
     def __init__(
         self,
@@ -140,12 +139,12 @@ class Runner:
         self._url = url
         self._timeout = timeout
         self.connections = connections
-        """Connections of what is asked once, to each server."""
+        """Number of connections per server for one-shot calls."""
         self._primary = _Pools(url, connections, live_connections)
         self._replicas = [_Pools(replica, connections, live_connections) for replica in replicas]
-        # of their own: whoever holds a snapshot waits for runs that need connections too
+        # a separate pool: the holder of a snapshot waits for runs that need connections too
         self._holders = _pool(url, HOLDERS, OWN)
-        # of its own and always open: a server that is busy is told from one that is not there
+        # a separate connection, always open: it tells a busy server from an unreachable one
         self._probe = _pool(url, 1, OWN, least=1)
         self._analyses = Analyses()
         self._declared: dict[tuple[str, ...], Analysis] = {}
@@ -155,12 +154,12 @@ class Runner:
         self._analysing = asyncio.Lock()
         self.fallbacks = 0
         self.on_forget: list[Callable[[], None]] = []
-        """Called when definitions changed, so that nothing that is known of statements or results holds."""
+        """Called when definitions changed: cached analyses and results are then invalid."""
         self.on_commit: Callable[[int, frozenset[str] | None], None] | None = None
-        """Called with a mutation's transaction and the tracked tables that it wrote, before it is answered."""
+        """Called with a mutation's transaction and the tracked tables it wrote, before the caller gets the answer."""
 
     async def open(self) -> None:
-        """Connect to the primary; a server that is not there is an error at once."""
+        """Connect to the primary; raise at once if the server is unreachable."""
         connection = await connect_async(self._url)
         await connection.close()
         for pool in self._pools():
@@ -179,7 +178,7 @@ class Runner:
         return [*served, self._holders, self._probe]
 
     def forget(self) -> None:
-        """Definitions changed: nothing that is known of statements holds any more."""
+        """Drop everything cached about statements, because definitions changed."""
         self._epoch += 1
         self._analyses.clear()
         self._declared.clear()
@@ -196,10 +195,10 @@ class Runner:
         reads: list[BoundRead] | None = None,
         live: bool = False,
     ) -> Outcome:
-        """Run a query: on a replica that has passed what is known, else on the primary.
+        """Run a query: on a replica that has passed the known position, otherwise on the primary.
 
-        A run for subscribers is `live`: it waits for no connection behind what is asked once. What it reads is put into
-        `reads` as it goes, so that it is known even if the run fails.
+        A run for subscribers is `live`: it never waits for a connection behind one-shot calls. It appends its reads to
+        `reads` during the run, so that they are known even if the run fails.
         """
         for tried in range(1, TRIES + 1):
             try:
@@ -235,7 +234,7 @@ class Runner:
             return await self._run(connection, call, Snapshot.parse(seen), wal_position(lsn), reads)
 
     async def _apart(self, call: Call) -> Outcome:
-        """A query of Forge's own asks by itself, and maybe for long: it keeps no connection from the others."""
+        """Run one of Forge's own queries. It connects on its own and may be slow, so it takes no pooled connection."""
         reached = await self.reached()
         async with self._errors(), _said(call), self._in_time(call.query.name):
             value = await call.query.function(Context(_NoDb(), call.auth), **call.arguments)
@@ -249,12 +248,12 @@ class Runner:
         needed: int,
         reads: list[BoundRead],
     ) -> Outcome | None:
-        """The outcome of a run there; None when it has not come as far yet, or is not there."""
+        """Return the outcome of a run on a replica; None when the replica lags or is unreachable."""
         try:
             async with self._reading(pool, timeout=0.5) as connection:
-                # asked before the snapshot is taken, which then shows at least that much
+                # read before the snapshot is taken, so that the snapshot contains at least this position
                 passed = await (await connection.execute(_REPLICA)).fetchone()
-                # a promoted one has a history of its own
+                # a promoted replica has its own timeline
                 if passed is None or passed[0] is None or wal_position(passed[0]) < needed:
                     return None
                 (lsn,) = await _began(connection, call.auth, _REPLICA, None)
@@ -277,7 +276,7 @@ class Runner:
             async with _said(call), self._in_time(call.query.name):
                 value = await call.query.function(Context(db, call.auth), **call.arguments)
         except psycopg.errors.FeatureNotSupported as error:
-            if error.diag.source_function == _STALE_PLAN:  # a prepared statement's result has other types than it had
+            if error.diag.source_function == _STALE_PLAN:  # the result types of a prepared statement changed
                 await connection.close()
                 raise _Again(one_line(error)) from error
             raise
@@ -285,7 +284,7 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def _reading(self, pool: Pool, timeout: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """A connection to read on; its transaction is ended afterwards, and nobody waits for that."""
+        """Yield a connection for reading; its transaction is ended in the background afterwards."""
         connection = await pool.getconn(timeout)
         try:
             yield connection
@@ -294,7 +293,7 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def shared_snapshot(self) -> AsyncIterator[str]:
-        """A snapshot that several runs may use while this lasts."""
+        """Yield a snapshot that several runs may use inside this context."""
         async with self._errors(), self._holders.connection() as connection:
             await connection.execute(_BEGIN)
             try:
@@ -314,9 +313,9 @@ class Runner:
         finish: Callable[[Any], Any] = lambda value: value,
         once: Once | None = None,
     ) -> Answer:
-        """Run a mutation in one transaction. `finish` makes the answer of what it returned; if it fails, all does.
+        """Run a mutation in one transaction. `finish` turns its return value into the answer; if it fails, all fails.
 
-        While another node runs a call of the same `once`, it waits without a connection.
+        While another node runs a call with the same `once`, this call waits without a connection.
         """
         tried = 0
         backoff = Backoff(first=0.02, most=0.5)
@@ -361,18 +360,18 @@ class Runner:
                 await connection.execute(_SETTLED)
                 try:
                     await once.keep(connection, answer)
-                except psycopg.errors.UniqueViolation as error:  # in a snapshot from before the other call's end
+                except psycopg.errors.UniqueViolation as error:  # this snapshot is older than the end of the other call
                     raise _Again(one_line(error)) from error
         if answer.xid is not None and self.on_commit is not None:
             self.on_commit(int(answer.xid), answer.tables)
         return answer
 
     async def _written(self, connection: AsyncConnection) -> tuple[str | None, frozenset[str] | None]:
-        """The transaction's number, and which tables it wrote if somebody wants to know; nothing is written after."""
+        """Return the transaction number, and the written tables if a listener wants them. Follows the last write."""
         if self.on_commit is None:
             row = await (await connection.execute(_NUMBER)).fetchone()
             return row[0] if row else None, None
-        await connection.execute(f"{_SETTLED}; {_UNSCANNED}")  # the log is never read by scanning it
+        await connection.execute(f"{_SETTLED}; {_UNSCANNED}")  # never read the log with a sequential scan
         row = await (await connection.execute(_WRITTEN, prepare=True)).fetchone()
         assert row is not None
         xid, tables, rows = row
@@ -380,7 +379,7 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def _in_time(self, name: str) -> AsyncIterator[None]:
-        """A function that hangs must not keep its connection from others for ever."""
+        """Apply the timeout: a function that hangs must not hold its connection forever."""
         limit = asyncio.timeout(self._timeout)
         try:
             async with limit:
@@ -393,20 +392,20 @@ class Runner:
             ) from None
 
     async def reached(self) -> Reached:
-        """How far the primary is now; asked on a connection of its own, so it waits for nobody's work."""
+        """Return the primary's present position; uses a dedicated connection, so it does not wait for other work."""
         async with self._errors(), self._probe.connection() as connection:
             row = await (await connection.execute(_PRIMARY)).fetchone()
             assert row is not None
             return Reached(Snapshot.parse(row[0]), wal_position(row[1]))
 
     async def maintainer(self) -> str | None:
-        """The session that maintains the log, as an operator may tell it; asked where `reached` is."""
+        """Return the session that maintains the log, in a form for operators; uses the connection of `reached`."""
         async with self._errors(), self._probe.connection() as connection:
             row = await (await connection.execute(_MAINTAINER)).fetchone()
             return None if row is None else str(row[0])
 
     async def _analyze(self, role: str | None, statement: str, parameters: Parameters, /) -> Analysis:
-        """What a statement reads; the types of its parameters and the reader's search_path may decide it."""
+        """Analyse the reads of a statement; they may depend on its parameter types and the reader's search_path."""
         asked = (statement, role, kinds(parameters))
         known = self._analyses.get(asked)
         if known is None:
@@ -436,7 +435,7 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def _errors(self) -> AsyncIterator[None]:
-        """The server's errors as Forge's."""
+        """Convert the server's errors to Forge's errors."""
         try:
             yield
         except _RACES as error:
@@ -457,14 +456,14 @@ class Runner:
 
 
 class _NoDb(Db):
-    """The database of a query that asks by itself: nothing can be asked here."""
+    """The database of a query that connects on its own: every statement is refused."""
 
     def __init__(self) -> None:
         pass
 
 
 class _DeclaredDb(WatchedDb):
-    """The database of a query that declares what it reads: what its statements show is added where it can be known."""
+    """The database of a query that declares its reads; reads of its statements are added if they can be analysed."""
 
     async def _prepare(self, text: str, values: Parameters) -> None:
         with contextlib.suppress(catalog.QueryRefused):
@@ -472,15 +471,15 @@ class _DeclaredDb(WatchedDb):
 
 
 def _said(call: Call) -> context:
-    """The context of a query's run: what it asks of the database is told under its own name, and for whom it is.
+    """Return the context of a query's run: its statements are reported under its own name and caller.
 
-    Alone, since a run may be for many, on a task that one request happened to start.
+    It replaces the present context, because one run may serve many callers on a task that one request started.
     """
     return context.found_by(lambda: Current(call.auth.user, call.query.name), alone=True)
 
 
 async def _began(connection: AsyncConnection, auth: Auth, question: str, snapshot: str | None) -> tuple[Any, ...]:
-    """Begin a read-only transaction as somebody; returns the answer to the question, which takes its snapshot."""
+    """Begin a read-only transaction for a caller; return the row of the first query, which takes the snapshot."""
     statements: list[sql.Composable] = [sql.SQL(_BEGIN)]
     if snapshot is not None:
         statements.append(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
@@ -495,7 +494,7 @@ async def _began(connection: AsyncConnection, auth: Auth, question: str, snapsho
 
 
 async def _ended(pool: Pool, connection: AsyncConnection) -> None:
-    """End the connection's transaction and give it back; the pool replaces one that is broken."""
+    """End the connection's transaction and return it to the pool; the pool replaces broken connections."""
     with contextlib.suppress(psycopg.Error):
         if not connection.closed:
             await connection.execute("ROLLBACK")
@@ -503,7 +502,7 @@ async def _ended(pool: Pool, connection: AsyncConnection) -> None:
 
 
 def _identity(auth: Auth) -> list[sql.Composed]:
-    """Statements that make the transaction that of somebody, as row-level security policies read it."""
+    """Return statements that set the caller's identity in the transaction, for row-level security policies."""
     if auth == ANYONE:
         return []
     claims = msgspec.json.encode(dict(auth.claims)).decode()
@@ -519,7 +518,7 @@ def _identity(auth: Auth) -> list[sql.Composed]:
 
 
 class _Pools:
-    """Connections to one server: what is asked once and what runs for subscribers never wait for each other."""
+    """Connections to one server: one-shot calls and live runs never wait for each other."""
 
     def __init__(self, url: str, calls: int, live: int) -> None:
         self.calls = _pool(url, calls)
@@ -533,7 +532,7 @@ def _pool(url: str, connections: int, settings: Mapping[str, str] = USERS, *, le
     return AsyncConnectionPool(
         kwargs={**parameters(url, application_name="forge live"), "autocommit": True},
         configure=partial(pin, settings=settings),
-        check=AsyncConnectionPool.check_connection if least else None,  # one that stays open may have been cut since
+        check=AsyncConnectionPool.check_connection if least else None,  # a connection that stays open may have been cut
         min_size=least,
         max_size=connections,
         open=False,
@@ -543,7 +542,7 @@ def _pool(url: str, connections: int, settings: Mapping[str, str] = USERS, *, le
 
 
 class Analyses:
-    """What is known of statements: of those that were asked last, up to so many and so much text."""
+    """LRU cache of statement analyses, limited by number and by total text length."""
 
     def __init__(self, most: int = MOST_ANALYSES, most_characters: int = MOST_ANALYSED) -> None:
         self._most = most
@@ -564,7 +563,7 @@ class Analyses:
         return known
 
     def put(self, asked: _Asked, analysis: Analysis) -> None:
-        """Remember it; what was asked longest ago makes room."""
+        """Store an analysis; the least recently used ones are dropped to make room."""
         if asked not in self._known:
             self.characters += len(asked[0])
         self._known[asked] = analysis
@@ -579,7 +578,7 @@ class Analyses:
 
 
 def kinds(parameters: Parameters) -> Hashable:
-    """What decides the types that psycopg sends parameters as.
+    """Return a key of what decides the types that psycopg sends for parameters.
 
     >>> kinds({"id": 7}) == kinds({"id": 8}), kinds([[1]]) == kinds([["a"]]), kinds([1]) == kinds([2**40])
     (True, False, False)
@@ -590,7 +589,7 @@ def kinds(parameters: Parameters) -> Hashable:
 
 
 def _kind(value: Any) -> Hashable:
-    """The type of a value. An array's is that of its members, however deep they are; only which there are matters."""
+    """Return the type of a value. For an array: the set of its members' types, at any depth."""
     if not isinstance(value, (list, tuple)):
         return _plain_kind(value)
     members: set[Hashable] = set()

@@ -1,16 +1,19 @@
-"""What the text of a query asks of each table that it names.
+"""Conditions that the text of a query puts on each table it names.
 
-In: SQL with psycopg's placeholders, and what its table names mean. Out: for every place where a plain table is named, a
-condition that a row must meet to matter there. No database is needed.
+Input: SQL with psycopg's placeholders, and the meaning of its table names. Output: for every place that names a plain
+table, a condition that a row must meet to matter there. No database is needed.
 
-Each SELECT is judged by itself: a row that fails what its WHERE and its joins ask of that table alone never leaves that
-SELECT, whatever is around it. What always holds: removing a row that fails the condition of every occurrence of its
-table changes no result. So whatever is not surely understood asks nothing, or is `Undecided`.
+Each SELECT is analysed separately: a row that fails the conditions of its WHERE and joins on that table alone never
+leaves that SELECT, regardless of the surrounding query.
+
+Invariants:
+- Removing a row that fails the condition of every occurrence of its table changes no result. An expression that is not
+  understood with certainty therefore adds no condition, or is `Undecided`.
 
 Outer joins:
-- ON filters only the side whose unmatched rows are not kept: the right of LEFT, the left of RIGHT, none of FULL.
-- A table that a join can fill with nulls is filtered by what comes after only where nulls do not pass (`IS NULL` on it
-  is an anti-join: a row that is *not* there makes a result).
+- ON filters only the side whose unmatched rows are dropped: the right of LEFT, the left of RIGHT, none of FULL.
+- Later conditions filter a table that a join can fill with nulls only where nulls do not pass (`IS NULL` on it is an
+  anti-join: a *missing* row produces a result).
 """
 
 import re
@@ -28,17 +31,17 @@ from forge.conditions import tree as c
 from forge.conditions.canonical import ColumnType
 
 Name = tuple[str | None, str]
-"""A table's name as written and as PostgreSQL folds it: its schema if there was one, and itself."""
+"""A table's name, folded by PostgreSQL's rules: the schema if written, and the table."""
 
 
 class Unreadable(Exception):
-    """The text is not understood; it may still be good SQL."""
+    """The text cannot be analysed; it may still be valid SQL."""
 
 
 class Relation(msgspec.Struct, frozen=True):
-    """What a name means: a plain table, or anything else whose columns are known (a view).
+    """The meaning of a name: a plain table, or another relation whose columns are known (a view).
 
-    A column without a type here (a composite's IS NULL looks inside it) is one that no condition is to speak of.
+    Conditions must not use a column that has no type here (IS NULL of a composite type looks inside the value).
     """
 
     oid: int
@@ -47,7 +50,7 @@ class Relation(msgspec.Struct, frozen=True):
 
 
 class Occurrence(msgspec.Struct, frozen=True):
-    """One place where a plain table is named, and what a row must meet to matter there."""
+    """One place that names a plain table, and the condition a row must meet to matter there."""
 
     oid: int
     condition: c.Condition
@@ -61,7 +64,7 @@ class Statement:
         try:
             trees = [tree for tree in sqlglot.parse(text, dialect="postgres") if tree is not None]
             nodes = list(trees[0].walk()) if len(trees) == 1 else []
-        except Exception as error:  # a parser's defects must not be a query's
+        except Exception as error:  # a parser bug must not fail the query
             raise Unreadable(str(error)) from error
         if not nodes:
             raise Unreadable("not one statement")
@@ -72,13 +75,13 @@ class Statement:
 
     @property
     def is_query(self) -> bool:
-        """Whether nothing in it is written."""
+        """Whether the statement writes nothing."""
         query = isinstance(self._nodes[0], exp.Query | exp.Values)
         return query and not any(isinstance(node, exp.DML) for node in self._nodes)
 
     @property
     def names(self) -> frozenset[Name]:
-        """Every name that may be a table's."""
+        """Every name that may refer to a table."""
         return frozenset(_name(table) for table in self._tables())
 
     @property
@@ -88,7 +91,7 @@ class Statement:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether a table's name may stand for a whole row somewhere."""
+        """Whether a table's name may refer to a whole row somewhere."""
         names = {fold(node.this) for node in self._nodes if isinstance(node, exp.TableAlias) and node.this}
         names |= {name for _, name in self.names}
         for node in self._nodes:
@@ -102,7 +105,7 @@ class Statement:
         return False
 
     def occurrences(self, relations: Mapping[Name, Relation]) -> tuple[Occurrence, ...]:
-        """Every place where one of the plain tables is named, in the text's order."""
+        """Return every place that names one of the plain tables, in text order."""
         try:
             asked: dict[int, list[c.Condition]] = {}
             for node in self._nodes:
@@ -127,7 +130,7 @@ _PLACEHOLDER: Final = re.compile(r"%(?:(%)|\(([^)]+)\)[sbt]|[sbt])")
 
 
 def _numbered(sql: str) -> tuple[str, dict[int, str]]:
-    """The text with a number of its own for each placeholder, and the parameter that each stands for."""
+    """Give each placeholder its own number; return the text and the parameter of each number."""
     names: dict[int, str] = {}
     positional = 0
 
@@ -153,7 +156,7 @@ _UPPER: Final = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
 def fold(identifier: exp.Expression) -> str:
-    """An identifier as PostgreSQL stores it: lower case unless quoted, and at most 63 bytes."""
+    """Return an identifier as PostgreSQL stores it: lower case unless quoted, and at most 63 bytes."""
     name = identifier.name if identifier.args.get("quoted") else identifier.name.translate(_UPPER)
     return name.encode()[:63].decode(errors="ignore")
 
@@ -164,7 +167,7 @@ def _name(table: exp.Table) -> Name:
 
 
 def _cte(table: exp.Table) -> exp.CTE | None:
-    """The common table expression that a table's name means, if it means one."""
+    """Return the common table expression that a table name refers to, if any."""
     if table.args.get("db"):
         return None
     name = fold(table.this)
@@ -178,7 +181,7 @@ def _cte(table: exp.Table) -> exp.CTE | None:
         if isinstance(clause, exp.With) and not isinstance(above, exp.With):
             for cte in clause.expressions:
                 if cte is inside and below is clause and not clause.args.get("recursive"):
-                    break  # of WITH without RECURSIVE, a member sees only those before it
+                    break  # in WITH without RECURSIVE, a member sees only earlier members
                 if fold(cte.args["alias"].this) == name:
                     return cte if isinstance(cte, exp.CTE) else None
         below, above = above, above.parent
@@ -186,8 +189,8 @@ def _cte(table: exp.Table) -> exp.CTE | None:
 
 
 class _Source(msgspec.Struct, eq=False):
-    """One entry of a FROM clause. `relation` is there for a plain table that conditions may speak of; `columns` is None
-    when they are not known. `nullable` is whether a join so far can fill it with nulls."""
+    """One entry of a FROM clause. `relation` is set for a plain table that conditions may use; `columns` is None when
+    unknown. `nullable`: whether a join so far can fill it with nulls."""
 
     node: exp.Expression
     alias: str
@@ -205,7 +208,7 @@ _TABLE: Final = {"this", "db", "catalog", "alias", "only"}
 
 
 class _Scope:
-    """One SELECT: its sources, and what is asked of them."""
+    """One SELECT: its sources and their conditions."""
 
     def __init__(self, select: exp.Select, relations: Mapping[Name, Relation], parameters: Mapping[int, str]) -> None:
         self._select = select
@@ -213,7 +216,7 @@ class _Scope:
         self._parameters = parameters
 
     def conditions(self) -> Iterator[tuple[exp.Expression, c.Condition]]:
-        """Tables of this FROM clause, each with something that is asked of it."""
+        """Yield tables of this FROM clause, each with a condition on it."""
         source = self._select.args.get("from_")
         joins = self._select.args.get("joins") or []
         if source is None or not _only(self._select, _SELECT) or not all(map(_understood, joins)):
@@ -223,7 +226,7 @@ class _Scope:
         asked: list[tuple[_Source, c.Condition]] = []
         for join in joins:
             right = self._source(join.this)
-            if _is_comma(join):  # binds less tightly than JOIN: what follows joins this one alone
+            if _is_comma(join):  # binds less tightly than JOIN: the next joins apply only to this one
                 chain = [right]
             else:
                 chain.append(right)
@@ -239,7 +242,7 @@ class _Scope:
             yield source.node, found
 
     def _joined(self, join: exp.Join, chain: list[_Source]) -> list[tuple[_Source, c.Condition]]:
-        """What a join's ON asks of its sides; marks the side that it can fill with nulls."""
+        """Return the conditions that a join's ON puts on its sides; mark the side that it can fill with nulls."""
         *left, right = chain
         side = (join.args.get("side") or "").upper()
         filtered = {"LEFT": [right], "RIGHT": left, "FULL": []}.get(side, chain)
@@ -296,12 +299,12 @@ def _is_comma(join: exp.Join) -> bool:
 
 
 def _only(node: exp.Expression, parts: Iterable[str]) -> bool:
-    """Whether a node has nothing but these parts."""
+    """Whether a node has only these parts."""
     return all(not value or part in parts for part, value in node.args.items())
 
 
 def _output(node: exp.Expression, renamed: list[str]) -> frozenset[str] | None:
-    """The names of what a subquery or common table expression returns, or None when they are not surely known."""
+    """Return the output column names of a subquery or common table expression; None when they are uncertain."""
     names: list[str] = []
     while not isinstance(node, exp.Select):
         if isinstance(node, exp.CTE) and _only(node, {"this", "alias", "materialized"}):
@@ -333,13 +336,13 @@ _COMPARISONS: Final[dict[type[exp.Expression], tuple[c.Operator, c.Operator]]] =
 }
 _BINARY: Final = frozenset({"this", "expression"})
 
-# Names that mean a function when they are written bare, even where a column has them.
+# Unquoted names that refer to a function even if a column has the same name.
 _BARE: Final = {
     *("current_catalog", "current_date", "current_role", "current_schema", "current_time", "current_timestamp"),
     *("current_user", "localtime", "localtimestamp", "session_user", "system_user", "user"),
 }
 
-# Types whose name a cast may give without a change of meaning.
+# Types that a cast may name without changing the value.
 _CASTS: Final = {
     "BIGINT": "bigint",
     "BOOLEAN": "boolean",
@@ -356,11 +359,11 @@ _CASTS: Final = {
 _STRINGS: Final = frozenset({"text", "character varying"})
 _INTEGERS: Final = frozenset({"smallint", "integer", "bigint"})
 _CUTTING: Final = _INTEGERS | {"date"}
-"""A cast to one of these may round or cut a parameter."""
+"""A cast to one of these may round or truncate a parameter."""
 
 
 class _Reading:
-    """Reads expressions as conditions of one source's rows, among the sources that are visible there."""
+    """Convert expressions to conditions on one source's rows, given the sources visible there."""
 
     def __init__(
         self, source: _Source, relation: Relation, visible: list[_Source], parameters: Mapping[int, str]
@@ -371,7 +374,7 @@ class _Reading:
         self._parameters = parameters
 
     def condition(self, node: exp.Expression) -> c.Condition:
-        """The condition that an expression is; `Undecided` where it is none of this source's alone."""
+        """Return the condition of an expression; `Undecided` unless it depends on this source alone."""
         match node:
             case exp.Paren():
                 return self.condition(node.this)
@@ -431,7 +434,7 @@ class _Reading:
         column = self._column(node.this)
         operands = [self._operand(each, column) for each in node.expressions]
         known = tuple(operand for operand in operands if operand is not None)
-        # What is listed together is brought to one type: a parameter's would change how a literal is read.
+        # PostgreSQL gives all list members one type: a parameter's type would change the meaning of a literal.
         alike = len({isinstance(operand, c.Parameter) for operand in known}) == 1
         if column is None or len(known) != len(operands) or not alike or not _only(node, {"this", "expressions"}):
             return c.Undecided()
@@ -478,7 +481,7 @@ class _Reading:
         return known.type if known is not None else None
 
     def _column(self, node: exp.Expression) -> str | None:
-        """The column of this source that an expression surely is."""
+        """Return the column of this source that an expression certainly is."""
         node = _bare(node)
         if not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
             return None
@@ -496,7 +499,7 @@ class _Reading:
         return name if owners == [self._source] and self._columns.get(name) is not None else None
 
     def _operand(self, node: exp.Expression, column: str | None) -> c.Operand | None:
-        """The constant or parameter that an expression surely is, to be compared with a column."""
+        """Return the constant or parameter that an expression certainly is, for a comparison with a column."""
         node = _bare(node)
         if column is None:
             return None
@@ -531,7 +534,7 @@ class _Reading:
         return None
 
     def _casts(self, cast: exp.Cast, written: exp.Expression, column: str, kept: frozenset[str]) -> bool:
-        """Whether a cast names the very type of a column, one of those that leave the value what it is."""
+        """Whether a cast names exactly the type of a column, and the type keeps the value unchanged."""
         if not isinstance(written, exp.DataType) or not _only(written, {"this", "nested"}):
             return False
         if not _only(cast, {"this", "to"}):
@@ -561,7 +564,7 @@ def _constant(text: str, *, negative: bool = False) -> c.Constant | None:
 
 
 def _flatten(node: exp.Expression, kind: type[exp.Connector]) -> list[exp.Expression]:
-    """The parts of a chain of ANDs or of ORs, in order, however long."""
+    """Return the parts of a chain of ANDs or of ORs, in order; chains may have any length."""
     parts: list[exp.Expression] = []
     pending = [node]
     while pending:
@@ -595,7 +598,7 @@ def _useless(condition: c.Condition) -> bool:
 
 
 def rejects_nulls(condition: c.Condition) -> bool:
-    """Whether a condition surely is not true of a row of nulls."""
+    """Whether a condition is certainly not true for a row of nulls."""
     match condition:
         case c.Compare() | c.OneOf() | c.AnyOf():
             return True

@@ -1,3 +1,3 @@
-"""Live queries, mutations and the change stream over HTTP: who asks is verified (`auth`) and counted (`limits`), what
-happens is measured (`metrics`), and what can be asked is described (`openapi`).
+"""Live queries, mutations and the change stream over HTTP. Callers are authenticated (`auth`) and limited (`limits`),
+activity is measured (`metrics`), and the endpoints are described (`openapi`).
 """

@@ -1,9 +1,9 @@
-"""The ASGI app of a node: routes, cross-origin rules, and a start that happens once, with the first request if need be.
+"""The ASGI app of a node: routes, cross-origin rules, and a single start, at the latest with the first request.
 
-Where there are no tokens every request, of whatever kind, is first checked for the host that it is for.
+Without tokens, the app first checks the host of every request, of any kind.
 
-An app that is mounted into another one may get no lifespan events; then it starts with its first request, and ends when
-the application that made it calls `stop`.
+An app that is mounted into another app may get no lifespan events. It then starts with its first request and ends when
+the application that created it calls `stop`.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Opening = Callable[[], AbstractAsyncContextManager[Node]]
 
 
 class ForgeApp:
-    """An ASGI callable that opens its node when it is first needed."""
+    """An ASGI callable that opens its node on first use."""
 
     def __init__(
         self, opening: Opening, *, title: str, hosts: Callable[[], tuple[str, ...] | None] = lambda: None
@@ -47,7 +47,7 @@ class ForgeApp:
         self._opening = opening
         self._title = title
         self._hosts = functools.cache(hosts)
-        """The hosts that it answers for, beside this machine; None for all. Asked once, with the first request."""
+        """Hosts that it serves, besides this machine; None means all. Evaluated once, with the first request."""
         self._stack = AsyncExitStack()
         self._app: ASGIApp | None = None
         self._lock = asyncio.Lock()
@@ -75,7 +75,7 @@ class ForgeApp:
             if self._app is None:
                 self.node = await self._stack.enter_async_context(self._opening())
                 self._app = _Direct(self.node, _routed(self.node, self._title), self._title)
-                if self.node.options.origins:  # its headers are for streams too
+                if self.node.options.origins:  # its headers apply to streams too
                     self._app = self._app.rest
             return self._app
 
@@ -102,7 +102,7 @@ class ForgeApp:
                 return
 
     def _mind_signals(self) -> None:
-        """A server that is told to end waits for its connections, and streams do not end by themselves: end them."""
+        """End all streams on a stop signal: the server waits for its connections, and streams never end alone."""
         if threading.current_thread() is not threading.main_thread():
             return
         loop = asyncio.get_running_loop()
@@ -173,7 +173,7 @@ def _routed(node: Node, title: str) -> ASGIApp:
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
-    """What no route takes is answered as every other error is."""
+    """Answer a request without a route like every other error."""
     assert isinstance(error, HTTPException)
     code = error.detail.lower().replace(" ", "_")
     told = {"code": code, "message": f"{request.method} is not answered here", "fix": "/forge/openapi.json lists all"}
@@ -182,7 +182,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 
 
 class _Key(PathConvertor):
-    """The key of a row in a path: any text, also with slashes and line breaks."""
+    """The key of a row in a path: any text, including slashes and line breaks."""
 
     regex = "(?s:.*)"
 
@@ -191,7 +191,7 @@ register_url_convertor("key", _Key())
 
 
 class _Direct:
-    """Leads streams past the framework: each layer between a stream and its client is paid for with every message."""
+    """Route streams past the framework, because every layer between a stream and its client costs time per message."""
 
     def __init__(self, node: Node, rest: ASGIApp, title: str) -> None:
         self.rest = rest
@@ -211,7 +211,7 @@ class _Direct:
 
 
 class _Streaming:
-    """An endpoint that is an ASGI app itself."""
+    """An endpoint that is itself an ASGI app."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app

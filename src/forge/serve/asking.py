@@ -1,4 +1,4 @@
-"""Questions to the database that are answered at length: in threads of their kind, on connections of their own."""
+"""Run slow database queries of requests: in the threads of their kind, on dedicated connections."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -11,14 +11,14 @@ from forge.serve.http import TooLarge
 from forge.serve.node import Node
 
 TIMEOUT: Final = 30
-"""Seconds that a statement may take."""
+"""Statement timeout, in seconds."""
 
 Answer = dict[str, Any]
 T = TypeVar("T")
 
 
 async def asked(node: Node, kind: str, ask: Callable[[Connection], T], *, less: str) -> T:
-    """What `ask` returns; TooLarge, with `less` as the fix, where that took too long."""
+    """Return the result of `ask`; raise TooLarge, with `less` as the fix, after a timeout."""
 
     def answer() -> T:
         with typed_errors(), connect(node.reactor.url, application_name=f"forge {kind}") as connection:

@@ -1,15 +1,15 @@
-"""Who asks: a bearer token goes in, an `Identity` comes out, or `AuthFailed`.
+"""Authentication: a bearer token in, an `Identity` or `AuthFailed` out.
 
-What always holds:
+Keys from a JWKS URL are fetched by at most one request at a time. While a fetch fails, the keys fetched before stay in
+use.
 
-- The algorithms are those that were configured. A token's header only selects among them, and a key serves only the
-  algorithms that fit its own type, so no public key is ever used as a secret.
-- The claims are read after the signature was found good, and from the signed bytes.
-- An error says which check failed, and nothing that the token holds.
-- A database role comes from the configuration. A token selects one that is listed there, or is refused.
+Invariants:
 
-Keys from a JWKS address are fetched by at most one request at a time. While they cannot be fetched, those fetched
-before serve on.
+- Only the configured algorithms are used. A token's header only selects among them, and a key is used only with the
+  algorithms of its own type, so a public key is never used as a secret.
+- Claims are read after the signature is verified, and from the signed bytes.
+- An error names the check that failed, and nothing from the token.
+- A database role comes from the configuration. A token selects a role listed there, or is refused.
 """
 
 import asyncio
@@ -55,37 +55,37 @@ PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 
 class AuthFailed(ForgeError):
-    """The token is missing or not acceptable."""
+    """The token is missing or not accepted."""
 
 
 class KeysUnavailable(AuthFailed):
-    """The keys that verify tokens have not been fetched yet, so nobody can be let in or refused for good."""
+    """The keys that verify tokens are not fetched yet, so no token can be accepted or finally refused."""
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are verified; ConfigError when it cannot work or would not be safe. Times in seconds."""
+    """Settings for token verification; raises ConfigError if they cannot work or are unsafe. Times in seconds."""
 
     algorithms: tuple[str, ...]
-    """The only algorithms accepted: of the HS family, or of the RS, PS, ES families and EdDSA."""
+    """The only algorithms accepted: from the HS family, or from the RS, PS and ES families and EdDSA."""
     secret: str | None = None
-    """For the HS family."""
+    """Secret for the HS family."""
     public_keys: tuple[str, ...] = ()
-    """PEM, for the other algorithms; the token is to be signed by one of them."""
+    """PEM keys for the other algorithms; one of them must have signed the token."""
     jwks_url: str | None = None
-    """Where the public keys are fetched from, instead of `public_keys`."""
+    """URL of the public keys, instead of `public_keys`."""
     audience: str | None = None
-    """Must be in the token's `aud`. With None, a token that is meant for somebody is refused."""
+    """Must be in the token's `aud`. With None, a token that has an audience is refused."""
     issuer: str | None = None
     leeway: float = 10.0
     user_claim: str = "sub"
     tenant_claim: str | None = "tenant"
-    """None to read no tenant."""
+    """Claim with the tenant; None reads no tenant."""
     role_claim: str | None = "role"
-    """None to read no role, where the claim means something else than a database role."""
+    """Claim with the role; None reads no role, for claims that do not name a database role."""
     roles: tuple[str, ...] = ()
-    """The database roles that a token may name, besides `default_role`."""
+    """Database roles that a token may name, besides `default_role`."""
     default_role: str | None = None
-    """The database role of tokens that name none, and of requests without a token."""
+    """Database role for tokens that name none, and for requests without a token."""
     required: bool = True
     """Whether a request without a token is refused."""
 
@@ -109,18 +109,18 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a token speaks for. Times are the token's `exp` and `iat` in seconds since the epoch."""
+    """The user that a token identifies. Times are the token's `exp` and `iat` in seconds since the epoch."""
 
     auth: Auth
     expires_at: float | None = None
     issued_at: float | None = None
     token_id: str | None = None
     local: bool = False
-    """Whether somebody on this machine asks; see `forge.serve.permissions.local`."""
+    """Whether the request comes from this machine; see `forge.serve.permissions.local`."""
 
 
 class Authenticator:
-    """Verifies tokens; with settings of None everybody is anyone."""
+    """Verify tokens; with settings of None every caller is anonymous."""
 
     def __init__(self, settings: AuthSettings | None, clock: Callable[[], float] = time.time) -> None:
         self.settings = settings
@@ -138,7 +138,7 @@ class Authenticator:
             self._keys = tuple(_Key(None, key, _fits(key)) for key in loaded)
 
     async def verify(self, token: str | None) -> Identity:
-        """Who the token speaks for; raise AuthFailed when it cannot be trusted."""
+        """Return the identity of the token; raise AuthFailed if it cannot be trusted."""
         settings = self.settings
         if settings is None:
             return Identity(ANYONE)
@@ -155,12 +155,12 @@ class Authenticator:
         return self._identity(settings, _claims(await self._signed(token, algorithm, kid)))
 
     async def close(self) -> None:
-        """Give up a fetch that is under way."""
+        """Cancel a fetch in progress."""
         if self._fetched is not None:
             await self._fetched.close()
 
     async def _signed(self, token: str, algorithm: str, kid: str | None) -> bytes:
-        """The payload of a token that one of the keys has signed."""
+        """Return the payload of a token that one of the keys has signed."""
         if self._fetched is None:
             payload = _verified(token, algorithm, self._keys)
         else:
@@ -197,7 +197,7 @@ class Authenticator:
 
 
 class Revocations:
-    """What was revoked, in the memory of this process.
+    """Revocations, in the memory of this process.
 
     >>> ada = Identity(Auth(user="ada", tenant="acme"), issued_at=100.0)
     >>> revocations = Revocations()
@@ -215,14 +215,14 @@ class Revocations:
     def revoke(
         self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None, at: float
     ) -> None:
-        """Refuse tokens that match all that is named: a user, a tenant, a user of a tenant, or one token."""
+        """Refuse tokens that match every given field: a user, a tenant, a user of a tenant, or one token."""
         named = (user, tenant, token_id)
         if named == (None, None, None):
             raise ValueError("name a user, a tenant or a token to revoke")
         self._at[named] = max(at, self._at.get(named, at))
 
     def revoked(self, identity: Identity) -> bool:
-        """Whether it was revoked. A token that does not say when it was issued counts as issued before."""
+        """Whether the identity is revoked. A token without an issue time counts as issued before the revocation."""
         auth, issued = identity.auth, identity.issued_at
         for named in itertools.product({auth.user, None}, {auth.tenant, None}, {identity.token_id, None}):
             at = self._at.get(named)
@@ -231,12 +231,12 @@ class Revocations:
         return False
 
     def forget(self, before: float) -> None:
-        """Drop what was revoked before a moment whose tokens have all expired."""
+        """Drop revocations from before a time at which all their tokens have expired."""
         self._at = {named: at for named, at in self._at.items() if at >= before}
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
-    """The token of an Authorization header; None where there is none.
+    """Return the token of an Authorization header; None if there is none.
 
     >>> bearer({"authorization": "bearer abc"}), bearer({"Authorization": "Basic abc"}), bearer({})
     ('abc', None, None)
@@ -249,7 +249,7 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 
 class _Key(NamedTuple):
-    """A key, and the algorithms that it serves."""
+    """A key, and the algorithms it may verify."""
 
     kid: str | None
     key: PublicKey | bytes
@@ -257,7 +257,7 @@ class _Key(NamedTuple):
 
 
 class _FetchedKeys:
-    """The keys of a JWKS address. `current` are at most 300 s old, unless they cannot be fetched."""
+    """The keys of a JWKS URL. `current` keys are at most 300 s old, unless the fetch fails."""
 
     def __init__(self, url: str, algorithms: Sequence[str], clock: Callable[[], float]) -> None:
         self._url = url
@@ -279,7 +279,7 @@ class _FetchedKeys:
         return self._keys
 
     async def newer(self) -> Sequence[_Key]:
-        """The keys, fetched again unless that was done a moment ago."""
+        """Return the keys, fetched again unless the last fetch is very recent."""
         await self._refresh(REFRESH_AT_MOST_EVERY)
         return self._keys or ()
 
@@ -302,7 +302,7 @@ class _FetchedKeys:
         try:
             async with asyncio.timeout(FETCH_TIMEOUT):
                 self._keys = tuple(_key_set(await _download(self._url), self._algorithms))
-        except Exception as error:  # whatever went wrong, the keys fetched before serve on
+        except Exception as error:  # after any error, the keys fetched before stay in use
             self._failing = True
             _log.warning("the keys of %s cannot be fetched: %s", urlsplit(self._url).hostname, type(error).__name__)
             return
@@ -311,7 +311,7 @@ class _FetchedKeys:
 
 
 def _recent(moment: float, now: float, seconds: float) -> bool:
-    """Whether less time has passed; a clock that was set back makes nothing recent."""
+    """Whether less than `seconds` have passed; after the clock was set back, nothing is recent."""
     return 0 <= now - moment < seconds
 
 
@@ -330,7 +330,7 @@ async def _download(url: str) -> bytes:
 
 
 class _Jwk(msgspec.Struct):
-    """What a published key says about its use."""
+    """The fields of a published key that describe its use."""
 
     kty: str
     kid: str | None = None
@@ -340,7 +340,7 @@ class _Jwk(msgspec.Struct):
 
 
 def _key_set(body: bytes, algorithms: Iterable[str]) -> Iterator[_Key]:
-    """The keys of a JWKS that may verify tokens signed with one of the algorithms."""
+    """Yield the keys of a JWKS that may verify tokens signed with one of the algorithms."""
     pinned = frozenset(algorithms)
     key_types = {_KEY_TYPES[algorithm[:2]] for algorithm in pinned}
     for entry in msgspec.json.decode(body, type=dict[str, list[Any]])["keys"]:
@@ -351,7 +351,7 @@ def _key_set(body: bytes, algorithms: Iterable[str]) -> Iterator[_Key]:
             if about.key_ops is not None and "verify" not in about.key_ops:
                 continue
             key = jwt.PyJWK(entry).key
-        except Exception:  # one key that cannot be read leaves the others in force
+        except Exception:  # an unreadable key does not affect the others
             _log.warning("a key of the JWKS cannot be read")
             continue
         if fits := _fits(key) & pinned & (pinned if about.alg is None else {about.alg}):
@@ -359,7 +359,7 @@ def _key_set(body: bytes, algorithms: Iterable[str]) -> Iterator[_Key]:
 
 
 def _fits(key: object) -> frozenset[str]:
-    """The algorithms that a public key may verify; a private one verifies none."""
+    """Return the algorithms that a public key may verify; a private key verifies none."""
     if isinstance(key, RSAPublicKey):
         return _RSA if key.key_size >= SMALLEST_RSA else frozenset()
     if isinstance(key, EllipticCurvePublicKey):
@@ -388,7 +388,7 @@ def _header(token: str) -> dict[str, Any]:
 
 
 def _verified(token: str, algorithm: str, keys: Iterable[_Key]) -> bytes | None:
-    """The signed bytes; None when none of the keys has signed them."""
+    """Return the signed bytes; None if none of the keys has signed them."""
     for key in keys:
         if algorithm not in key.algorithms:
             continue

@@ -1,17 +1,17 @@
 """Messages between the nodes of one database, over PostgreSQL's NOTIFY.
 
-Every node hears every message, its own too, once, and all nodes hear them in the same order. A message is lost to a
-node whose connection is down when it is sent. The messages of a node are numbered, so whoever hears a later one knows
-that it missed some: `on_gap` is told which node's, and asks that node for what matters. A node that has nothing to say
-sends a beat now and then, so a loss is noticed within `beat` seconds.
+Every node receives every message once, including its own, and all nodes receive them in the same order. A node whose
+connection is down when a message is sent loses the message. Each node numbers its messages, so a receiver detects a
+gap: `on_gap` gets the sender, and asks that node for the state that matters. An idle node sends a heartbeat, so a loss
+is detected within `beat` seconds.
 
-Whoever may connect to the database may also listen and send on the channel. So messages are encrypted and
-authenticated with a secret that only Forge's role can read (`forge.serve.cipher`): others hear that something was sent,
-when, by which node and how long it was; what they send is dropped, counted in `dropped`, and logged once.
+Any role that may connect to the database may also listen and send on the channel. Messages are therefore encrypted and
+authenticated with a secret that only Forge's role can read (`forge.serve.cipher`). Others see that a message was sent,
+when, by which node, and its length. Messages from others are dropped, counted in `dropped`, and logged once.
 
-A message that is sent again is dropped: by its number where its sender is known, else by its time. A node takes the
-first message of a sender only if it is not older than `WINDOW`, nor than this node but for `SLACK` seconds. Times are
-those of the database's clock, which `now` tells; nodes' own clocks do not matter.
+Replayed messages are dropped: by number if the sender is known, otherwise by time. A node accepts the first message of
+a sender only if it is not older than `WINDOW`, and not more than `SLACK` seconds older than this node. Times are from
+the database's clock, which `now` returns; the nodes' own clocks do not matter.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from forge.tracking.notify import Listener, listen
 CHANNEL: Final = "forge_nodes"
 BEAT: Final = 10.0
 WINDOW: Final = 60.0
-"""Seconds after which the first message of a sender that nobody has heard of is too old."""
+"""Maximum age, in seconds, of the first message from an unknown sender."""
 SLACK: Final = 5.0
-"""Seconds by which nodes may differ in what the database's clock shows."""
+"""Maximum difference, in seconds, between the nodes' views of the database's clock."""
 _REFRESH: Final = 1.0
 _SECRET: Final = (
     "SELECT i.secret, extract(epoch FROM clock_timestamp())::float8 FROM forge.log_identity i ORDER BY i.id LIMIT 1"
@@ -53,7 +53,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """A message on its way: the `number`-th of its sender, sent at a time of the database's clock."""
+    """A message in transit: number `number` of its sender, with its send time by the database's clock."""
 
     sender: str
     number: int
@@ -63,17 +63,17 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class Exchange:
-    """What every bus does with the messages that it hears, however they came."""
+    """Message handling that every kind of bus shares, independent of the transport."""
 
     def __init__(self) -> None:
         self.id = secrets.token_hex(8)
-        """The name of this node among the others, another one after each start."""
+        """The name of this node; it differs after each start."""
         self.on_gap: list[Callable[[str], None]] = []
         """Called with a node whose messages were missed."""
         self.on_reconnect: list[Callable[[], None]] = []
-        """Called when messages are heard again after they were not for a while."""
+        """Called when messages arrive again after an interruption."""
         self.dropped = {"forged": 0, "stale": 0, "repeated": 0}
-        """How many messages were not taken: of nobody who knows the secret, too old, heard before."""
+        """Counts of dropped messages by reason: not authenticated, too old, replayed."""
         self._handlers: dict[str, list[Handler]] = {}
         self._work: list[Work] = []
         self._running: list[asyncio.Task[None]] = []
@@ -81,15 +81,15 @@ class Exchange:
         self._number = 0
 
     def on(self, kind: str, handler: Handler) -> None:
-        """Have a function called with the payload of every message of a kind."""
+        """Register a handler for the payload of every message of a kind."""
         self._handlers.setdefault(kind, []).append(handler)
 
     def while_up(self, work: Work) -> None:
-        """Run this from start to stop."""
+        """Run this task from start to stop."""
         self._work.append(work)
 
     async def start(self) -> None:
-        """Begin to hear; whatever is published from now on arrives."""
+        """Start to listen; every message published after this returns arrives."""
         loop = asyncio.get_running_loop()
         self._running += [loop.create_task(work()) for work in self._work]
 
@@ -102,7 +102,7 @@ class Exchange:
                 _log.error("a task of the bus failed", exc_info=outcome)
 
     async def publish(self, kind: str, payload: Any = None) -> None:
-        """Send to all nodes, this one included."""
+        """Send to all nodes, including this one."""
         raise NotImplementedError
 
     def _next(self, kind: str, payload: Any) -> Envelope:
@@ -110,11 +110,11 @@ class Exchange:
         return Envelope(self.id, self._number, kind, payload)
 
     def now(self) -> float:
-        """The time that revocations and messages are marked with, in seconds since the epoch."""
+        """Return the timestamp for revocations and messages, in seconds since the epoch."""
         return time.time()
 
     def _take(self, message: Envelope) -> None:
-        """Hand a message to who waits for it, once."""
+        """Deliver a message to its handlers, once."""
         last = self._heard.pop(message.sender, None)
         self._heard[message.sender] = max(message.number, last or 0)
         if len(self._heard) > _MOST_REMEMBERED:
@@ -131,7 +131,7 @@ class Exchange:
 
 
 class Bus(Exchange):
-    """The bus of one node: a connection that listens and one that sends, each made again when it is lost."""
+    """The bus of one node: a connection that listens and one that sends; each reconnects after a loss."""
 
     def __init__(self, url: str, *, beat: float = BEAT) -> None:
         super().__init__()
@@ -148,11 +148,11 @@ class Bus(Exchange):
         self._refreshed = 0.0
 
     def now(self) -> float:
-        """The database's clock, as it was last seen to differ from this machine's."""
+        """Return the database's time: this machine's clock plus the last measured difference."""
         return time.time() if self._offset is None else time.monotonic() + self._offset
 
     async def start(self) -> None:
-        """Begin to hear; raises ServerError when the database is not there."""
+        """Start to listen; raise ServerError if the database is unreachable."""
         self._listener = await listen(self._url, CHANNEL, longest=_LONGEST).__aenter__()
         self._listener.on_reconnect = self._reconnected
         self._began = time.monotonic()
@@ -181,9 +181,9 @@ class Bus(Exchange):
             await self._hang_up()
 
     async def publish(self, kind: str, payload: Any = None) -> None:
-        """Send to all nodes, this one included; raises ServerError when that cannot be done.
+        """Send to all nodes, including this one; raise ServerError if that fails.
 
-        Whoever is cancelled while it waits has sent it all the same.
+        If the caller is cancelled while it waits, the message is still sent.
         """
         sending = observed(asyncio.get_running_loop().create_task(self._publish(kind, payload)))
         self._sends.add(sending)
@@ -198,7 +198,7 @@ class Bus(Exchange):
             try:
                 await self._send(envelope)
             except (psycopg.OperationalError, psycopg.InterfaceError, ServerError):
-                # perhaps it was sent all the same: whoever heard it knows its number
+                # it may have been sent before the error: receivers then drop the repeated number
                 await self._send(envelope)
 
     async def _send(self, envelope: Envelope) -> None:
@@ -218,7 +218,7 @@ class Bus(Exchange):
             raise
 
     async def _connected(self) -> AsyncConnection:
-        """The connection that sends; a new one has read the secret and the clock."""
+        """Return the sending connection; a new one first reads the secret and the clock."""
         if self._sender is None or self._sender.closed:
             self._sender = await connect_async(self._url, application_name="forge bus")
             await self._refresh(self._sender)
@@ -250,10 +250,10 @@ class Bus(Exchange):
                 await asyncio.sleep(1.0)
 
     async def _hear(self, text: str) -> None:
-        """Take a message, if a node or the database sent it, and lately."""
+        """Accept a message if a node or the database sent it recently."""
         message = self._opened(text)
         if (message is None or self._stale(message)) and time.monotonic() - self._refreshed >= _REFRESH:
-            await self._look_again()  # perhaps the log was installed again, or the clock was set
+            await self._look_again()  # the log may have been reinstalled, or the clock changed
             message = self._opened(text)
         if message is None:
             self._drop(
@@ -266,7 +266,7 @@ class Bus(Exchange):
             self._take(message)
 
     def _opened(self, text: str) -> Envelope | None:
-        """The message, if somebody wrote it who knows the secret."""
+        """Return the message if its sender knows the secret."""
         assert self._cipher is not None
         if (transaction := self._cipher.defined(text)) is not None:
             return Envelope(f"definitions {transaction}", 1, "definitions", at=self.now())
@@ -275,12 +275,12 @@ class Bus(Exchange):
         sender, body = opened
         try:
             message = msgspec.json.decode(body, type=Envelope)
-        except (msgspec.DecodeError, RecursionError):  # of a node of another version
+        except (msgspec.DecodeError, RecursionError):  # from a node of another version
             return None
         return message if message.sender == sender else None
 
     def _stale(self, message: Envelope) -> bool:
-        """Whether its time speaks against it, where no number can."""
+        """Whether the message is too old by its time, if its number cannot tell."""
         if message.sender in self._heard:
             return False
         oldest = max(self.now() - WINDOW, self._began + (self._offset or 0.0) - SLACK)
@@ -311,7 +311,7 @@ class Bus(Exchange):
 
 
 class Revoking(Protocol):
-    """What `forge.serve.node.Node` has."""
+    """The part of `forge.serve.node.Node` that revocations need."""
 
     def revoke(
         self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None, at: float
@@ -319,7 +319,7 @@ class Revoking(Protocol):
 
 
 class Revocation(msgspec.Struct, frozen=True):
-    """Tokens that match all that is named and were issued until then are refused."""
+    """Refuse tokens that match every given field and were issued up to `at`."""
 
     at: float
     user: str | None = None
@@ -328,13 +328,13 @@ class Revocation(msgspec.Struct, frozen=True):
 
 
 def wire_revocations(node: Revoking, bus: Exchange) -> None:
-    """Have the node revoke what any node publishes as "revoke", and ask the others for what it did not hear."""
+    """Apply every "revoke" message of any node to this node, and ask other nodes for missed revocations."""
     known: OrderedDict[tuple[str | None, str | None, str | None], Revocation] = OrderedDict()
     asked: set[asyncio.Task[None]] = set()
 
     def revoke(payload: Any) -> None:
         found = msgspec.convert(payload, Revocation)
-        if found.at > (latest := bus.now() + SLACK):  # else nobody could log in until then
+        if found.at > (latest := bus.now() + SLACK):  # otherwise nobody could log in until then
             found = msgspec.structs.replace(found, at=latest)
         named = (found.user, found.tenant, found.token_id)
         if named == (None, None, None) or (named in known and known[named].at >= found.at):
@@ -369,7 +369,7 @@ def wire_revocations(node: Revoking, bus: Exchange) -> None:
 
 
 def _call(handler: Callable[[Any], None], argument: Any) -> None:
-    """A handler that fails harms no other."""
+    """Call a handler; its failure does not affect other handlers."""
     try:
         handler(argument)
     except msgspec.ValidationError as error:

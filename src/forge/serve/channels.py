@@ -1,14 +1,14 @@
-"""Channels: messages and presence between clients, of all nodes, kept nowhere.
+"""Channels: messages and presence between clients of all nodes, without storage.
 
-A session that has joined a channel gets what is published there and who joins and leaves, itself included, in the same
-order on every node. Members have an id made for that purpose: the id of a session is its owner's alone.
+A session that has joined a channel receives its messages, joins and leaves, including its own, in the same order on
+every node. Members have a separate public id: only the owner knows the id of a session.
 
-What always holds:
+Invariants:
 
-- A channel's name belongs to the tenant of the session that says it: tenants never meet.
+- A channel's name belongs to the tenant of the session that uses it: tenants never share a channel.
 - Only members publish and receive.
-- Each node says who its own members are, and forgets those of a node that it has not heard for `silent` seconds. Who
-  starts, or notices that messages were missed, asks; the answer is whole and replaces what was known.
+- Each node announces its own members, and drops the members of a node that was silent for `silent` seconds. A node
+  that starts, or misses messages, asks for the members; the answer is complete and replaces the known members.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from forge.values import too_deep
 LONGEST_NAME: Final = 128
 MOST_BYTES: Final = 64 * 1024
 MOST_CHANNELS: Final = 100
-"""Of one session."""
+"""Per session."""
 _FAREWELL: Final = 2.0
 _log = logging.getLogger(__name__)
 
@@ -50,28 +50,28 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Members of a node joined or left."""
+    """Members of a node that joined or left."""
 
     node: str
     members: list[Member]
 
 
 class Message(msgspec.Struct, frozen=True):
-    """What a member said."""
+    """A message that a member published."""
 
     member: Member
     data: Any = None
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A node wants to know the members of another one, or of all."""
+    """A request for the members of one node, or of all nodes."""
 
     node: str
     of: str | None = None
 
 
 class Channels:
-    """The channels as this node knows them, and the sessions of its own that have joined."""
+    """The channels as this node knows them, and its own sessions that have joined."""
 
     def __init__(
         self, bus: Exchange, *, beat: float = 10.0, silent: float = 30.0, clock: Callable[[], float] = time.monotonic
@@ -95,10 +95,10 @@ class Channels:
         bus.on_gap.append(lambda node: self._spawn(self._tell("channels.ask", Question(bus.id, node))))
         bus.while_up(self._look_after)
 
-    # What sessions do
+    # Actions of sessions
 
     async def join(self, session: Session, channel: str) -> dict[str, str | None]:
-        """Become a member, as which it returns; one already stays the same."""
+        """Join a channel; return the member. A session that has already joined keeps its member."""
         _named(channel)
         mine = self._joined.setdefault(session, {})
         if channel in mine:
@@ -115,20 +115,20 @@ class Channels:
             await self._bus.publish("channels.join", Moved(self._bus.id, [member]))
         except BaseException:
             self._forget(session, channel)
-            self._spawn(self._tell("channels.leave", Moved(self._bus.id, [member])))  # it may have been sent
+            self._spawn(self._tell("channels.leave", Moved(self._bus.id, [member])))  # the join may have been sent
             raise
         if session.closed is not None:
             self.gone(session)
         return member.shown()
 
     async def leave(self, session: Session, channel: str) -> None:
-        """Be a member no more; who is none stays none."""
+        """Leave a channel; does nothing if the session is not a member."""
         member = self._forget(session, channel)
         if member is not None:
             await self._bus.publish("channels.leave", Moved(self._bus.id, [member]))
 
     async def publish(self, session: Session, channel: str, data: Any) -> None:
-        """Say something to all members."""
+        """Publish a message to all members."""
         member = self._member(session, channel)
         if member is None:
             raise BadArguments("only members publish", fix="join the channel first")
@@ -139,7 +139,7 @@ class Channels:
         await self._bus.publish("channels.message", Message(member, data))
 
     def members(self, session: Session, channel: str) -> list[dict[str, str | None]]:
-        """Who is in a channel, if the session itself is."""
+        """Return the members of a channel, if the session is one of them."""
         own = self._member(session, channel)
         if own is None:
             return []
@@ -148,7 +148,7 @@ class Channels:
         return [found[id] for id in sorted(found)]
 
     def gone(self, session: Session) -> None:
-        """The session is closed: it leaves all its channels."""
+        """Remove a closed session from all its channels."""
         left = [self._forget(session, channel) for channel in list(self._joined.get(session, ()))]
         members = [member for member in left if member is not None]
         self._joined.pop(session, None)
@@ -156,7 +156,7 @@ class Channels:
             self._spawn(self._tell("channels.leave", Moved(self._bus.id, members)))
 
     def _member(self, session: Session, channel: str) -> Member | None:
-        """As whom it is there; None also when its token has become another tenant's."""
+        """Return the session's member; None also if its new token has another tenant."""
         member = self._joined.get(session, {}).get(channel)
         return member if member is not None and member.channel[0] == session.identity.auth.tenant else None
 
@@ -173,7 +173,7 @@ class Channels:
                 del self._local[member.channel]
         return member
 
-    # What nodes say
+    # Messages of nodes
 
     def _on_join(self, payload: Any) -> None:
         moved = msgspec.convert(payload, Moved)
@@ -223,7 +223,7 @@ class Channels:
         self._lose(msgspec.convert(payload, str))
 
     def _known(self, node: str) -> dict[Member, None] | None:
-        """The members of another node, from which something was heard just now; None for this one."""
+        """Return the members of another node and mark it as alive; None for this node."""
         if node == self._bus.id:
             return None
         self._heard[node] = self._clock()
@@ -252,7 +252,7 @@ class Channels:
     # Time
 
     async def _look_after(self) -> None:
-        """Ask who is there, then say now and then that this node is, and forget those that do not."""
+        """Ask for all members, then send heartbeats at intervals and drop silent nodes."""
         try:
             await self._tell("channels.ask", Question(self._bus.id))
             while True:
@@ -266,7 +266,7 @@ class Channels:
                     await self._tell("channels.bye", self._bus.id)
 
     def forget_silent(self) -> None:
-        """Forget the nodes that have not been heard for too long."""
+        """Drop the nodes that were silent for too long."""
         now = self._clock()
         for node, heard in list(self._heard.items()):
             if now - heard >= self._silent:

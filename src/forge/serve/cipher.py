@@ -1,10 +1,11 @@
 """Authenticated encryption of messages between nodes, with keys derived from a secret that only Forge's role can read.
 
-In come bytes, out comes `SENDER.BASE64`, and back. Every sender has a key of its own, so that no key sees so many
-random nonces that two could be the same. What the database itself says, `definitions XID SEAL`, is not secret and
-carries a keyed digest, which SQL can make.
+`sealed` turns bytes into `SENDER.BASE64`; `opened` reverses it. Every sender has its own key, so that no key uses so
+many random nonces that two could be equal. The database's own message, `definitions XID SEAL`, is not secret; it
+carries a keyed digest, which SQL can compute.
 
-Invariant: what `opened` and `defined` return was written by somebody who knows the secret, and by that sender.
+Invariants:
+- What `opened` and `defined` return was written by a sender that knows the secret, and by that sender.
 """
 
 import base64
@@ -41,13 +42,13 @@ class Cipher:
         self._keys: OrderedDict[str, AESGCM] = OrderedDict()
 
     def sealed(self, sender: str, text: bytes) -> str:
-        """What the sender may send in the open."""
+        """Encrypt a message; the result may be sent over a public channel."""
         nonce = os.urandom(_NONCE)
         hidden = self._key(sender).encrypt(nonce, text, sender.encode())
         return f"{sender}.{base64.urlsafe_b64encode(nonce + hidden).decode()}"
 
     def opened(self, text: str) -> tuple[str, bytes] | None:
-        """The sender and what it sealed; None when nobody did who knows the secret."""
+        """Return the sender and the decrypted message; None if the sender does not know the secret."""
         match = _SENT.fullmatch(text)
         if match is None:
             return None
@@ -56,12 +57,12 @@ class Cipher:
             hidden = base64.urlsafe_b64decode(match[2])
             return sender, self._key(sender).decrypt(hidden[:_NONCE], hidden[_NONCE:], sender.encode())
         except (InvalidTag, binascii.Error, ValueError):
-            if not known:  # it is worth no place among those that are
+            if not known:  # only authenticated senders are kept
                 self._keys.pop(sender, None)
             return None
 
     def defined(self, text: str) -> str | None:
-        """The transaction that changed definitions, if the database says so; None when it is anybody else."""
+        """Return the transaction that changed definitions, if the message is from the database; otherwise None."""
         match = _DEFINED.fullmatch(text)
         if match is None:
             return None

@@ -1,10 +1,12 @@
-"""TypeScript types of an application: in comes its OpenAPI document, out comes the text of a module.
+"""Generate TypeScript types of an application: an OpenAPI document in, the text of a module out.
 
-The module has an interface for every class that arguments or results have, and one for the application, to be given to
-the client: `createClient<App>()`. Nothing of it runs. The same document gives the same text.
+The module has an interface for every class in arguments or results, and one for the application, for use with the
+client: `createClient<App>()`. It contains no runtime code. The same document gives the same text.
 
-What always holds: the text is TypeScript whatever names and descriptions the document has, and a type in it is what the
-client hands out, or takes: `Decimal` for exact decimals, `Uint8Array` for bytes, `unknown` where nothing is known.
+Invariants:
+- The text is valid TypeScript for any names and descriptions in the document.
+- Each type is what the client returns or accepts: `Decimal` for exact decimals, `Uint8Array` for bytes, `unknown` if
+  the type is not known.
 """
 
 import json
@@ -28,11 +30,11 @@ _TAKEN: Final = frozenset({"Array", "Date", "Decimal", "Number", "Object", "Reco
 
 
 class NotDescribed(ForgeError):
-    """What was given is no description of a Forge application."""
+    """The input does not describe a Forge application."""
 
 
 def typescript(document: Object, *, source: str, name: str = "App", bigint: bool = False, client: str = CLIENT) -> str:
-    """The module. `source` is what to call to make it again; with `bigint`, whole numbers of results may be large."""
+    """Return the module. `source` is the command that generates it; with `bigint`, integers in results may be large."""
     if not isinstance(document.get("paths"), Mapping) or "/forge/session" not in document["paths"]:
         raise NotDescribed("this is no description of a Forge application", fix="give the URL of one that is served")
     if not _NAME.fullmatch(name) or name in _TAKEN:
@@ -41,7 +43,7 @@ def typescript(document: Object, *, source: str, name: str = "App", bigint: bool
 
 
 class _Module:
-    """The types, as they are found to be needed."""
+    """The types, collected as they are needed."""
 
     def __init__(self, document: Object, name: str, bigint: bool) -> None:
         self._paths: Object = document["paths"]
@@ -90,7 +92,7 @@ class _Module:
         answer = self._resolved(operation["responses"]["200"]["content"]["application/json"]["schema"])
         schema = answer.get("properties", {}).get("result", {})
         found = self._type(schema, "result", 3)
-        # whoever gives a key returns rows
+        # a query with a key returns rows
         return "readonly Record<string, unknown>[]" if found == "unknown" and operation.get("x-forge-key") else found
 
     def _resolved(self, schema: Object) -> Object:
@@ -98,7 +100,7 @@ class _Module:
         return schema if reference is None else self._components[reference.rpartition("/")[2]]
 
     def _type(self, schema: Any, side: Side, depth: int) -> str:
-        """The type of a schema; `depth` is that of the line it stands in."""
+        """Return the type of a schema; `depth` is the indentation level of its line."""
         if not isinstance(schema, Mapping):
             return "unknown" if schema else "never"
         if reference := schema.get("$ref"):
@@ -120,7 +122,7 @@ class _Module:
         return plain.get(kinds, "unknown")
 
     def _exact(self, schema: Object, side: Side) -> str | None:
-        """Values that JSON has no exact form for, and what is taken for them."""
+        """Return the type of a value without an exact JSON form, or of what is accepted for it."""
         if side == "result":
             known = ((INTEGER, self._large), (FLOAT, "number"), (DECIMAL, "Decimal"), (BYTES, "Uint8Array"))
             found = next((kind for form, kind in known if form == schema), None)
@@ -176,7 +178,7 @@ class _Module:
         return name
 
     def _free(self, wanted: str, side: Side) -> str:
-        """A name for a type, that no other has."""
+        """Return a type name that no other type has."""
         plain = re.sub(r"[^A-Za-z0-9_]", "_", wanted)
         plain = plain[:1].upper() + plain[1:] if plain[:1].isalpha() else f"T{plain}"
         taken = {*self._interfaces, *_TAKEN, self._name}
@@ -190,7 +192,7 @@ class _Module:
 
 
 def _union(kinds: Iterator[str]) -> str:
-    """The types without repetitions.
+    """Join types, without duplicates.
 
     >>> _union(iter(["string", "null", "string | number"]))
     'string | null | number'
@@ -203,7 +205,7 @@ def _union(kinds: Iterator[str]) -> str:
 
 
 def _key(name: str) -> str:
-    """A property's name, quoted where it must be.
+    """Return a property name, quoted if necessary.
 
     >>> _key("customer_id"), _key("orders.open")
     ('customer_id', '"orders.open"')

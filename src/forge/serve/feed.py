@@ -1,24 +1,24 @@
-"""The raw feed: every change of the log as server-sent events, from any cursor on, each once.
+"""The raw feed: every change of the log as server-sent events, from any cursor, each exactly once.
 
     GET /forge/changes?table=orders&table=public.items&op=insert&backpressure=pause&from=now
 
-An event `change` has a change as `forge.wire` writes it, and an id that is a cursor: whoever comes back with it, in
-`Last-Event-ID` or `from`, gets exactly what follows. The keep-alive has an id too, so the cursor of a client that is
-shown little does not grow old.
+A `change` event has a change in the format of `forge.wire`, and a cursor as its id. A client that reconnects with it,
+in `Last-Event-ID` or `from`, gets exactly the changes that follow. The keep-alive also has an id, so that the cursor of
+a client with few matching changes stays recent.
 
-The reactor reads the log once for all. A client that begins in the past reads it with a reader of its own, while what
-the reactor reads is held for it; when it has come to a snapshot, it is sent what that snapshot does not show. The hub
-hands out only what no crash can take back, and reads the log itself where the reactor may have left something out.
+The reactor reads the log once for all clients. A client that starts in the past uses its own reader, while the
+reactor's batches are held for it; once its reader reaches a snapshot, it gets what that snapshot does not contain. The
+hub delivers only what no crash can undo, and reads the log itself where the reactor may have skipped something.
 
-A client that does not read costs at most 256 events or a megabyte, or one page of the log, which all clients share.
-Then, as it wishes, the oldest are dropped and a `gap` says how many and from which cursor they can be had (`drop`), or
-it is given no more until it has read those and goes on from the log (`pause`).
+A slow client costs at most 256 events or a megabyte, or one page of the log, which all clients share. After that,
+depending on `backpressure`, the oldest events are dropped and a `gap` event gives their number and the cursor to read
+them from (`drop`), or the client gets no more until it has read the queue and then continues from the log (`pause`).
 
-With tokens a client sees the rows of its tenant only, or all where its token opens the console: a row that leaves the
-tenant is a delete with the old image, one that comes an insert with the new. What concerns a whole table is shown
-without rows. Who did it, and why, is shown only where all rows that the transaction changed are known to be the
-tenant's, by the rule of `forge.changelog.tenancy`. Of what is read from the log that is always known; of what happens
-now, it is not when a batch was too large for one page.
+With tokens, a client sees only the rows of its tenant, or all rows if its token opens the console. A row that leaves
+the tenant is a delete with the old image; a row that enters is an insert with the new image. Changes of a whole table
+are shown without rows. The actor and the reason are shown only if all rows that the transaction changed are known to
+be the tenant's, by the rule of `forge.changelog.tenancy`. This is always known for changes read from the log; for live
+changes it is unknown if the batch was too large for one page.
 """
 
 import asyncio
@@ -57,14 +57,14 @@ from forge.tasks import observed
 MOST_WAITING: Final = 256
 MOST_BYTES: Final = 1024 * 1024
 MOST_READERS: Final = 8
-"""Clients of a node that read the past at once."""
+"""Maximum number of clients per node that read the past at once."""
 MOST_HELD: Final = 10_000
-"""Changes held for a client while it reads the past; beyond it reads on."""
+"""Maximum number of changes held for a client while it reads the past; beyond it, the client continues to read."""
 MOST_BATCHES: Final = 64
-"""Of the reactor that wait for the hub; beyond it the hub reads the log itself."""
+"""Maximum number of reactor batches queued for the hub; beyond it, the hub reads the log itself."""
 MOST_TABLES: Final = 100
 PATIENCE: Final = 5.0
-"""Seconds that a client may keep a reader without taking anything, or a request wait for one."""
+"""Maximum time, in seconds, for a client to hold a reader without reading, or for a request to wait for one."""
 
 _CHUNK: Final = 64 * 1024
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ Backpressure = Literal["drop", "pause"]
 
 
 class Hub:
-    """Hands the reactor's batches to the clients of a node, safe from crashes and without a gap."""
+    """Deliver the reactor's batches to the clients of a node, crash-safe and without gaps."""
 
     def __init__(self, node: Node) -> None:
         self.url = node.reactor.url
@@ -96,7 +96,7 @@ class Hub:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begin, once."""
+        """Start, once."""
         async with self._opening:
             if self._task is None:
                 self._reactor.on_batch.append(self._take)
@@ -115,7 +115,7 @@ class Hub:
         await self._stack.aclose()
 
     async def now(self) -> Cursor:
-        """After everything that is committed."""
+        """Return the cursor after everything committed."""
         async with self._using:
             if self._reader is None:
                 raise ServerError("the database cannot be reached", fix="try again soon")
@@ -158,7 +158,7 @@ class Hub:
                 await asyncio.sleep(backoff.next())
 
     async def _step(self) -> None:
-        """Hand out what there is, or wait for it a while."""
+        """Deliver what is available, or wait for it for a limited time."""
         if self._doubted or self._resyncs != self._reactor.metrics.resyncs:
             self._resyncs, self._doubted = self._reactor.metrics.resyncs, False
             await self._read_on()
@@ -176,7 +176,7 @@ class Hub:
         await self._deliver(batch)
 
     async def _read_on(self) -> None:
-        """Read from the log what the reactor may have left out."""
+        """Read from the log what the reactor may have skipped."""
         self._batches.clear()
         async with self._using:
             assert self._reader is not None
@@ -209,7 +209,7 @@ _HUBS: WeakKeyDictionary[Node, Hub] = WeakKeyDictionary()
 
 @contextlib.asynccontextmanager
 async def _hub(node: Node) -> AsyncIterator[Hub]:
-    """The hub of a node, which lasts as long as it has users."""
+    """Yield the hub of a node; it exists while it has users."""
     hub = _HUBS.get(node)
     if hub is None:
         hub = _HUBS[node] = Hub(node)
@@ -226,7 +226,7 @@ async def _hub(node: Node) -> AsyncIterator[Hub]:
 
 
 async def flushed(reader: Reader, after: Cursor, tables: frozenset[str] | None) -> AsyncGenerator[Batch]:
-    """What the log has after a cursor, when no crash can take it back."""
+    """Yield the log's batches after a cursor, once no crash can undo them."""
     async with contextlib.aclosing(reader.read(after, tables=tables or None)) as batches:
         async for batch in batches:
             if not batch.flushed:
@@ -238,7 +238,7 @@ async def flushed(reader: Reader, after: Cursor, tables: frozenset[str] | None) 
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a request asks for."""
+    """The parameters of a request."""
 
     tables: frozenset[str]
     ops: frozenset[Op]
@@ -247,7 +247,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Output:
-    """The response; it begins with the first write."""
+    """The response; it starts with the first write."""
 
     def __init__(self, send: Send) -> None:
         self.started = False
@@ -256,7 +256,7 @@ class Output:
         self._writing: asyncio.Task[None] | None = None
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Return when the client has room for more."""
+        """Write, and return once the client can take more."""
         await self.written()
         if not self.started:
             self.started = True
@@ -265,7 +265,7 @@ class Output:
         self.at = asyncio.get_running_loop().time()
 
     async def try_write(self, data: bytes) -> bool:
-        """Write; false when the client has no room after a while: `written` waits for it."""
+        """Write; return False if the client cannot take it in time: then `written` waits for it."""
         await self.written()
         writing = observed(asyncio.get_running_loop().create_task(self.write(data)))
         await asyncio.wait({writing}, timeout=PATIENCE)
@@ -281,13 +281,13 @@ class Output:
             await writing
 
     def abandon(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting for anything."""
         if self._writing is not None:
             self._writing.cancel()
 
 
 class Client:
-    """One connection: what waits to be sent, and where in the log it stands."""
+    """One connection: its queue and its position in the log."""
 
     def __init__(self, node: Node, hub: Hub, session: Session, asked: Asked, output: Output) -> None:
         self.dropped = 0
@@ -308,12 +308,12 @@ class Client:
         self._behind = True
         self._error: ForgeError | None = None
         self._known: tuple[View, dict[str, bool]] = self._view, {}
-        """Of the transactions on the last page that was read, which are signed; a large one goes on on the next."""
+        """Transactions of the last page whose actor may be shown; a large transaction continues on the next page."""
 
-    # Called by the hub, never waiting
+    # Called by the hub; these never block
 
     def offer(self, page: Page) -> None:
-        """Take a page of the log."""
+        """Queue a page of the log."""
         if self._held is None:
             self._put(page)
             return
@@ -323,7 +323,7 @@ class Client:
             self._fall_behind()
 
     def fail(self, error: ForgeError) -> None:
-        """The feed cannot go on."""
+        """End the feed with an error."""
         self._error = error
         self._session.wake()
 
@@ -352,14 +352,14 @@ class Client:
             self._session.wake()
 
     def _drop(self) -> None:
-        """Let the oldest go that are too many. Of one page none is: a client may have read all that came before."""
+        """Drop the oldest excess events, but none of a single page: a client may have read everything before it."""
         while len(self._queue) > MOST_WAITING or (self._size > MOST_BYTES and len(self._queue) > 1):
             self._size -= len(self._queue.popleft().data)
             self._gap_from = self._gap_from or self._taken
             self.dropped += 1
 
     def _fall_behind(self) -> None:
-        """Take nothing more: the log has it."""
+        """Stop queueing; the client continues from the log."""
         self._hub.clients.pop(self, None)
         self._held, self._holding, self._behind = None, 0, True
         self._session.wake()
@@ -367,7 +367,7 @@ class Client:
     # The writer
 
     async def run(self) -> None:
-        """Send until either side ends it; raises what kept it from starting."""
+        """Send until either side ends the stream; raise the error that prevented the start."""
         session, output = self._session, self._output
         try:
             while session.closed is None:
@@ -394,7 +394,7 @@ class Client:
             await output.write(b"", more=False)
 
     def _authorize(self) -> None:
-        """When the session has a new token: see what that may see, from what was sent last on."""
+        """After a token renewal: switch to the new token's view, from the last event sent."""
         if self._session.identity is self._identity:
             return
         self._identity = self._session.identity
@@ -409,14 +409,14 @@ class Client:
         self._fall_behind()
 
     def _valid(self) -> bool:
-        """Whether the session goes on, with the token that the view is of."""
+        """Whether the session is open and still has the token that the view was made for."""
         return self._session.closed is None and self._session.identity is self._identity
 
     def _frames(self) -> bytes:
         return session_events(self._session)
 
     def _take(self) -> bytes:
-        """The next events that wait, some at a time."""
+        """Return the next queued events, a limited number at a time."""
         parts = []
         if self.dropped:
             parts.append(sse("gap", b"{" + fields(dropped=self.dropped, cursor=self._gap_from)))
@@ -431,7 +431,7 @@ class Client:
         return b"".join(parts)
 
     def _alive(self) -> bytes:
-        """A sign of life, and where the client stands."""
+        """Return a keep-alive event with the client's cursor."""
         self._taken = str(self._cursor)
         return f": \nid: {self._taken}\n\n".encode()
 
@@ -462,7 +462,7 @@ class Client:
             await asyncio.sleep(random.uniform(0.5, 1.5))
 
     async def _may_read(self) -> bool:
-        """Wait for a turn among the readers."""
+        """Wait for a free reader."""
         while self._session.closed is None:
             try:
                 async with asyncio.timeout(PATIENCE):
@@ -489,7 +489,7 @@ class Client:
         await self._go_live()
 
     async def _signed(self, reader: Reader, batch: Batch) -> frozenset[str] | None:
-        """The transactions of a batch whose actor the client may learn, whatever tables it asks for; None for all."""
+        """Return the batch's transactions whose actor the client may see, for any requested tables; None means all."""
         if self._view.tenant is None:
             return None
         transactions = {change.source.transaction or "" for change in batch.changes}
@@ -504,7 +504,7 @@ class Client:
         return frozenset(number for number, signed in known.items() if signed)
 
     async def _send(self, page: Page) -> bool:
-        """Send a page that was read; false when it must be read again from where the client stands."""
+        """Send a page read from the log; return False if it must be read again from the client's position."""
         assert self._cursor is not None
         if not self._output.started:
             await self._output.write(self._alive())
@@ -530,12 +530,12 @@ class Client:
         return not data or await self._output.try_write(data)
 
     def _hold(self) -> None:
-        """Have what the reactor reads from now on kept."""
+        """Start to keep the reactor's batches for this client."""
         self._held, self._holding, self._behind = [], 0, False
         self._hub.clients[self] = None
 
     async def _go_live(self) -> None:
-        """Take what was held, less what is known already."""
+        """Queue the held batches, without what the client already has."""
         if not self._output.started:
             await self._output.write(self._alive())
         self._taken = str(self._cursor)
@@ -562,7 +562,7 @@ async def changes(node: Node, scope: Scope, receive: Receive, send: Send) -> Non
             async with _hub(node) as hub:
                 await Client(node, hub, session, asked, output).run()
         except OSError:
-            pass  # the client is gone, and there is nobody to tell
+            pass  # the client has disconnected
         finally:
             output.abandon()
             node.close(session)
@@ -576,7 +576,7 @@ async def changes(node: Node, scope: Scope, receive: Receive, send: Send) -> Non
 
 
 def view(node: Node, asked: Asked, identity: Identity) -> View:
-    """What somebody may see of what is asked for; raises Forbidden when that is nothing."""
+    """Return the caller's view of the requested tables; raise Forbidden if the caller may see nothing."""
     if node.options.auth is None or node.oversees(identity):
         return View(asked.tables, asked.ops)
     column = node.options.tenant_column
@@ -610,7 +610,7 @@ def _asked(request: Request) -> Asked:
 
 @contextlib.contextmanager
 def _typed() -> Iterator[None]:
-    """The server's errors as Forge's."""
+    """Convert the server's errors to Forge's errors."""
     try:
         yield
     except psycopg.Error as error:

@@ -1,7 +1,7 @@
-"""Files that a server has for browsers: its client, `/forge/client.js`, and the console's page, `/console/`.
+"""Static files for browsers: the client, `/forge/client.js`, and the console's page, `/console/`.
 
-They are built from `clients/` into `static/`. Every path is looked up among the files that are there, so no request can
-name another. The page may load what this server has and nothing else, and no page may frame it; it has no cookies.
+They are built from `clients/` into `static/`. Every path is looked up among the existing files, so a request cannot
+name any other file. The page may load only from this server, no page may frame it, and it has no cookies.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ HEADERS: Final = {
     ),
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
-"""Of every answer below `/console`."""
+"""Headers of every response below `/console`."""
 _KINDS: Final = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -49,7 +49,7 @@ _BUILD: Final = (
 
 
 class File(NamedTuple):
-    """A file as it is sent."""
+    """A file ready to send."""
 
     body: bytes
     kind: str
@@ -66,7 +66,7 @@ async def client(request: Request) -> Response:
 
 
 async def console(node: Node, request: Request) -> Response:
-    """GET /console, /console/ and what is below it. It has no data, but who could see none with it is told so here."""
+    """GET /console, /console/ and below. The page has no data, but a caller who could see none with it is refused."""
     options = node.options
     try:
         admit("the console", options.console, local=local(request), secured=options.auth is not None)
@@ -85,7 +85,7 @@ async def console(node: Node, request: Request) -> Response:
 
 @cache
 def built() -> Mapping[str, File]:
-    """All files, by their path in `static`; read once."""
+    """Return all files by their path in `static`; they are read once."""
     return {
         path.relative_to(STATIC).as_posix(): _read(path) for path in sorted(STATIC.rglob("*")) if path.suffix in _KINDS
     }

@@ -1,13 +1,13 @@
-"""The past over HTTP: who changed a row, and who changed what, for those who are granted it.
+"""History over HTTP, for permitted callers: the changes of a row, and an audit of who changed what.
 
     GET /forge/history/{table}/{key}?limit=50&before=…&at=2026-11-10T09:00Z
     GET /forge/audit?user=ada&table=orders&op=delete&since=1d&until=…&by=user,table&limit=50&before=…
 
 Both are closed unless a token has the permission that `Options.history` names, in its claim `scope`, `scp` or
-`permissions`. A token with a tenant sees only rows that were that tenant's before and after each change, and who
-changed them only by the rule of `forge.changelog.tenancy`; without a column that says whose a row is, it sees nothing.
-Values of columns that are excluded or masked, or were when they were dropped, are never in an answer. A page of large
-rows ends early, so no answer is larger than `forge.history.timeline` says, but for a single change that is.
+`permissions`. A token with a tenant sees only rows that belonged to that tenant before and after each change, and the
+actors only by the rule of `forge.changelog.tenancy`; without a tenant column, it sees nothing. Values of columns that
+are excluded or masked, or were when they were dropped, are never in an answer. A page of large rows ends early, so an
+answer never exceeds the limit of `forge.history.timeline`, unless a single change does.
 """
 
 from collections.abc import Callable
@@ -88,7 +88,7 @@ async def _answered(node: Node, request: Request, ask: Callable[[Connection, Ten
 
 
 def _failure(error: ForgeError) -> Response:
-    """As everywhere; a past that is gone is 410, with the oldest instant that can be answered."""
+    """Return the error response; history that is gone is 410, with the oldest instant that can be answered."""
     told: Answer = {"error": error_fields(error)}
     if isinstance(error, HistoryUnavailable):
         if error.oldest is not None:
@@ -99,7 +99,7 @@ def _failure(error: ForgeError) -> Response:
 
 
 def allowed(node: Node, identity: Identity) -> Tenant | None:
-    """Whose rows somebody may see: a column and its value, or None for all; Forbidden when that is nobody's."""
+    """Return the rows that a caller may see: a column and its value, or None for all; raise Forbidden for no rows."""
     wanted, column = node.options.history, node.options.tenant_column
     if wanted is None or node.options.auth is None:
         raise Forbidden("history is closed here", fix="set auth, and history to the permission that opens it")

@@ -1,7 +1,7 @@
-"""HTTP: queries and mutations by POST, live results by server-sent events.
+"""HTTP endpoints: queries and mutations by POST, live results by server-sent events.
 
-A stream is a plain ASGI callable that writes what its session has ready; nothing stands between the two. A client that
-does not read holds up its own writer only.
+A stream is a plain ASGI callable that writes what its session has ready, without a layer in between. A slow client
+blocks only its own writer.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 class NotJson(ForgeError):
-    """A request of Forge's own is not said to be JSON, as a form of any page can send it."""
+    """A call of a Forge function is not declared as JSON; a form on any page could send such a request."""
 
 
 class TooLarge(ForgeError):
-    """A request is larger than the limit, or takes too long to arrive."""
+    """A request exceeds the size limit, or takes too long to arrive."""
 
 
 _STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (
@@ -60,12 +60,12 @@ _STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (
 
 
 def status(error: ForgeError) -> int:
-    """The HTTP status that an error has."""
+    """Return the HTTP status of an error."""
     return next((number for kind, number in _STATUS if isinstance(error, kind)), 422)
 
 
 def failure(error: ForgeError) -> Response:
-    """An error as an answer."""
+    """Return the response for an error."""
     headers = {"www-authenticate": "Bearer"} if isinstance(error, AuthFailed) else {}
     retry = getattr(error, "retry_after_secs", None)
     if retry is not None:
@@ -74,7 +74,7 @@ def failure(error: ForgeError) -> Response:
 
 
 def as_json(value: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of JSON, which a value or its bytes are."""
+    """Return a JSON response from a value or from encoded bytes."""
     body = value if isinstance(value, bytes) else msgspec.json.encode(value)
     return Response(body, code, headers, "application/json")
 
@@ -107,7 +107,7 @@ class Routes:
             cached = {} if shown.hit is None else {"forge-cache": "hit" if shown.hit else "miss"}
             return as_json(b"{" + head + b',"result":' + shown.value + b"}", headers=cached)
 
-        own = request.path_params["name"].startswith(OWN)  # they may take long, and nobody is served by waiting
+        own = request.path_params["name"].startswith(OWN)  # they may be slow, and end with the server
         return await self._answered(request, answer, self.node.ending if own else None)
 
     async def mutation(self, request: Request) -> Response:
@@ -164,7 +164,7 @@ class Routes:
         return as_json({"ok": True})
 
     async def ready(self, request: Request) -> Response:
-        """GET /readyz: the database answers and the log is followed, however busy both are; and who maintains it."""
+        """GET /readyz: the database answers and the log is followed, regardless of load; names the log's maintainer."""
         try:
             async with asyncio.timeout(5):
                 reached = await self.node.reactor.runner.reached()
@@ -233,7 +233,7 @@ class Routes:
         answer: Callable[[Identity, bytes], Awaitable[Response]],
         ending: asyncio.Event | None = None,
     ) -> Response:
-        """The answer, or what went wrong; who leaves before it is there has it cancelled, and so has `ending`."""
+        """Return the answer or the error; the work is cancelled if the client disconnects or `ending` is set."""
         limits = self.node.options.limits
         most = limits.request_bytes if "/session/" in request.url.path else limits.argument_bytes
         try:
@@ -269,7 +269,7 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 async def _unless_left(request: Request, answer: Awaitable[Response], ending: asyncio.Event | None) -> Response:
-    """The answer; when the client goes before it is there, or the server ends, it is cancelled."""
+    """Return the answer; cancel it if the client disconnects first or the server stops."""
     loop = asyncio.get_running_loop()
     answering = asyncio.ensure_future(answer)
     leaving = loop.create_task(_disconnected(request))
@@ -297,7 +297,7 @@ def session_events(session: Session) -> bytes:
 
 
 def _live_events(session: Session) -> bytes:
-    """As `session_events`, for a stream of one subscription: without its name, so all clients get the same bytes."""
+    """Like `session_events`, for a stream of one subscription: without its name, so all clients get the same bytes."""
     found = []
     for subscription in session.ready_subscriptions():
         push, event, missed = subscription.take()
@@ -318,7 +318,7 @@ def _live_events(session: Session) -> bytes:
 
 
 def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
-    """A page of another site may not write or listen through its visitor's browser, unless its origin is allowed.
+    """Refuse a page of another site that writes or listens through a visitor's browser, unless its origin is allowed.
 
     >>> check_origin({"host": "shop.example", "origin": "https://shop.example"}, ())
     >>> check_origin({"host": "shop.example", "origin": "https://evil.example"}, ())
@@ -333,7 +333,7 @@ def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
 
 
 def _check_json(request: Request) -> None:
-    """Of what Forge's own functions are asked by."""
+    """Require a JSON content type for calls of Forge's own functions."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.path_params.get("name", "").startswith(OWN) and kind != "application/json":
         raise NotJson("the request is not application/json", fix="send Content-Type: application/json")
@@ -352,7 +352,7 @@ def _mode(value: str | None) -> Mode:
 
 
 def _instant(value: str) -> datetime | None:
-    """An instant; None for now."""
+    """Parse an instant; None means now."""
     if value == NOW:
         return None
     try:
@@ -385,7 +385,7 @@ def _read(kind: type[Any], raw: bytes) -> Any:
 
 
 def _trace(parent: str | None) -> str | None:
-    """The trace id of a W3C traceparent header.
+    """Return the trace id of a W3C traceparent header.
 
     >>> _trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     '0af7651916cd43dd8448eb211c80319c'

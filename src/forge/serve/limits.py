@@ -1,7 +1,7 @@
-"""How much one client may ask for: sessions, subscriptions, requests, bytes, messages per second.
+"""Limits per client: sessions, subscriptions, requests, bytes, messages per second.
 
-What is counted is held by a `Hold`, which gives back what it took once, however often it is told to. Whoever holds
-nothing has no counter. Nothing here waits; requests that may wait are counted by `forge.serve.turns`.
+A `Hold` keeps a count; it releases the count once, even if it is told to several times. A client that holds nothing
+has no counter. Nothing here waits; `forge.serve.turns` counts the requests that may wait.
 
 >>> gate = Gate(Limits(sessions_per_user=1))
 >>> with gate.session("ada", "192.0.2.1"):
@@ -29,11 +29,11 @@ from forge.errors import ConfigError, ForgeError
 Holder = tuple[str, Hashable]
 
 RETRY_AFTER_SECS: Final = 5
-"""When it is worth asking again for what others hold."""
+"""Retry delay for a limit whose slots other requests hold."""
 
 
 class TooMany(ForgeError):
-    """A limit is reached; `retry_after_secs` says when to try again."""
+    """A limit is reached; `retry_after_secs` is the delay before a retry."""
 
     def __init__(self, message: str, *, fix: str, retry_after_secs: int) -> None:
         super().__init__(message, fix=fix)
@@ -41,20 +41,20 @@ class TooMany(ForgeError):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits in force; the configuration decides those that are not given."""
+    """The limits in force; the configuration supplies missing values."""
 
     sessions_per_user: int = default("realtime.max_sessions_per_user")
     sessions_per_ip: int = default("realtime.max_sessions_per_ip")
     subscriptions_per_user: int = default("realtime.max_subscriptions_per_user")
-    """Who has no name is counted by address."""
+    """Callers without a user name are counted by address."""
     requests_per_user: int = default("serve.requests_per_user")
-    """Queries and mutations that run at once, and never all but one connection. By address as above."""
+    """Queries and mutations that run at once; always leaves one connection free. By address as above."""
     waiting_per_user: int = default("serve.waiting_per_user")
-    """Those that wait for them to end."""
+    """Maximum number of requests that wait for a running one to end."""
     request_bytes: int = default("serve.request_bytes")
     argument_bytes: int = default("serve.argument_bytes")
     messages_per_second: float = default("serve.messages_per_second")
-    """Of one session."""
+    """Per session."""
     message_burst: int = default("serve.message_burst")
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hold:
-    """Something counted, until `release`, which may be called again, or the end of a `with` block."""
+    """A count that is held until `release` (which may be called again) or the end of a `with` block."""
 
     def __init__(self, counts: Counter[Holder], holders: tuple[Holder, ...]) -> None:
         self._counts = counts
@@ -87,7 +87,7 @@ class Hold:
 
 
 class Bucket:
-    """Lets through `rate` messages per second, and `burst` at once after a quiet while.
+    """Rate limit: `rate` messages per second, and `burst` at once after an idle time.
 
     >>> now = 0.0
     >>> bucket = Bucket(rate=2, burst=1, clock=lambda: now)
@@ -117,7 +117,7 @@ class Bucket:
 
 
 class Gate:
-    """Counts sessions and subscriptions, and refuses those above the limits. A user of None is known by address."""
+    """Count sessions and subscriptions, and refuse them above the limits. A user of None is counted by address."""
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits or Limits()
@@ -126,26 +126,26 @@ class Gate:
         self._subscriptions: Counter[Holder] = Counter()
 
     def __len__(self) -> int:
-        """How many counters there are."""
+        """The number of counters."""
         return len(self._sessions) + len(self._subscriptions)
 
     def session(self, user: Hashable | None, address: str) -> Hold:
-        """Count a session; raise TooMany when the user or the address has all that it may have."""
+        """Count a session; raise TooMany if the user or the address is at its limit."""
         holders = {holder_of(user, address): self.limits.sessions_per_user} if user is not None else {}
         return _hold(self._sessions, {**holders, holder_of(None, address): self.limits.sessions_per_ip}, "sessions")
 
     def subscription(self, user: Hashable | None, address: str) -> Hold:
-        """Count a subscription; raise TooMany when the user has all that it may have."""
+        """Count a subscription; raise TooMany if the user is at its limit."""
         holder = {holder_of(user, address): self.limits.subscriptions_per_user}
         return _hold(self._subscriptions, holder, "subscriptions")
 
     def rate(self) -> Bucket:
-        """What one session may send."""
+        """Return the rate limit of one session."""
         return Bucket(self.limits.messages_per_second, self.limits.message_burst, self._clock)
 
 
 def holder_of(user: Hashable | None, address: str) -> Holder:
-    """Whom limits count: a user, or the address of somebody without a name."""
+    """Return the key for limits: the user, or the address of a caller without a user name."""
     return ("an address", address) if user is None else ("a user", user)
 
 

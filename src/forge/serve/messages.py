@@ -1,15 +1,15 @@
-r"""What goes over the wire to clients: events, each with one JSON object whose rows stand in lines of their own.
+r"""Wire format of events to clients: each has one JSON object, with one line per row.
 
-Over SSE an event has its name, an id where it can be resumed from, and the object in `data:` lines; over a WebSocket
-the object begins with `"event"`. What all subscribers of a group get alike is written once and kept with the push.
+Over SSE, an event has its name, an id if it can be resumed from, and the object in `data:` lines; over a WebSocket, the
+object begins with `"event"`. The part that all subscribers of a group share is encoded once and kept with the push.
 
 The events of a subscription:
 
 - `snapshot` and `update` have the whole result: `rows`, or `value` where the query returned one value.
-- `delta` has `removed` (keys), `changed` (rows) and `added` (rows, with their places in `at`), `from` the hash of the
-  result it belongs to, and `order` (all keys) where those do not give the order.
-- `gap`: deltas were left out; a snapshot follows.
-- `error`: the query cannot run now.
+- `delta` has `removed` (keys), `changed` (rows) and `added` (rows, with their positions in `at`), `from`, the hash of
+  the result it applies to, and `order` (all keys) if these do not determine the order.
+- `gap`: deltas were skipped; a snapshot follows.
+- `error`: the query cannot run at present.
 
 Each has the `hash` of the result that the client then holds: of the lines of its rows, joined by line feeds.
 """
@@ -36,14 +36,14 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def whole(push: Push) -> bytes:
-    """The shared part of `snapshot` and `update`."""
+    """Encode the shared part of `snapshot` and `update`."""
     result = push.result
     rows = b'"value":' + result.rows[0] if result.single else b'"rows":' + lines(result.rows)
     return _head(push) + b',"key":' + _encode(result.key) + b"," + rows + b"}"
 
 
 def delta(push: Push) -> bytes | None:
-    """The shared part of `delta`; None where there is none."""
+    """Encode the shared part of `delta`; None if there is no delta."""
     found = push.delta
     if found is None:
         return None
@@ -61,7 +61,7 @@ def delta(push: Push) -> bytes | None:
 
 
 def shared(push: Push, mode: str) -> bytes | None:
-    """`whole` or `delta`, written once for a push."""
+    """Return `whole` or `delta`, encoded once per push."""
     kept: dict[str, bytes | None] = push.__dict__.setdefault("messages", {})
     if mode not in kept:
         kept[mode] = whole(push) if mode == "full" else delta(push)
@@ -69,7 +69,7 @@ def shared(push: Push, mode: str) -> bytes | None:
 
 
 def shared_sse(push: Push, mode: str, event: str) -> bytes | None:
-    """A whole SSE event that needs no name of a subscription, written once for a push."""
+    """Return a complete SSE event without a subscription name, encoded once per push."""
     kept: dict[str, bytes | None] = push.__dict__.setdefault("events", {})
     if event not in kept:
         body = shared(push, mode)
@@ -87,12 +87,12 @@ def sse(event: str, data: bytes, id: str | None = None) -> bytes:
 
 
 def socket(event: str, body: bytes) -> str:
-    """A message of a WebSocket; the body is an object without its opening brace."""
+    """Encode a WebSocket message; the body is an object without its opening brace."""
     return f'{{"event":"{event}",{body.decode()}'
 
 
 def fields(**values: Any) -> bytes:
-    """A JSON object without its opening brace.
+    """Encode a JSON object without its opening brace.
 
     >>> fields(a=1)
     b'"a":1}'
@@ -101,14 +101,14 @@ def fields(**values: Any) -> bytes:
 
 
 def error_fields(error: ForgeError) -> dict[str, Any]:
-    """An error as clients get it."""
+    """Return the fields of an error that clients get."""
     found = {"code": code(error), "message": str(error), "fix": error.fix}
     retry = getattr(error, "retry_after_secs", None)
     return found if retry is None else {**found, "retry_after_secs": retry}
 
 
 def code(error: ForgeError) -> str:
-    """The error's kind in one word.
+    """Return the error's kind as one word.
 
     >>> from forge.errors import ServerError
     >>> code(ServerError("x", fix="y"))

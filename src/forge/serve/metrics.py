@@ -1,6 +1,6 @@
-"""What Prometheus reads: the reactor's counts as they are when asked, and how long each stage of a push took.
+"""Prometheus metrics: the reactor's counters at scrape time, and the duration of each stage of a push.
 
-Each `Instruments` has a registry of its own, so that any number of them live in one process.
+Each `Instruments` has its own registry, so that one process can have any number of them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ BUCKETS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15),
     *(0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
 )
-"""Seconds: close together where a debounced push lies, 50 to 300 ms."""
+"""Seconds; narrow buckets around the latency of a debounced push, 50 to 300 ms."""
 
 COUNTERS: Final = {
     "changes": "Changes read from the log.",
@@ -50,7 +50,7 @@ CACHE_COUNTERS: Final = {
 
 
 class Counts(Protocol):
-    """What `forge.react.reactor.Metrics` has."""
+    """The counters of `forge.react.reactor.Metrics`."""
 
     @property
     def changes(self) -> int: ...
@@ -75,14 +75,14 @@ class Counts(Protocol):
 
 
 class Subscribed(Protocol):
-    """What `forge.react.reactor.Group` has."""
+    """The part of `forge.react.reactor.Group` that metrics read."""
 
     @property
     def subscribers(self) -> Collection[Any]: ...
 
 
 class Observed(Protocol):
-    """What `forge.react.reactor.Reactor` has."""
+    """The part of `forge.react.reactor.Reactor` that metrics read."""
 
     @property
     def metrics(self) -> Counts: ...
@@ -91,7 +91,7 @@ class Observed(Protocol):
 
 
 class Requests(Protocol):
-    """What `forge.serve.turns.Turns` has."""
+    """The counters of `forge.serve.turns.Turns`."""
 
     @property
     def running(self) -> int: ...
@@ -102,11 +102,10 @@ class Requests(Protocol):
 
 
 class Instruments:
-    """The metrics of a reactor and of those connected to it.
+    """The metrics of a reactor and its clients.
 
-    `sessions` and `waiting` count open sessions and pushes that wait to be sent, `requests` queries and mutations that
-    are asked once, `cache` what `CACHE_COUNTERS` names, `dropped` messages between nodes.
-    What nobody counts is absent.
+    `sessions` counts open sessions, `waiting` pushes in the send queues, `requests` one-shot queries and mutations,
+    `cache` the names in `CACHE_COUNTERS`, and `dropped` messages between nodes. A metric without a source is absent.
     """
 
     def __init__(
@@ -123,9 +122,9 @@ class Instruments:
         self.waiting = waiting
         self.requests = requests
         self.consumers: Callable[[], Iterable[Sample]] = lambda: ()
-        """How the consumers fare that this node works on."""
+        """Status of the consumers that this node runs."""
         self.outbox: Callable[[], Iterable[OutboxSample]] = lambda: ()
-        """How the routes of the outbox fare."""
+        """Status of the outbox routes."""
         self.cache = cache
         self.dropped = dropped
         self._registry = CollectorRegistry()
@@ -141,11 +140,11 @@ class Instruments:
             self._seconds.labels(stage)
 
     def observe(self, stage: str, seconds: float) -> None:
-        """A stage took so long; what two machines' clocks make negative took no time."""
+        """Record the duration of a stage; a negative duration, from clock differences between machines, counts as 0."""
         self._seconds.labels(stage).observe(max(0.0, seconds))
 
     def exposition(self) -> tuple[bytes, str]:
-        """The body that Prometheus is answered with, and its content type."""
+        """Return the response body for Prometheus and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
 

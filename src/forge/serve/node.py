@@ -1,7 +1,7 @@
-"""One serving node: the sessions of its clients, and what they may do.
+"""One serving node: the sessions of its clients, and their permitted operations.
 
-Everything that a client can ask for goes through here, whichever way it is connected: limits are counted, arguments
-checked, and what belongs to a session ends with it.
+Every client request goes through here, over any transport: limits are counted, arguments are checked, and everything
+that belongs to a session ends with it.
 """
 
 import asyncio
@@ -45,35 +45,35 @@ from forge.serve.turns import Turns
 
 LONGEST_NAME: Final = 64
 CONSOLE: Final = "console"
-"""What the kinds of the console's questions begin with."""
+"""Prefix of the thread kinds for console queries."""
 _WARNING: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How a node serves; the configuration decides some of what is not given. Times in seconds."""
+    """Options of a node; the configuration supplies some missing values. Times in seconds."""
 
     auth: AuthSettings | None = None
     limits: Limits = Limits()
     origins: tuple[str, ...] = default("serve.origins")
     allowed_hosts: tuple[str, ...] = default("serve.allowed_hosts")
-    """The hosts that requests may be for where there are no tokens, beside loopback and the address that the server
-    listens on; `*` for all."""
+    """Hosts that requests may name when there are no tokens, besides loopback and the address that the server listens
+    on; `*` means all."""
     keepalive: float = default("realtime.keepalive_interval")
     tenant_column: str | None = None
-    """The column that says whose row it is; the raw feed shows a tenant only its own rows."""
+    """The tenant column of rows; the raw feed shows a tenant only its own rows."""
     history: str | None = "forge:history"
-    """The permission that a token needs for history and audit; None to close them to all."""
+    """Permission that a token needs for history and audit; None closes them to all."""
     versions: str | None = "forge:versions"
-    """The permission that a token needs for change versions, as it is or with `:project` or `:project/resource`
-    behind it; None to close them to all."""
+    """Permission that a token needs for change versions, alone or followed by `:project` or `:project/resource`; None
+    closes them to all."""
     console: str | None = None
-    """The permission that a token needs for the console and the raw feed of all tenants; None to close it to tokens.
-    Where there are no tokens, the console is open to this machine alone."""
+    """Permission that a token needs for the console and the raw feed of all tenants; None closes them to tokens.
+    Without tokens, the console is open only to this machine."""
     operate: str | None = None
-    """The permission that a token needs to enable tables and see to dead letters by the console; None for nobody."""
+    """Permission that a token needs to enable tables and handle dead letters in the console; None means nobody."""
     lake: str | None = None
-    """The folder of the lake that the console tells of."""
+    """Folder of the lake that the console shows."""
 
     def __post_init__(self) -> None:
         for name in ("origins", "allowed_hosts"):
@@ -82,15 +82,15 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class UnknownSession(ForgeError):
-    """There is no such session here, or it is another's."""
+    """This node has no such session, or it belongs to another caller."""
 
 
 class _Busy(Exception):
-    """A cached query has to be run for somebody who has no turn free."""
+    """A cached query has to run for a caller that has no free turn."""
 
 
 class Node:
-    """Sessions, and the way from them to the reactor."""
+    """Sessions, and their connection to the reactor."""
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class Node:
     ) -> None:
         self.registry = registry
         self.own = Registry()
-        """Forge's own queries and mutations, which the console asks."""
+        """Forge's own queries and mutations, which the console calls."""
         self.reactor = reactor
         self.options = options
         self.authenticator = Authenticator(options.auth, clock)
         self.revocations = Revocations()
         self.gate = Gate(options.limits)
-        # one connection is always left to others
+        # one connection always stays free for others
         running = min(options.limits.requests_per_user, max(1, reactor.runner.connections - 1))
         self.turns = Turns(running, options.limits.waiting_per_user)
         self.sessions: dict[str, Session] = {}
@@ -130,7 +130,7 @@ class Node:
         self.threads = Threads()
         self.stopping = False
         self.ending = asyncio.Event()
-        """That it stops, for those who wait for it."""
+        """Set when the node stops, for tasks that wait for it."""
         self._clock = clock
         self._holds: dict[str, Hold] = {}
         self._ticking: asyncio.Task[None] | None = None
@@ -158,9 +158,9 @@ class Node:
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     def farewell(self) -> None:
-        """Tell every client to come back, each after a while of its own, and end its session.
+        """Tell every client to reconnect, each after a different delay, and end its session.
 
-        Requests may end, but the console's, which may take long.
+        Running requests may finish, except the console's, which may be slow.
         """
         self.stopping = True
         self.ending.set()
@@ -170,7 +170,7 @@ class Node:
         self.threads.give_up(CONSOLE)
 
     async def stop(self) -> None:
-        """End, after every client has been told."""
+        """Stop, after every client is informed."""
         self.farewell()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
@@ -190,14 +190,14 @@ class Node:
             await self.cached.stop()
 
     async def identify(self, token: str | None, *, local: bool = False) -> Identity:
-        """Who this token is of; raises AuthFailed. `local` when somebody on this machine asks."""
+        """Return the identity of a token; raise AuthFailed. `local`: the request comes from this machine."""
         identity = await self.authenticator.verify(token)
         if self.revocations.revoked(identity):
             raise AuthFailed("the token was revoked", fix="sign in again")
         return msgspec.structs.replace(identity, local=True) if local else identity
 
     def oversees(self, identity: Identity) -> bool:
-        """Whether somebody may see the rows of all tenants."""
+        """Whether a caller may see the rows of all tenants."""
         try:
             oversee("the console", self.options.console, identity, secured=self.options.auth is not None)
         except Forbidden:
@@ -205,7 +205,7 @@ class Node:
         return True
 
     def call(self, name: str, arguments: Any, identity: Identity) -> Call:
-        """A call of a query that somebody may make, checked."""
+        """Check the permission and the arguments; return a call of a query."""
         call = self._registry(name).call(name, arguments, identity.auth)
         self._permit(call.query, identity)
         return call
@@ -220,7 +220,7 @@ class Node:
     # Sessions
 
     def open(self, identity: Identity, address: str) -> Session:
-        """A new session; raises TooMany."""
+        """Open a session; raise TooMany at the limit."""
         hold = self.gate.session(_person(identity), address)
         session = Session(identity, address, self._clock)
         self.sessions[session.id] = session
@@ -229,7 +229,7 @@ class Node:
         return session
 
     def close(self, session: Session) -> None:
-        """All that belongs to the session ends."""
+        """End everything that belongs to the session."""
         session.close("gone")
         if self.sessions.pop(session.id, None) is None:
             return
@@ -241,7 +241,7 @@ class Node:
             self._empty.set()
 
     def session(self, id: str, identity: Identity) -> Session:
-        """The session, if it is the caller's own."""
+        """Return the session if it belongs to the caller."""
         session = self.sessions.get(id)
         if session is None or not _same_person(session.identity, identity):
             raise UnknownSession("there is no such session", fix="open one: GET /forge/session")
@@ -250,7 +250,7 @@ class Node:
     def subscribe(
         self, session: Session, name: str, query: str, arguments: Any, mode: Mode = "full", known: str | None = None
     ) -> None:
-        """From now on the session gets the results of a query under this name."""
+        """Subscribe the session to the results of a query, under this name."""
         if not name or len(name) > LONGEST_NAME or name in session.subscriptions:
             raise BadArguments(
                 "a subscription needs a name of its own, of 64 characters at the most", fix="name another"
@@ -264,7 +264,7 @@ class Node:
         subscription.group = self.reactor.subscribe(call, subscription)
 
     def unsubscribe(self, session: Session, name: str) -> bool:
-        """Stop; False when there is no such subscription."""
+        """Unsubscribe; return False if there is no such subscription."""
         subscription = session.subscriptions.pop(name, None)
         if subscription is None:
             return False
@@ -276,7 +276,7 @@ class Node:
         return True
 
     async def renew(self, session: Session, token: str | None) -> None:
-        """Go on as the same user with a newer token; subscriptions are asked again if it says otherwise."""
+        """Continue as the same user with a newer token; subscriptions run again if its claims differ."""
         identity = await self.identify(token, local=session.identity.local)
         if not _same_person(session.identity, identity):
             raise AuthFailed("the token is another user's", fix="open a session of its own")
@@ -297,7 +297,7 @@ class Node:
             subscription.group = self.reactor.subscribe(call, subscription)
 
     def _ask_no_more(self, session: Session, subscription: Subscription) -> None:
-        """What a subscription asks has another answer now, or none: nothing of the old one is sent any more."""
+        """Stop a subscription whose query has another result, or none, for the new token; drop its old result."""
         if subscription.group is not None:
             self.reactor.unsubscribe(subscription.group, subscription)
             subscription.group = None
@@ -307,16 +307,16 @@ class Node:
     def revoke(
         self, *, user: str | None = None, tenant: str | None = None, token_id: str | None = None, at: float
     ) -> None:
-        """Refuse what was issued up to then, and end the sessions that use it, at once."""
+        """Refuse tokens issued up to `at`, and end the sessions that use them, at once."""
         self.revocations.revoke(user=user, tenant=tenant, token_id=token_id, at=at)
         for session in list(self.sessions.values()):
             if self.revocations.revoked(session.identity):
                 self._expel(session, "revoked")
 
     def _actors(self, batch: Batch, whole: bool) -> ActorShown:
-        """Whose changes are told: to a tenant those of its rows alone, to a user without a tenant its own.
+        """Decide which actors are shown: to a tenant those of its own rows, to a user without a tenant the user itself.
 
-        A user's name means somebody only within a tenant, and the log does not say whose.
+        A user name is unique only within a tenant, and the log does not record the tenant.
         """
         column = self.options.tenant_column
         tenants = sole_tenants(batch.changes, batch.columns, column) if whole and column is not None else {}
@@ -329,12 +329,12 @@ class Node:
         return shown
 
     def _own_changed(self, payload: Any) -> None:
-        """Some node says that tables of Forge's own have changed, such as how consumers fare."""
+        """Handle a node's message that Forge's own tables changed, such as the status of consumers."""
         if isinstance(payload, list):
             self.reactor.own_changed(table for table in payload if table in OWN_TABLES)
 
     def _redefined(self) -> None:
-        """Views, functions, policies or grants are others now, which changes what queries return and to whom."""
+        """Views, functions, policies or grants changed, which changes the results of queries and who may see them."""
         self.reactor.runner.forget()
         self.reactor.resync()
 
@@ -343,12 +343,12 @@ class Node:
     async def query(
         self, name: str, arguments: Any, identity: Identity, after: After = NOW, address: str = ""
     ) -> Shown:
-        """The result of a query now, or that of a moment ago if nothing changed; with what must be in it."""
+        """Return the result of a query, or a cached result that is still valid; it contains what `after` requires."""
         call = self.call(name, arguments, identity)
         holder = holder_of(_person(identity), address)
         if self.cached is not None and call.query.cache is not False:
             return await self._query_cached(self.cached, call, after, holder)
-        # Forge's own are asked in threads of their own, by those who oversee it
+        # Forge's own queries run in separate threads, for console users
         async with contextlib.nullcontext() if call.query.own else self.turns.turn(holder):
             return await self._query_once(call, after)
 
@@ -357,7 +357,7 @@ class Node:
         return Shown(result.json(), result.hash, str(outcome.coverage), None)
 
     async def _query_cached(self, cached: Cached, call: Call, after: After, holder: Holder) -> Shown:
-        """The result of a cached query. Only its run takes a turn, and nobody waits for the turn of another user."""
+        """Return the result of a cached query. Only a run takes a turn; no caller waits for another user's turn."""
 
         @contextlib.asynccontextmanager
         async def at_once() -> AsyncIterator[None]:
@@ -368,7 +368,7 @@ class Node:
 
         try:
             return await cached.ask(call, after, at_once)
-        except _Busy:  # this caller has no turn free, or the one whose run was joined has none
+        except _Busy:  # the caller, or the caller whose run it joined, has no free turn
             pass
         async with self.turns.turn(holder):
             try:
@@ -379,7 +379,7 @@ class Node:
     async def query_as_of(
         self, name: str, arguments: Any, identity: Identity, at: datetime | None, address: str = ""
     ) -> tuple[Result, Gap | None]:
-        """The result that a query had at an instant, None for now, and how far from it the answer is."""
+        """Return a query's result at an instant (None means now), and its distance from the instant."""
         call = self.call(name, arguments, identity)
         if call.query.own:
             raise BadArguments(f"{name} tells of now", fix="leave out as_of")
@@ -397,7 +397,7 @@ class Node:
         key: str | None = None,
         address: str = "",
     ) -> tuple[Result, Answer]:
-        """Run a mutation; with a key, once however often it is asked."""
+        """Run a mutation; with a key, once for any number of calls."""
         mutation, checked = self._registry(name).change(name, arguments)
         self._permit(mutation, identity)
         own = name.startswith(OWN)
@@ -415,7 +415,7 @@ class Node:
     # Time
 
     async def _tick(self) -> None:
-        """Keep connections alive, and end those whose time is over."""
+        """Keep connections alive, and end those that have expired."""
         while True:
             await asyncio.sleep(min(1.0, self.options.keepalive / 4))
             now = self._clock()
@@ -430,7 +430,7 @@ class Node:
                     session.wake()
 
     def _expel(self, session: Session, reason: str) -> None:
-        """Nothing more of its subscriptions is sent, but why it ends."""
+        """End a session: send the reason, and nothing more of its subscriptions."""
         for name in list(session.subscriptions):
             self.unsubscribe(session, name)
         session.send(Frame("auth", fields(reason=reason)))
@@ -438,11 +438,11 @@ class Node:
 
 
 def _same_person(one: Identity, other: Identity) -> bool:
-    """A user's name means somebody only within a tenant."""
+    """Whether two identities are the same user; a user name is unique only within a tenant."""
     return (one.auth.user, one.auth.tenant) == (other.auth.user, other.auth.tenant)
 
 
 def _person(identity: Identity) -> tuple[str | None, str] | None:
-    """Whom limits count, within a tenant or without; None for somebody without a name."""
+    """Return the person for limits, with the tenant if any; None for a caller without a user name."""
     auth = identity.auth
     return None if auth.user is None else (auth.tenant, auth.user)

@@ -1,14 +1,14 @@
-"""Mutations that run once, however often they are sent: each call has a key of its caller's choosing.
+"""Idempotent mutations: each call has a key that the caller chooses, and runs once for any number of requests.
 
-In come a caller, a key and a call; out comes what the same call was answered before, or nothing, and then it runs and
-its answer is kept in its own transaction. So the key is there exactly when what the mutation did is there.
+Input: a caller, a key and a call. Output: the stored answer of the same call, or None; then the call runs, and its
+answer is stored in its own transaction. The key therefore exists exactly when the mutation's effects exist.
 
-What always holds:
+Invariants:
 
-- Of calls with one key, one commits. Those that come meanwhile wait for it, on whichever node they are, without a
-  connection; if it fails, the next of them runs.
-- A key belongs to one user of one tenant, to one mutation and to one set of arguments; with others it is refused.
-- What failed has left no key: sent again, it runs again.
+- Among calls with one key, one commits. Concurrent calls wait for it, on any node, without a connection; if it fails,
+  the next one runs.
+- A key belongs to one user of one tenant, one mutation and one set of arguments; any other use is refused.
+- A failed call stores no key: a retry runs again.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _KEEP: Final = "INSERT INTO forge.mutation_key (caller, key, digest, result, xid
 
 
 class KeyReused(ForgeError):
-    """An idempotency key was used before, for something else."""
+    """An idempotency key was already used for a different call."""
 
 
 class Once:
@@ -44,13 +44,13 @@ class Once:
             )
         self._key = key
         self.named = (auth.tenant, auth.user, key)
-        """Which calls are the same one."""
+        """Identifies the same call."""
         self._caller = msgspec.json.encode([auth.tenant, auth.user]).decode()
         self._digest = hashlib.sha256(msgspec.json.encode([name, arguments], order="sorted")).digest()
 
     @property
     def lock(self) -> int:
-        """The number of the advisory lock by which calls with this key wait for each other."""
+        """The number of the advisory lock on which calls with this key wait for each other."""
         named = hashlib.sha256(f"{self._caller} {self._key}".encode()).digest()
         return int.from_bytes(named[:8], signed=True)
 
@@ -58,8 +58,8 @@ class Once:
         return await (await connection.execute(_KNOWN, (self._caller, self._key))).fetchone()
 
     async def known(self, connection: AsyncConnection) -> Answer | None:
-        """What the call was answered; Taken while another one is at it. From then on, others wait for this one."""
-        row = await self._row(connection)  # any role may hold the lock, but of a call that is done nobody has to wait
+        """Return the stored answer; raise Taken while another call runs. Afterwards, other calls wait for this one."""
+        row = await self._row(connection)  # any role may hold the lock, but a finished call needs no wait
         if row is None:
             locked = await connection.execute(_LOCK, (self.lock,))
             if await locked.fetchone() != (True,):
@@ -76,6 +76,6 @@ class Once:
         return Answer(Result((result,), digest([result]), True, (), None), row[2], repeated=True)
 
     async def keep(self, connection: AsyncConnection, answer: Answer) -> None:
-        """Have the answer committed with what it is the answer to."""
+        """Store the answer, to commit together with the mutation."""
         result = answer.value.json()
         await connection.execute(_KEEP, (self._caller, self._key, self._digest, result, answer.xid))

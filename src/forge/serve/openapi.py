@@ -1,6 +1,6 @@
-"""The OpenAPI 3.1 document of an application: a path for every query and mutation, with the arguments it takes.
+"""The OpenAPI 3.1 document of an application: one path per query and mutation, with its arguments.
 
-What comes back is described as far as the function's annotation says it; that is believed, not checked.
+Results are described by the function's return annotation, which is not checked.
 """
 
 import re
@@ -20,7 +20,7 @@ _REFERENCE: Final = "#/components/schemas/{name}"
 
 
 class Failure(msgspec.Struct):
-    """What is wrong, in one word and in a sentence, and what to do about it."""
+    """The error as one word and as a sentence, and its fix."""
 
     code: str
     message: str
@@ -28,7 +28,7 @@ class Failure(msgspec.Struct):
 
 
 class FailureForNow(Failure):
-    """A failure that goes away by waiting."""
+    """A temporary failure; retry later."""
 
     retry_after_secs: int
 
@@ -40,13 +40,13 @@ class ErrorBody(msgspec.Struct):
 
 
 class TooManyBody(msgspec.Struct):
-    """The body of an error that says when to try again."""
+    """The body of an error that says when to retry."""
 
     error: FailureForNow
 
 
 class QueryBody(msgspec.Struct):
-    """A result, its hash, and the snapshot of the database that it shows, or the instant that it is of."""
+    """A result, its hash, and the database snapshot it shows, or its instant."""
 
     result: Any
     hash: str
@@ -61,14 +61,14 @@ class QueryBody(msgspec.Struct):
 
 
 class MutationBody(msgspec.Struct):
-    """What the mutation returned, and its transaction; null when it wrote nothing."""
+    """The return value of the mutation, and its transaction; null when it wrote nothing."""
 
     result: Any
     xid: str | None
 
 
 class SubscribeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A wish to subscribe under a name of the client's; `hash` is of the result that it holds already."""
+    """A subscription under a name that the client chooses; `hash` is that of the result it already has."""
 
     subscription: str
     query: str
@@ -78,7 +78,7 @@ class SubscribeBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SubscribedBody(msgspec.Struct):
-    """The name under which results will come."""
+    """The name under which results arrive."""
 
     subscription: str
 
@@ -90,7 +90,7 @@ class UnsubscribeBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UnsubscribedBody(msgspec.Struct):
-    """Whether there was such a subscription."""
+    """Whether the subscription existed."""
 
     unsubscribed: bool
 
@@ -102,7 +102,7 @@ class AuthBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AuthenticatedBody(msgspec.Struct):
-    """When the session ends unless there is a newer token, in seconds since the epoch."""
+    """The time at which the session ends without a newer token, in seconds since the epoch."""
 
     expires_at: float | None
 
@@ -117,7 +117,7 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
 
 
 class HistoryBody(msgspec.Struct):
-    """A page of a row's history, and where the following one begins; or the row as it was `at` an instant."""
+    """A page of a row's history, and the start of the next page; or the row `at` an instant."""
 
     table: str
     key: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
@@ -128,7 +128,7 @@ class HistoryBody(msgspec.Struct):
 
 
 class AuditBody(msgspec.Struct):
-    """A page of changes, and where the following one begins; or counts of them."""
+    """A page of changes, and the start of the next page; or their counts."""
 
     entries: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
     next: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -136,9 +136,9 @@ class AuditBody(msgspec.Struct):
 
 
 class AvailableBody(msgspec.Struct):
-    """The versions that windows may begin and end with, the installation that they are of, and who asks.
+    """The versions at which windows may begin and end, the installation they belong to, and the caller.
 
-    Of one resource also `epoch`, which is another once it was changed who sees it.
+    For one resource also `epoch`, which changes when access to the resource changes.
     """
 
     oldest: int
@@ -149,9 +149,9 @@ class AvailableBody(msgspec.Struct):
 
 
 class VersionsBody(msgspec.Struct):
-    """A page of what happened, in the order of versions, and the token of the following one; null at the end.
+    """A page of changes in version order, and the token of the next page; null at the end.
 
-    `epoch` is another once it was changed who sees the resource: a copy is begun again then.
+    `epoch` changes when access to the resource changes: a copy must then start again.
     """
 
     items: list[dict[str, Any]]
@@ -160,7 +160,7 @@ class VersionsBody(msgspec.Struct):
 
 
 class ExpiredBody(msgspec.Struct):
-    """The body of an error about a window that begins too early, and the oldest version that one may begin with."""
+    """The body of an error about a window that begins too early, with the oldest version it may begin at."""
 
     error: Failure
     oldest: int
@@ -187,7 +187,7 @@ _ERRORS: Final = {
 
 
 def document(registry: Registry, *, title: str, version: str, security: bool) -> Object:
-    """The document; with `security`, everything under /forge/ asks for a bearer token."""
+    """Return the document; with `security`, everything under /forge/ requires a bearer token."""
     functions: list[Query | Mutation] = [*registry.queries.values(), *registry.mutations.values()]
     names = _component_names(functions)
     structs = [_renamed(function.arguments, names[function.name]) for function in functions]
@@ -217,7 +217,7 @@ def document(registry: Registry, *, title: str, version: str, security: bool) ->
 
 
 class _Paths:
-    """The paths, as they are added."""
+    """The paths added so far."""
 
     def __init__(
         self, security: bool, bodies: Mapping[type[msgspec.Struct], Object], components: Mapping[str, Object]
@@ -273,7 +273,7 @@ class _Paths:
         )
 
     def _result(self, body: type[msgspec.Struct], function: Query | Mutation) -> Object:
-        """The answer, with what the function returns in it as far as that is known."""
+        """Return the response, with the function's return type if it is known."""
         schema = self._bodies[body]
         if result := self.returns.of(function.function):
             whole = self._components[schema["$ref"].rpartition("/")[2]]
@@ -281,7 +281,7 @@ class _Paths:
         return _answer(_first_line(body.__doc__ or ""), schema)
 
     def fixed(self) -> None:
-        """What every application has."""
+        """Add the paths that every application has."""
         self._add(
             "get",
             "/forge/session",
@@ -315,7 +315,7 @@ class _Paths:
         self._add("get", "/metrics", "metrics", "What is counted and measured.", text, open=True)
 
     def _past(self) -> None:
-        """Who changed what: only for tokens that permit it."""
+        """Add history and audit, for tokens with the permission."""
         page = [
             _chosen("limit", "How many; 50 unless given."),
             _chosen("before", "`next` of the page before."),
@@ -352,7 +352,7 @@ class _Paths:
         )
 
     def _versions(self) -> None:
-        """What changed since a version."""
+        """Add the paths for changes since a version."""
         self._add(
             "get",
             "/versions/available",
@@ -492,7 +492,7 @@ def _first_line(text: str) -> str:
 
 
 def _component_names(functions: list[Query | Mutation]) -> dict[str, str]:
-    """A name for the arguments of each function: its own, and of the letters that a component may have."""
+    """Return a component name for the arguments of each function: its name, in the characters allowed there."""
     found: dict[str, str] = {}
     taken: set[str] = set()
     for function in functions:

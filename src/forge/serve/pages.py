@@ -1,6 +1,6 @@
-"""What each client is shown of a page of the log: rows of its tenant only, each form written once for all.
+"""Pages of the log as each client may see them: only rows of its tenant, each form encoded once for all.
 
-Who made a change is shown by the rule of `forge.changelog.tenancy`.
+The actor of a change is shown by the rule of `forge.changelog.tenancy`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -19,18 +19,18 @@ from forge.wire import encode
 _ROWS: Final = frozenset({Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ})
 
 Form = Literal["whole", "unsigned", "out", "in", "bare"]
-"""A change as it is; without who did it; as it looks to whom a row leaves, to whom it comes; without any row."""
+"""The full change; without its actor; as seen by the tenant that a row leaves or enters; without any row."""
 
 
 class View(msgspec.Struct, frozen=True):
-    """What one client is to see; without a `tenant` the rows of all."""
+    """What one client may see; without a `tenant`, the rows of all tenants."""
 
     tables: frozenset[str] = frozenset()
     ops: frozenset[Op] = frozenset()
     tenant: Tenant | None = None
 
     def form(self, change: Change, columns: Iterable[Column]) -> Form | None:
-        """How a change is shown; None when it is not."""
+        """Return the form in which a change is shown; None if it is not shown."""
         if self.tables and not (change.table in self.tables or f"{change.schema}.{change.table}" in self.tables):
             return None
         form: Form | None = "whole" if self.tenant is None else _authorized(self.tenant, change, columns)
@@ -50,7 +50,7 @@ def _authorized(tenant: Tenant, change: Change, columns: Iterable[Column]) -> Fo
 
 
 def shown(change: Change, form: Form) -> Change:
-    """The change in a form: what the form does not show is not in it."""
+    """Reduce a change to a form: it contains nothing that the form does not show."""
     if form == "whole":
         return change
     if form == "unsigned":
@@ -64,17 +64,17 @@ def shown(change: Change, form: Form) -> Change:
 
 
 class Event(NamedTuple):
-    """A change ready to be sent, and the cursor behind it."""
+    """A change ready to be sent, and the cursor after it."""
 
     data: bytes
     id: str
 
 
 class Page:
-    """A batch of the log, and what clients are sent of it, each written once.
+    """A batch of the log and its events for clients, each encoded once.
 
-    `signed` are the transactions whose actor may be shown. Without it, those of a whole batch are found here; those of
-    a part of one are not known, and shown without.
+    `signed` are the transactions whose actor may be shown. Without it, they are determined here for a complete batch;
+    for a partial batch they are unknown, and its changes are shown without the actor.
     """
 
     def __init__(self, batch: Batch, before: Cursor, signed: Collection[str] | None = None) -> None:
@@ -87,14 +87,14 @@ class Page:
         self._events: dict[tuple[View, Snapshot], list[Event]] = {}
 
     def after(self, since: Snapshot) -> Cursor | None:
-        """Where one stands with it who had read a snapshot before; None when that shows all of it."""
+        """Return the cursor after this page for a client that has read a snapshot; None if that contains the page."""
         if since.covers(self.until):
             return None
         cursor = self.batch.cursor
         return cursor if cursor.last is None else Cursor(cursor.log, since, self.until, cursor.last)
 
     def events(self, view: View, since: Snapshot) -> list[Event]:
-        """What a view shows of it to one who has read a snapshot."""
+        """Return the page's events in a view, for a client that has read a snapshot."""
         found = self._events.get((view, since))
         if found is None:
             found = self._events[view, since] = list(self._write(view, since))
@@ -117,7 +117,7 @@ class Page:
                 yield Event(sse("change", self._body(number, form), id), id)
 
     def _signs(self, change: Change, tenant: Tenant) -> bool:
-        """Whether the tenant may learn who made a change."""
+        """Whether the tenant may see the actor of a change."""
         transaction = change.source.transaction or ""
         if self._signed is not None:
             return transaction in self._signed

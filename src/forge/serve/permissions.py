@@ -1,8 +1,8 @@
-"""What somebody may do: in come who asks and what it needs, out comes nothing, or Forbidden.
+"""Permission checks: a caller and the required permission in; nothing, or Forbidden, out.
 
-A token permits the words of its claims `scope`, `scp` and `permissions`. Where there are no tokens nobody has a
-permission, and what needs one is closed; Forge's own queries are open then to this machine alone, and all else to
-requests for a host that is this server's.
+A token grants the words of its claims `scope`, `scp` and `permissions`. Without tokens, no caller has a permission, and
+everything that needs one is closed. Forge's own queries are then open only to this machine, and everything else to
+requests for one of this server's hosts.
 """
 
 import ipaddress
@@ -17,17 +17,17 @@ from forge.errors import ForgeError
 from forge.serve.auth import Identity
 
 _OWN_SITE: Final = (None, "none", "same-origin")
-"""What browsers say of requests by their user or by a page of the server itself; pictures have no origin to go by."""
+"""`Sec-Fetch-Site` values of requests by the user or by a page of this server; image requests have no `Origin`."""
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))?", re.ASCII)
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
 
 class Forbidden(ForgeError):
-    """Who asks may not do it, or may not see any of it."""
+    """The caller may not do it, or may not see any of it."""
 
 
 def permissions(claims: Mapping[str, Any]) -> frozenset[str]:
-    """What a token permits: words of `scope`, `scp` and `permissions`, each a text or a list.
+    """Return the permissions of a token: words of `scope`, `scp` and `permissions`, each a text or a list.
 
     >>> sorted(permissions({"scope": "openid forge:history", "permissions": ["a"], "scp": 7}))
     ['a', 'forge:history', 'openid']
@@ -41,7 +41,7 @@ def permissions(claims: Mapping[str, Any]) -> frozenset[str]:
 
 
 def permit(name: str, permission: str | None, identity: Identity, *, secured: bool) -> None:
-    """Raise Forbidden unless somebody may use a function of the application; `secured` where there are tokens."""
+    """Raise Forbidden unless the caller may use a function of the application; `secured`: tokens are configured."""
     if permission is None:
         return
     if not secured:
@@ -51,7 +51,7 @@ def permit(name: str, permission: str | None, identity: Identity, *, secured: bo
 
 
 def oversee(name: str, permission: str | None, identity: Identity, *, secured: bool) -> None:
-    """Raise Forbidden unless somebody may use a function of Forge's own, which knows no tenants."""
+    """Raise Forbidden unless the caller may use one of Forge's own functions, which span all tenants."""
     admit(name, permission, local=identity.local, secured=secured)
     if not secured:
         return
@@ -61,7 +61,7 @@ def oversee(name: str, permission: str | None, identity: Identity, *, secured: b
 
 
 def admit(name: str, permission: str | None, *, local: bool, secured: bool) -> None:
-    """Raise Forbidden where nobody of those who could ask from there may use something of Forge's own."""
+    """Raise Forbidden if no possible caller from there (`local` or not) may use one of Forge's own functions."""
     if not secured and not local:
         raise Forbidden(
             "without tokens the console is open to this machine alone",
@@ -72,11 +72,11 @@ def admit(name: str, permission: str | None, *, local: bool, secured: bool) -> N
 
 
 def local(request: HTTPConnection) -> bool:
-    """Whether somebody on this machine asks, by a name of this machine, and no page of another site.
+    """Whether the request is from this machine, uses a name of this machine, and is not from a page of another site.
 
-    A page that has its own name lead to this machine sends that name as `host`; what a proxy hands on may be anybody's.
-    A request by HTTP/1.0 is a proxy's: that of an nginx whom nobody has told otherwise names this machine as the host
-    and says nothing of itself. No browser speaks it.
+    A page whose own name resolves to this machine sends that name as `host`; a request through a proxy may be from
+    anybody. An HTTP/1.0 request is from a proxy: an nginx with default settings names this machine as the host and does
+    not identify itself. No browser uses HTTP/1.0.
     """
     headers = request.headers
     host, origin = headers.get("host", ""), headers.get("origin")
@@ -92,10 +92,10 @@ def local(request: HTTPConnection) -> bool:
 
 
 def check_host(request: HTTPConnection, allowed: Sequence[str]) -> None:
-    """Raise Forbidden unless a request is for this machine, for the address that it came in at, or an allowed host.
+    """Raise Forbidden unless a request is for this machine, for the address it arrived at, or for an allowed host.
 
-    A page can have its own name lead here, and is then, to its visitor's browser, a page of this server: only the name
-    tells. `*` allows all.
+    A page can make its own name resolve to this server, and the visitor's browser then treats it as a page of this
+    server: only the name shows it. `*` allows all.
     """
     host, here = request.headers.get("host", ""), request.scope.get("server")
     if not _answers(host, str(here[0]) if here else "", tuple(allowed)):
@@ -107,7 +107,7 @@ def check_host(request: HTTPConnection, allowed: Sequence[str]) -> None:
 
 @lru_cache(256)
 def _answers(host: str, here: str, allowed: tuple[str, ...]) -> bool:
-    """Whether a server that is reached at the address `here` answers for a host header.
+    """Whether a server reached at the address `here` serves a host header.
 
     >>> hosts = ("localhost:8710", "10.0.0.7:8710", "Shop.Test.", "evil.test", "10.0.0.8", "")
     >>> [_answers(host, "10.0.0.7", ("shop.test",)) for host in hosts]
@@ -122,7 +122,7 @@ def _answers(host: str, here: str, allowed: tuple[str, ...]) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name or address in one of its spellings.
+    """Normalize a name or address.
 
     >>> _plain("Shop.Example."), _plain("::ffff:10.0.0.7"), _plain("fd00:0::7")
     ('shop.example', '10.0.0.7', 'fd00::7')
@@ -132,7 +132,7 @@ def _plain(name: str) -> str:
 
 
 def loopback(host: str) -> bool:
-    """Whether a name or address is that of this machine for itself.
+    """Whether a name or address is a loopback name or address.
 
     >>> [loopback(host) for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "LocalHost", "10.0.0.1", "a.test", "")]
     [True, True, True, True, False, False, False]
@@ -144,7 +144,7 @@ def loopback(host: str) -> bool:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a text is, that of IPv4 where it is mapped into IPv6; None for a name."""
+    """Parse an address, and convert an IPv4 address mapped into IPv6; None for a name."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -154,7 +154,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def same_origin(origin: str, host: str) -> bool:
-    """Whether an Origin header is of a page of the host that a request is for.
+    """Whether an Origin header belongs to a page of the host that a request is for.
 
     >>> [same_origin(origin, "a.test") for origin in ("https://a.test", "http://b.test", "x://a.test", "null")]
     [True, False, False, False]
@@ -164,7 +164,7 @@ def same_origin(origin: str, host: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """A host header without its port; empty where it is malformed.
+    """Return a host header without its port; empty if it is malformed.
 
     >>> _name("127.0.0.1:8710"), _name("[::1]:8710"), _name("localhost"), _name("::1"), _name("[::1]evil.test")
     ('127.0.0.1', '::1', 'localhost', '', '')

@@ -1,8 +1,8 @@
-"""What functions return, as JSON Schema of the form in which clients get it.
+"""JSON Schema of function results, in the form that clients get.
 
-In come the annotations of what functions return, out come schemas and the components that they refer to. Values are in
-[their wire form](docs/reference/values.md): a Decimal is an object `{"$numeric": "12.30"}`, fields have the names that
-they have in Python. What is not annotated, or is of a type that says nothing, is an empty schema.
+Input: return annotations of functions. Output: schemas and the components they refer to. Values are in
+[their wire form](docs/reference/values.md): a Decimal is an object `{"$numeric": "12.30"}`, and fields keep their
+Python names. A missing annotation, or a type without information, gives an empty schema.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _NUMBER: Final[Object] = {"type": "number"}
 
 
 def tagged(tag: str, of: Object) -> Object:
-    """The schema of a value that JSON has no exact form for.
+    """Return the schema of a value that has no exact JSON form.
 
     >>> tagged("$int", {"type": "string"})["required"]
     ['$int']
@@ -44,14 +44,14 @@ BYTES: Final[Object] = tagged("$bytes", {"type": "string", "contentEncoding": "b
 
 
 class Returns:
-    """Schemas of what functions return, and the components that they share."""
+    """Schemas of function results, and their shared components."""
 
     def __init__(self) -> None:
         self.components: dict[str, Object] = {}
         self._names: dict[type, str] = {}
 
     def of(self, function: Function) -> Object:
-        """The schema of a function's result."""
+        """Return the schema of a function's result."""
         hint = typing.get_type_hints(function).get("return", Any)
         return self._schema(inspect.type_info(hint))
 
@@ -96,7 +96,7 @@ class Returns:
         return {}
 
     def _named(self, kind: type, fields: tuple[inspect.Field, ...]) -> Object:
-        """A reference to the component of a class; it may refer to itself."""
+        """Return a reference to the component of a class; the component may refer to itself."""
         if kind not in self._names:
             plain = "".join(letter if letter.isalnum() else "_" for letter in kind.__name__)
             name, number = f"{_PREFIX}{plain}", 1
@@ -105,7 +105,7 @@ class Returns:
             self._names[kind] = name
             self.components[name] = {}
             optional = typing.is_typeddict(kind)
-            if optional:  # msgspec has them by the alphabet
+            if optional:  # msgspec sorts them alphabetically
                 written = list(typing.get_type_hints(kind))
                 fields = tuple(sorted(fields, key=lambda field: written.index(field.name)))
             self.components[name] = {
@@ -119,7 +119,7 @@ class Returns:
 
 
 def _described(kind: type) -> Object:
-    """The class's own docstring, not what Python or msgspec wrote for it."""
+    """Return the class's own docstring, not one that Python or msgspec generated."""
     text = (kind.__dict__.get("__doc__") or "").strip()
     if not text or (dataclasses.is_dataclass(kind) and text.startswith(f"{kind.__name__}(")):
         return {}

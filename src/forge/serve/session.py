@@ -1,10 +1,10 @@
-"""One client's connection: its subscriptions, and what waits to be sent to it.
+"""One client's connection: its subscriptions, and its send queue.
 
-A client that reads slowly costs little: of each subscription only the latest push waits, of small messages (channels,
-answers) the last 256. Nothing here waits for a client but its own writer.
+A slow client costs little: the queue holds only the latest push per subscription, and the last 256 small messages
+(channels, answers). Only the client's own writer waits for it.
 
-- `full`: the latest result wins; results in between are left out.
-- `delta`: when a delta does not follow the one sent last, a `gap` goes out and then the whole result.
+- `full`: the latest result wins; intermediate results are skipped.
+- `delta`: when a delta does not follow the last one sent, the client gets a `gap` and then the full result.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ MOST_BYTES: Final = 1024 * 1024
 
 
 class Subscription:
-    """A subscription of a session; what `forge.react.push.Subscriber` asks for."""
+    """A subscription of a session; implements `forge.react.push.Subscriber`."""
 
     def __init__(self, session: "Session", name: str, mode: Mode, known: str | None) -> None:
         self._session = session
@@ -35,7 +35,7 @@ class Subscription:
         self.mode = mode
         self.group: Group | None = None
         self.asked: tuple[str, Any] = ("", None)
-        """The query and its arguments, as they were sent."""
+        """The query and its arguments, as sent."""
         self.hold: Hold | None = None
         self._sent: str | None = known
         self._first = True
@@ -49,7 +49,7 @@ class Subscription:
         return self._session.id
 
     def push(self, push: Push, /) -> None:
-        """Keep it until the writer comes; a push that waits already is replaced."""
+        """Keep the push for the writer; it replaces a push that is already waiting."""
         self._missed = self._missed or self._latest is not None
         self._latest, self._error = push, None
         self._session.ready(self)
@@ -59,14 +59,14 @@ class Subscription:
         self._session.ready(self)
 
     def reset(self) -> None:
-        """What waits is of another scope and is not to be sent."""
+        """Drop what is queued, because it belongs to another scope."""
         self._latest, self._error, self._missed = None, None, False
 
     def take(self) -> tuple[Push | None, Taken, bool]:
-        """The push to send, the event that it is, and whether others were left out before it; None when there is none.
+        """Return the push to send (None if there is none), its event, and whether earlier pushes were skipped.
 
-        The event is `unchanged` when the client said that it holds this very result, and `recovered` when it holds it
-        and was told of an error meanwhile.
+        The event is `unchanged` if the client said that it holds this result, and `recovered` if it holds it and got an
+        error in between.
         """
         push, missed, first = self._latest, self._missed, self._first
         self._latest, self._missed = None, False
@@ -88,13 +88,13 @@ class Subscription:
         return push, "snapshot" if missed else "update", missed
 
     def take_error(self) -> ForgeError | None:
-        """The error to send."""
+        """Remove and return the error to send."""
         error, self._error = self._error, None
         self._told_error = self._told_error or error is not None
         return error
 
     def frames(self) -> list[Frame]:
-        """What is to be sent now: a result, and after it an error that came later."""
+        """Return what to send: a result, followed by an error that arrived later."""
         push, event, missed = self.take()
         found = []
         if missed:
@@ -112,7 +112,7 @@ class Subscription:
 
 
 class Session:
-    """What one client is subscribed to and what it is to be sent. `closed` says why it is over."""
+    """One client's subscriptions and send queue. `closed` is the reason for its end."""
 
     def __init__(self, identity: Identity, address: str, clock: Callable[[], float]) -> None:
         self.id = secrets.token_urlsafe(18)
@@ -123,7 +123,7 @@ class Session:
         self.closed: str | None = None
         self.written = clock()
         self.on_ready: Callable[[], bool] | None = None
-        """Writes at once what is ready, or returns False; None while that may not be done."""
+        """Writes what is ready at once, or returns False; None while direct writes are not allowed."""
         self.warned = False
         self._dropped = 0
         self._clock = clock
@@ -136,17 +136,17 @@ class Session:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for the writer."""
+        """The number of queued messages."""
         return len(self._ready) + len(self._small)
 
     def ready(self, subscription: Subscription) -> None:
-        """A subscription has something to send."""
+        """Mark a subscription as ready to send."""
         self._ready[subscription] = None
         if self.on_ready is None or self._small or self.closed is not None or not self.on_ready():
             self._wake.set()
 
     def send(self, frame: Frame) -> None:
-        """Send a small message; when 256 wait, the oldest goes."""
+        """Queue a small message; beyond 256, the oldest is dropped."""
         if len(self._small) >= MOST_WAITING:
             self._small_bytes -= len(self._small.popleft().body)
             self._dropped += 1
@@ -155,28 +155,28 @@ class Session:
         self._wake.set()
 
     async def room(self) -> None:
-        """Return when little waits to be sent, or the session is closed."""
+        """Wait until the queue is short, or the session is closed."""
         while self._small_bytes > MOST_BYTES and self.closed is None:
             self._room.clear()
             await self._room.wait()
 
     def wake(self) -> None:
-        """Have the writer look for something to send; where it finds nothing it sends a ping."""
+        """Wake the writer; if nothing is queued, it sends a ping."""
         self._pinged = True
         self._wake.set()
 
     def close(self, reason: str) -> None:
-        """End it, after what waits has been sent."""
+        """End the session, after the queue is sent."""
         self.closed = self.closed or reason
         self._wake.set()
         self._room.set()
 
     def forget(self, subscription: Subscription) -> None:
-        """Send nothing more of a subscription."""
+        """Drop a subscription from the queue."""
         self._ready.pop(subscription, None)
 
     async def wait(self) -> None:
-        """Return when there is something to send, a ping is due, or the session is closed."""
+        """Wait until there is something to send, a ping is due, or the session is closed."""
         if not self._ready and not self._small and not self._pinged and self.closed is None:
             self._wake.clear()
             await self._wake.wait()
@@ -184,12 +184,12 @@ class Session:
         self.written = self._clock()
 
     def ready_subscriptions(self) -> list[Subscription]:
-        """Those that have something to send, which they have not from now on."""
+        """Drain and return the subscriptions that are ready to send."""
         ready, self._ready = self._ready, {}
         return list(ready)
 
     def frames(self) -> list[Frame]:
-        """All that is to be sent now."""
+        """Drain and return everything to send."""
         found: list[Frame] = []
         if self._dropped:
             found.append(Frame("gap", fields(dropped=self._dropped)))

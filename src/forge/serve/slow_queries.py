@@ -1,8 +1,8 @@
-"""Threads for questions that take long: a few of each kind at once, so that no kind waits for another.
+"""Run slow queries in dedicated threads: a few per kind at once, so that no kind waits for another.
 
-In comes what is to be done, out comes what it returns. Who no longer waits for an answer has the statement cancelled
-that it has come to, and leaves its thread busy until that ends. No thread keeps the process from ending: when questions
-are given up, who waits for them is told so at once, and their statements are cancelled.
+Input: a function. Output: its return value. When a caller stops waiting, its current statement is cancelled, and its
+thread stays busy until the statement ends. Threads never keep the process alive: when queries are given up, their
+callers get an error at once, and their statements are cancelled.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from forge.errors import ServerError
 from forge.postgres.connection import Connection, opened
 
 AT_ONCE: Final = 4
-"""Questions of a kind that are answered at once; others wait."""
+"""Queries of one kind that run at once; others wait."""
 PATIENCE: Final = 1.0
-"""Seconds for which threads are waited for that were given up."""
+"""Seconds to wait for threads whose queries were given up."""
 
 T = TypeVar("T")
 
 
 class Question:
-    """One question, and the connections that it is asked on."""
+    """One query, and its connections."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -39,7 +39,7 @@ class Question:
 
 
 class _Kind:
-    """The questions of a kind, each with its work."""
+    """The queries of a kind, each with its function."""
 
     def __init__(self) -> None:
         self.running: set[Question] = set()
@@ -47,7 +47,7 @@ class _Kind:
 
 
 class Threads:
-    """Those of one node."""
+    """The threads of one node."""
 
     def __init__(self) -> None:
         self._kinds: defaultdict[str, _Kind] = defaultdict(_Kind)
@@ -56,7 +56,7 @@ class Threads:
         self._idle.set()
 
     async def run(self, kind: str, work: Callable[[], T]) -> T:
-        """What `work` returns; ServerError where it is given up."""
+        """Run `work` in a thread and return its result; raise ServerError if it is given up."""
         if kind.startswith(self._over):
             raise given_up()
         question, context = Question(asyncio.get_running_loop()), contextvars.copy_context()
@@ -72,7 +72,7 @@ class Threads:
         return answer
 
     def give_up(self, kinds: str = "") -> None:
-        """Answer no more questions of the kinds that begin so."""
+        """Give up all queries of the kinds with this prefix, and refuse new ones."""
         self._over = (*self._over, kinds)
         running: list[Question] = []
         for found in (found for kind, found in self._kinds.items() if kind.startswith(kinds)):
@@ -84,7 +84,7 @@ class Threads:
             _begin_to_cancel(running)
 
     async def close(self) -> None:
-        """Give up all that there is, and wait a moment for it to end."""
+        """Give up all queries, and wait for a short time for them to end."""
         self.give_up()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
@@ -101,24 +101,24 @@ class Threads:
                 thread = threading.Thread(target=self._work, args=arguments, name=f"forge {kind}", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError as error:  # there is no room for another thread
+                except RuntimeError as error:  # no more threads can be started
                     found.running.discard(question)
                     question.answer.set_exception(error)
         if not any(found.running for found in self._kinds.values()):
             self._idle.set()
 
     def _work(self, kind: str, question: Question, work: Callable[[], Any]) -> None:
-        """What a thread does."""
+        """Main function of a thread."""
         answer = None
         error: BaseException | None = None
         try:
             answer = work()
         except StopIteration as raised:
-            error = RuntimeError(repr(raised))  # which no future takes as it is
+            error = RuntimeError(repr(raised))  # a future does not accept the original exception
         except BaseException as raised:
             error = raised
         question.ended.set()
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and no caller waits
             question.loop.call_soon_threadsafe(self._ended, kind, question, answer, error)
 
     def _ended(self, kind: str, question: Question, answer: Any, error: BaseException | None) -> None:
@@ -132,17 +132,17 @@ class Threads:
 
 
 def _begin_to_cancel(questions: Sequence[Question]) -> None:
-    with contextlib.suppress(RuntimeError):  # there is no room for another thread: they end by themselves
+    with contextlib.suppress(RuntimeError):  # no more threads can be started: the queries end without it
         threading.Thread(target=_cancel, args=(questions,), name="forge cancel", daemon=True).start()
 
 
 def _cancel(questions: Iterable[Question]) -> None:
-    """Cancel what they have come to, again and again: it may have been between two statements, or about to connect."""
+    """Cancel the current statements repeatedly: a thread may be between two statements, or about to connect."""
     deadline = time.monotonic() + PATIENCE
     while left := [question for question in questions if not question.ended.is_set()]:
         for question in left:
             for connection in question.connections:
-                with contextlib.suppress(psycopg.Error):  # it does not answer, and is not waited for
+                with contextlib.suppress(psycopg.Error):  # the server does not answer; do not wait for it
                     connection.cancel_safe(timeout=PATIENCE)
         if time.monotonic() >= deadline:
             return
@@ -150,5 +150,5 @@ def _cancel(questions: Iterable[Question]) -> None:
 
 
 def given_up() -> ServerError:
-    """What is said to those whose question the end of the server comes before."""
+    """Return the error for queries that the server's shutdown interrupts."""
     return ServerError("the server ends before this is answered", fix="ask again in a while")

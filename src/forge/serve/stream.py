@@ -1,9 +1,8 @@
-"""Writing a stream of events: at once where the client keeps up, else when it can take more.
+"""Write a stream of events: directly if the client keeps up, otherwise when it can take more.
 
-Most pushes find a client that has read everything. They are written where they happen, without waking a task: of a
-fan-out to thousands of clients that would be most of the cost. A client that does not keep up makes the server's `send`
-wait; then the session's own task waits with it, and what comes meanwhile waits in the session, the latest of each
-subscription.
+Most pushes meet a client that has read everything. They are written directly, without waking a task, because in a
+fan-out to thousands of clients the wake-ups would be most of the cost. With a slow client, the server's `send` blocks;
+then the session's own task waits, and new pushes queue in the session, the latest per subscription.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ class Stream:
         self._begun: Awaitable[None] | None = None
 
     async def run(self, receive: Receive, hello: bytes) -> None:
-        """Write until either side ends it."""
+        """Write until either side ends the stream."""
         session = self._session
         leaving = asyncio.get_running_loop().create_task(left(session, receive))
         try:
@@ -45,7 +44,7 @@ class Stream:
                 if self._begun is not None:
                     await self._begun
                     self._begun = None
-                closed = session.closed  # before what waits is taken: a reason to close is sent too
+                closed = session.closed  # read before the queue is drained: the close reason is sent too
                 body = self._events(session)
                 if body or closed is None:
                     await self._write(body or PING)
@@ -54,7 +53,7 @@ class Stream:
             if session.closed != "gone":
                 await self._send({"type": "http.response.body", "body": b""})
         except OSError:
-            pass  # the client is gone, and there is nobody to tell
+            pass  # the client has disconnected
         finally:
             session.on_ready = None
             leaving.cancel()
@@ -62,12 +61,12 @@ class Stream:
                 await leaving
 
     async def _write(self, body: bytes) -> None:
-        self._session.on_ready = None  # in order: what is pushed meanwhile waits for this
+        self._session.on_ready = None  # keeps the order: later pushes wait for this one
         await self._send(_body(body))
         self._session.on_ready = self._write_at_once
 
     def _write_at_once(self) -> bool:
-        """Write what is ready; False when the session's task is to do it."""
+        """Write what is ready; return False if the session's task must do it."""
         if self._begun is not None:
             return False
         body = self._events(self._session)
@@ -80,7 +79,7 @@ class Stream:
 
 
 def begun(work: Any) -> Awaitable[None] | None:
-    """Run a coroutine up to where it waits; None when it did not, else what is to be awaited for the rest."""
+    """Run a coroutine until it waits; return None if it finished, otherwise an awaitable for the rest."""
     try:
         first = work.send(None)
     except StopIteration:
@@ -89,7 +88,7 @@ def begun(work: Any) -> Awaitable[None] | None:
 
 
 class _Rest:
-    """What is left of a coroutine that waits for a future already."""
+    """The rest of a coroutine that is already waiting for a future."""
 
     def __init__(self, work: Coroutine[Any, Any, None], first: Any) -> None:
         self._work = work
@@ -114,7 +113,7 @@ def _body(body: bytes) -> Message:
 
 
 async def left(session: Session, receive: Receive) -> None:
-    """Close the session when the client goes."""
+    """Close the session when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     session.close("gone")

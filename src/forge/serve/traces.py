@@ -1,6 +1,6 @@
-"""Traces: one span from a write to the push that it caused, in the trace that the write was part of.
+"""Traces: one span from a write to the push it caused, in the trace of the write.
 
-Without OpenTelemetry installed, or with no SDK configured, this costs next to nothing and does nothing.
+Without OpenTelemetry, or without a configured SDK, this does nothing at almost no cost.
 """
 
 import time
@@ -17,14 +17,14 @@ with suppress(ImportError):
 
 
 def trace_push(group: Group, push: Push) -> None:
-    """Record the way from each traced write to this push as a span that began when the row was written."""
+    """Record one span per traced write that led to this push; the span starts when the row was written."""
     if _otel is None:
         return
     for trace, cause in {cause.trace: cause for cause in reversed(push.causes) if cause.trace}.items():
         try:
             number = int(trace, 16)
         except ValueError:
-            continue  # an application's own form of trace ids
+            continue  # not a W3C trace id: the application has its own format
         if len(trace) != 32 or number == 0:
             continue
         sampled = _otel.TraceFlags(_otel.TraceFlags.SAMPLED)

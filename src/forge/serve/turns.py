@@ -1,14 +1,13 @@
-"""Turns to run: each user has a few requests running at once and a short queue behind them.
+"""Turns to run: each user has a few running requests and a short queue.
 
-In come a holder (a user, or an address where nobody is named) and maybe an idempotency key; inside the block the
-request runs. One user's slow requests therefore hold a bounded share of the connections, and a copy of a request that
-is running holds none.
+Input: a holder (a user, or an address if there is no user) and optionally an idempotency key. The request runs inside
+the block. The slow requests of one user therefore hold a bounded share of the connections, and a duplicate of a running
+request holds none.
 
 Invariants:
 
-- At most `running` requests of a holder run and at most `waiting` more wait, in the order they came. Others are
-  refused.
-- Of requests with one key, one runs. The others wait before they count as running.
+- At most `running` requests of a holder run and at most `waiting` more wait, in order of arrival. Others are refused.
+- Among requests with one key, one runs. The others wait before they count as running.
 - A holder without requests, and a key without calls, leave nothing behind.
 """
 
@@ -20,11 +19,11 @@ from typing import Final
 from forge.serve.limits import RETRY_AFTER_SECS, Holder, TooMany
 
 PATIENCE: Final = 30.0
-"""Seconds that a request waits for its turn."""
+"""Maximum wait for a turn, in seconds."""
 
 
 class _Queue:
-    """Places for some at a time, and how many are there or wait."""
+    """A semaphore, and the number of requests that hold it or wait."""
 
     def __init__(self, places: int) -> None:
         self.room = asyncio.Semaphore(places)
@@ -41,14 +40,14 @@ class Turns:
         self._holders: dict[Hashable, _Queue] = {}
         self._keys: dict[Hashable, _Queue] = {}
         self.running = 0
-        """Requests that run."""
+        """Number of running requests."""
         self.waiting = 0
-        """Requests that wait for their turn."""
+        """Number of waiting requests."""
         self.refused = 0
-        """Requests that were refused, since the start."""
+        """Number of refused requests since the start."""
 
     def __len__(self) -> int:
-        """How many holders and keys are known."""
+        """The number of known holders and keys."""
         return len(self._holders) + len(self._keys)
 
     def free(self, holder: Holder) -> bool:
@@ -58,7 +57,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, holder: Holder, key: Hashable = None) -> AsyncIterator[None]:
-        """Wait for a turn and keep it for the block; raise TooMany when too many wait, or it does not come in time."""
+        """Wait for a turn and hold it for the block; raise TooMany if too many wait or the wait times out."""
         async with contextlib.AsyncExitStack() as stack:
             mine = stack.enter_context(_using(self._holders, holder, self._most_running))
             if mine.users > self._most_running + self._most_waiting:
@@ -89,7 +88,7 @@ class Turns:
 
 @contextlib.contextmanager
 def _using(queues: dict[Hashable, _Queue], name: Hashable, places: int) -> Iterator[_Queue]:
-    """The queue of a name, which is there as long as somebody uses it."""
+    """Yield the queue of a name; it exists while it is in use."""
     queue = queues.setdefault(name, _Queue(places))
     queue.users += 1
     try:

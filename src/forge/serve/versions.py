@@ -1,14 +1,14 @@
-"""What changed since a version, over HTTP: for documents that depend on each other.
+"""Changes since a version, over HTTP: for documents that depend on each other.
 
     GET /versions/available, or of one resource with ?resource=project/name
     GET /versions/{project}/{resource}?minChangeVersion=98000&maxChangeVersion=99120&limit=100&pageToken=…
     GET /versions/{project}/{resource}/deletes, /keyChanges, /stream, with the same parameters
 
-Where tokens are asked for, one needs the permission that `Options.versions` names: as it is for all resources, with
-`:project` or `:project/resource` behind it for those. A resource by access shows a token what its subject has access
-to, and nothing to somebody without a name. A window that the journals no longer reach is 410, with the oldest version
-that they do. A page ends before it is larger than a result may be, unless it is of one item, and has a `next`; where
-that was misjudged, by long names around small items, it is 413.
+With tokens, a caller needs the permission that `Options.versions` names: alone for all resources, or followed by
+`:project` or `:project/resource` for these. A resource by access shows a token what its subject has access to, and
+nothing to a caller without a user name. A window that starts before the journals is 410, with the oldest version that
+they have. A page ends before it exceeds the size limit of a result, unless it has one item, and has a `next`; if the
+estimate is wrong, because of long names around small items, it is 413.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,11 +41,11 @@ from forge.versions.sync.source import install_id
 from forge.versions.wire import told
 
 MOST: Final = 1_000
-"""Items of a page."""
+"""Maximum number of items per page."""
 
 Query = Callable[..., Page[Any]]
 QUERIES: Final[Mapping[str, Query]] = {"": changes, "/deletes": deletes, "/keyChanges": key_changes, "/stream": stream}
-"""The queries of a resource, by how their path ends."""
+"""The queries of a resource, by the end of their path."""
 
 _STATUS: Final[Mapping[type[ForgeError], int]] = {
     WindowInvalid: 400,
@@ -76,7 +76,7 @@ async def versions_available(node: Node, request: Request) -> Response:
 
 
 async def versions_page(node: Node, query: Query, request: Request) -> Response:
-    """GET /versions/{project}/{resource}, and what goes under it"""
+    """GET /versions/{project}/{resource}, and the paths below it"""
     given = request.query_params
     named = request.path_params
     resource = Resource(named["project"], named["resource"], given.get("resourceVersion") or DEFAULT_VERSION)
@@ -112,7 +112,7 @@ async def _answered(
 
 
 def _body(answer: Answer, most: int) -> bytes:
-    """An answer as JSON. A page is cut where it is read; the names around its items may make it larger yet."""
+    """Encode an answer as JSON. A page is cut when it is read; the names around its items may make it larger."""
     body = encode(answer).encode()
     if len(body) > most and len(answer.get("items", ())) > 1:
         raise TooLarge(f"the page has more than {most} bytes", fix="ask for a smaller limit")
@@ -120,7 +120,7 @@ def _body(answer: Answer, most: int) -> bytes:
 
 
 def _failure(error: ForgeError) -> Response:
-    """As everywhere; what the journals no longer reach is told with the oldest version that they do."""
+    """Return the error response; for a window before the journals, with the oldest version that they have."""
     body: Answer = {"error": error_fields(error)}
     if isinstance(error, WindowExpired):
         body["oldest"] = error.oldest
@@ -129,7 +129,7 @@ def _failure(error: ForgeError) -> Response:
 
 
 def check(node: Node, identity: Identity, resource: Resource | None) -> None:
-    """Forbidden unless the token permits the resource; without one, unless it permits any."""
+    """Raise Forbidden unless the token permits the resource; without a resource, unless it permits any."""
     wanted = node.options.versions
     if wanted is None:
         raise Forbidden("change versions are closed here", fix="set versions to the permission that opens them")
@@ -147,7 +147,7 @@ def check(node: Node, identity: Identity, resource: Resource | None) -> None:
 
 
 def subject(auth: Auth) -> str | None:
-    """Whom grants name: a user, within the tenant if the token has one. A slash that is part of a name is %2F.
+    """Return the subject of grants: a user, within the tenant if the token has one. A slash in a name becomes %2F.
 
     >>> subject(Auth(user="ada")), subject(Auth(user="ada", tenant="acme")), subject(Auth(user="acme/ada"))
     ('ada', 'acme/ada', 'acme%2Fada')
@@ -159,7 +159,7 @@ def subject(auth: Auth) -> str | None:
 
 
 def _seen_by(resource: Resource, auth: Auth) -> str:
-    """For whom the answer is, of a resource by access."""
+    """Return the subject that the answer is for, of a resource by access."""
     who = subject(auth)
     if who is None:
         raise Forbidden(f"{resource} is shown by access, and nobody is named", fix="send a token that names a user")

@@ -1,11 +1,12 @@
 """WebSocket: the same events as over SSE, and requests on the same connection.
 
 A client's messages are JSON objects with a `type`: `auth` (first, unless the handshake had a token), `subscribe`,
-`unsubscribe`, `query`, `mutate`, `join`, `leave`, `publish`, `ping`. What asks for an answer carries an `id` of the
-client's, and the `answer` has it. A malformed message gets an `error` answer; too many of them end the connection.
+`unsubscribe`, `query`, `mutate`, `join`, `leave`, `publish`, `ping`. A request carries an `id` that the client
+chooses, and its `answer` repeats the id. A malformed message gets an `error` answer; too many of them end the
+connection.
 
-Close codes: 4400 malformed, 4401 not authorized or expired, 4429 too many, 1012 the server restarts. A page of
-an origin that is not allowed is refused in the handshake, as over HTTP.
+Close codes: 4400 malformed, 4401 not authorized or expired, 4429 too many, 1012 the server restarts. The handshake
+refuses a page of an origin that is not allowed, as over HTTP.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _CLOSE: Final = {"expired": 4401, "revoked": 4401, "restart": 1012}
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What a client sends; which fields matter depends on the type."""
+    """A client's message; the type decides which fields are used."""
 
     type: str
     id: str | None = None
@@ -61,10 +62,10 @@ class Socket:
         self._websocket = websocket
         self._calls: set[asyncio.Task[None]] = set()
         self._after = NOW
-        """The mutations that were answered on this connection: its queries show them."""
+        """The mutations answered on this connection: its queries contain them."""
 
     async def run(self) -> None:
-        """Serve it until either side ends it."""
+        """Serve the connection until either side ends it."""
         try:
             check_origin(self._websocket.headers, self._node.options.origins)
         except Forbidden as error:
@@ -96,7 +97,7 @@ class Socket:
             await self._end(code, session.closed or "")
 
     async def _admitted(self) -> Session:
-        """A session for whoever the token is of, in the handshake's header or in the first message."""
+        """Open a session for the token's user; the token is in the handshake's header or in the first message."""
         token = bearer(self._websocket.headers)
         if token is None and self._node.options.auth is not None:
             async with asyncio.timeout(FIRST_MESSAGE):
@@ -111,7 +112,7 @@ class Socket:
         return session
 
     async def _read(self, session: Session) -> int:
-        """Handle messages until the client goes or errs too often; returns the close code."""
+        """Handle messages until the client disconnects or sends too many errors; return the close code."""
         rate = self._node.gate.rate()
         wrong = 0
         while session.closed is None:
@@ -164,7 +165,7 @@ class Socket:
             raise BadArguments(f"there is no message type {message.type[:40]!r}", fix="see the docs of /forge/ws")
 
     async def _call(self, session: Session, message: Message) -> None:
-        """A query or mutation, whose answer may come after those of others."""
+        """Run a query or mutation; answers may arrive out of order."""
         identity = session.identity
         try:
             if message.type == "query":
@@ -178,11 +179,11 @@ class Socket:
                 result, answer = await self._node.mutate(
                     mutation, message.args, identity, None, message.key, session.address
                 )
-                if answer.xid is not None:  # one from before may not show what was acknowledged since
+                if answer.xid is not None:  # a repeated answer may not see mutations acknowledged since
                     self._after = self._after.superseded(NOW if answer.repeated else known, int(answer.xid))
                 repeated = {"repeated": True} if answer.repeated else {}
                 head, body = fields(id=message.id, xid=answer.xid, **repeated), result.json()
-            await session.room()  # a client that does not read has its calls wait
+            await session.room()  # the calls of a slow client wait
             session.send(Frame("answer", head[:-1] + b',"result":' + body + b"}"))
         except ForgeError as error:
             session.send(Frame("error", fields(id=message.id, **error_fields(error))))
@@ -195,10 +196,10 @@ class Socket:
             session.send(Frame("answer", fields(id=message.id, **more)))
 
     async def _write(self, session: Session) -> int:
-        """Send what the session has ready until it is closed; returns the close code."""
+        """Send what the session has ready until it is closed; return the close code."""
         while True:
             await session.wait()
-            closed = session.closed  # before what waits is taken: a reason to close is sent too
+            closed = session.closed  # read before the queue is drained: the close reason is sent too
             frames = session.frames()
             for frame in frames:
                 await self._websocket.send_text(socket(frame.event, frame.body))
@@ -221,7 +222,7 @@ class Socket:
 
 
 async def refuse(websocket: WebSocket, error: ForgeError) -> None:
-    """Answer the handshake with an error, as over HTTP where the web server can do that."""
+    """Answer the handshake with an error, as over HTTP if the web server supports it."""
     with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
         if "websocket.http.response" in websocket.scope.get("extensions", {}):
             await websocket.send_denial_response(failure(error))

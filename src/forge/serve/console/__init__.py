@@ -1,11 +1,12 @@
-"""The console's side of a server: live queries of Forge's own, called `forge.*`, and the page that shows them.
+"""Server side of the console: Forge's own live queries, named `forge.*`, and the page that shows them.
 
-In comes a node, out comes its registry of what the console asks; `docs/how-to/console.md` lists the shapes. What always
-holds:
+Input: a node. Output: its registry of console queries; `docs/how-to/console.md` lists their shapes.
 
-- Who asks is checked by the node before anything here runs: see `forge.serve.permissions.oversee`.
-- What takes long runs in a thread, on a connection of its own, for a limited time.
-- Values of columns that are excluded or masked now are in no answer.
+Invariants:
+
+- The node checks the caller before anything here runs: see `forge.serve.permissions.oversee`.
+- Slow work runs in a thread, on a dedicated connection, with a timeout.
+- Values of columns that are currently excluded or masked are never in an answer.
 """
 
 from forge.config import Config
@@ -18,7 +19,7 @@ __all__ = ["registry"]
 
 
 def registry(node: Node, config: Config, *, title: str) -> Registry:
-    """What the console may ask a node that runs by a configuration; from now on the node is watched for it."""
+    """Return the console queries of a node that runs with this configuration, and start to record its activity."""
     desk = Desk(node, config, title)
     for part in (log, tracking, running, deliveries, past, lake, doctor):
         part.register(desk)

@@ -1,4 +1,4 @@
-"""What a node did in its last two minutes, second by second, counted as it happens: no table is read for it.
+"""Activity of a node in the last two minutes, per second, counted as it happens, without reading a table.
 
 >>> from types import SimpleNamespace as Some
 >>> activity = Activity(Some(on_batch=[], on_push=[], on_latency=lambda stage, seconds: None), clock=lambda: 1000.2)
@@ -20,13 +20,13 @@ from forge.react.push import Push
 SECONDS: Final = 120
 MINUTE: Final = 60
 MOST_LATENCIES: Final = 1000
-"""Of one second; the first ones stand for the others."""
+"""Per second; the first samples represent the rest."""
 
 Table = tuple[str, str]
 
 
 class Watched(Protocol):
-    """What `forge.react.reactor.Reactor` has."""
+    """The part of `forge.react.reactor.Reactor` that the counters need."""
 
     on_batch: list[Callable[[Batch], None]]
     on_push: list[Callable[[Group, Push], None]]
@@ -42,13 +42,13 @@ class _Second:
 
 
 class Activity:
-    """Counts of a reactor by second. Runs of Forge's own queries are not among them."""
+    """Counts of a reactor per second, without runs of Forge's own queries."""
 
     def __init__(self, reactor: Watched, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._ring: deque[_Second] = deque(maxlen=SECONDS)
         self.last: dict[Table, datetime] = {}
-        """When each table last changed, as far as this node has seen it."""
+        """Time of each table's last change that this node has seen."""
         reactor.on_batch.append(self._batch)
         reactor.on_push.append(self._pushed)
         before = reactor.on_latency
@@ -60,25 +60,25 @@ class Activity:
         reactor.on_latency = both
 
     def observe(self, stage: str, seconds: float) -> None:
-        """A stage of a push took so long."""
+        """Record the duration of a stage of a push."""
         if stage == "run":
             self._now().runs += 1
         elif stage == "commit_to_push" and len(self._now().latencies) < MOST_LATENCIES:
             self._now().latencies.append(max(0.0, seconds))
 
     def seconds(self) -> list[dict[str, Any]]:
-        """The last two minutes, oldest first, with the second that is not over."""
+        """Return the last two minutes, oldest first, including the current second."""
         known = {each.at: each for each in self._ring}
         now = int(self._clock())
         return [_told(known.get(at) or _Second(at)) for at in range(now - SECONDS + 1, now + 1)]
 
     def latency(self, part: float) -> float | None:
-        """The milliseconds from commit to push that this part of the last two minutes' pushes took at the most."""
+        """Return this quantile of the latency from commit to push in the last two minutes, in milliseconds."""
         since = self._clock() - SECONDS
         return quantile([value for each in self._ring if each.at > since for value in each.latencies], part)
 
     def per_minute(self) -> Counter[Table]:
-        """Changes of each table in the last minute."""
+        """Return the number of changes per table in the last minute."""
         since = self._clock() - MINUTE
         found: Counter[Table] = Counter()
         for each in self._ring:
@@ -105,7 +105,7 @@ class Activity:
 
 
 def quantile(values: Iterable[float], part: float) -> float | None:
-    """In milliseconds.
+    """Return a quantile, in milliseconds.
 
     >>> quantile([0.3, 0.1, 0.2], 0.5), quantile([0.1, 0.2], 0.95), quantile([], 0.5)
     (200.0, 200.0, None)

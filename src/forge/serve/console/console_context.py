@@ -1,5 +1,5 @@
-"""What every query of the console is given: the node and its configuration, what was seen of it, and the database asked
-in a thread."""
+"""Context of all console queries: the node, its configuration and its activity, and access to the database in a
+thread."""
 
 import os
 import socket
@@ -16,14 +16,14 @@ from forge.serve.node import CONSOLE, Node
 from forge.wire import decode_value
 
 MOST_TEXT: Final = 16_384
-"""Characters of a text that are shown."""
+"""Maximum number of characters shown of a text."""
 OFTEN: Final = 0.9
-"""Seconds: every time that the reactor looks for what is to be refreshed."""
+"""Seconds; refreshes at every check of the reactor."""
 T = TypeVar("T")
 
 
 class Desk:
-    """Where the queries of one node's console are made."""
+    """Register the console queries of one node."""
 
     def __init__(self, node: Node, config: Config, title: str) -> None:
         self.node = node
@@ -37,7 +37,7 @@ class Desk:
     def query(
         self, function: Function, name: str, *, key: tuple[str, ...] = (), every: float | None, scope: Scope = "public"
     ) -> None:
-        """A query that runs again every so many seconds while somebody looks."""
+        """Register a query that runs again every `every` seconds while it has subscribers."""
         self.registry.query(
             function,
             name=name,
@@ -52,11 +52,11 @@ class Desk:
         self.registry.mutation(function, name=name, permission=self.node.options.operate, own=True)
 
     async def ask(self, ask: Callable[[Connection], T], kind: str = CONSOLE) -> T:
-        """What a function says of the database, in a thread and not for ever; others of its kind may wait for it."""
+        """Run a function on the database in a thread, with a timeout; other queries of its kind may wait for it."""
         return await asked(self.node, kind, ask, less="ask for less: a table, a shorter time")
 
     async def thread(self, work: Callable[[], T], kind: str) -> T:
-        """What a function returns that may take long; others of its kind may wait for it."""
+        """Run a slow function in a thread; others of its kind may wait for it."""
         return await self.node.threads.run(kind, work)
 
 
@@ -65,7 +65,7 @@ def utc(at: datetime | None) -> datetime | None:
 
 
 def given(value: Any) -> Any:
-    """A value among the arguments, which may be tagged as in results.
+    """Decode an argument value, which may be tagged as in results.
 
     >>> given({"id": {"$int": "9007199254740993"}}), given("4711")
     ({'id': 9007199254740993}, '4711')
@@ -74,7 +74,7 @@ def given(value: Any) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """A value of a column, its texts cut where they are too long to be looked at.
+    """Return a column value for display, with long texts cut.
 
     >>> shown("x" * 20_000)[16_380:], shown([1, {"a": "b"}])
     ('xxxx… (20,000 characters)', [1, {'a': 'b'}])

@@ -1,7 +1,7 @@
-"""Consumers, dead letters, the outbox and webhooks; sending letters again, and forgetting them.
+"""Consumers, dead letters, the outbox and webhooks; replay and discard of dead letters.
 
-A letter's change has values of rows, and a message's payload may have: neither is shown, nor is what of a webhook's URL
-may let one in.
+The change of a letter contains row values, and the payload of a message may contain them: neither is shown. Parts of a
+webhook's URL that may grant access are not shown either.
 """
 
 import logging
@@ -29,18 +29,18 @@ _log = logging.getLogger(__name__)
 
 
 class LetterUnknown(ForgeError):
-    """There is no such letter, or no more."""
+    """The letter does not exist, or was removed."""
 
 
 def register(desk: Desk) -> None:
     url = desk.node.reactor.url
 
     async def consumers(ctx: Context) -> list[dict[str, Any]]:
-        """Every shard of every consumer, and how it fares; webhooks are told of by their own query."""
+        """Every shard of every consumer, with its status; webhooks have their own query."""
         return [_consumer(each) for each in await Control(url).statuses() if not each.name.startswith(WEBHOOK)]
 
     async def webhooks(ctx: Context) -> list[dict[str, Any]]:
-        """Every endpoint, without its secrets, and how it fares."""
+        """Every endpoint, without its secrets, with its status."""
         standing = {each.name: each for each in await Control(url).statuses()}
         return [
             {
@@ -54,7 +54,7 @@ def register(desk: Desk) -> None:
         ]
 
     async def dead_letters(ctx: Context, limit: int = 200) -> list[dict[str, Any]]:
-        """What could not be handled or sent, in order: changes of consumers, then messages of the outbox."""
+        """Changes and messages that could not be handled or sent, in order: first of consumers, then of the outbox."""
         if not 1 <= limit <= MOST_LETTERS:
             raise BadArguments(f"limit cannot be {limit}", fix=f"use 1 to {MOST_LETTERS}")
         letters = await desk.ask(lambda connection: parked(connection, limit))
@@ -77,12 +77,12 @@ def register(desk: Desk) -> None:
         ]
 
     async def outbox(ctx: Context) -> list[dict[str, Any]]:
-        """Every topic that has messages, and how it fares."""
+        """Every topic that has messages, with its status."""
         found = await desk.thread(Outbox(url).lag, OUTBOX)
         return [{**msgspec.structs.asdict(each), "seconds": round(each.seconds, 1)} for each in found]
 
     async def replay_letter(ctx: Context, id: str) -> dict[str, Any]:
-        """Have a letter sent again, with all of its row or key."""
+        """Send a letter again, with all letters of its row or key."""
         kind, number = _parsed(id)
         if kind == "consumer":
             count = await ctx.db.execute(sql("replay_letter"), {"id": int(number)})
@@ -92,7 +92,7 @@ def register(desk: Desk) -> None:
         return {"replayed": count}
 
     async def discard_letter(ctx: Context, id: str) -> dict[str, Any]:
-        """Forget a letter; what waits behind it goes on."""
+        """Remove a letter; what waits behind it continues."""
         kind, number = _parsed(id)
         if kind == "consumer":
             await ctx.db.execute(sql("keep_letters"))
@@ -139,7 +139,7 @@ def _consumer(status: Status) -> dict[str, Any]:
 
 
 def _fares(status: Status | None) -> dict[str, Any]:
-    """How an endpoint's consumer stands; nobody has begun to work on a new one."""
+    """Return the status of an endpoint's consumer; a new endpoint has none yet."""
     told = {} if status is None else _consumer(status)
     counts = ("delivered", "retried", "parked", "dead_letters")
     others = ("working", "lag_events", "lag_seconds", "last_error", "error_at")

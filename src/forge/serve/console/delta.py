@@ -1,7 +1,7 @@
-"""A Delta table on this machine's disk, looked at without Spark: its files, their sizes and rows, as its log says.
+"""Read a Delta table on the local disk without Spark: its files, their sizes and row counts, from its log.
 
-In comes the folder of a table, out come the files that its newest version has. A log is read on from where it was left.
-Only what Delta writes by itself is read: commits in JSON, and the checkpoints that stand for those that were removed.
+Input: the folder of a table. Output: the files of its newest version. Each read of the log continues at the last
+position. Only what Delta writes by default is read: commits in JSON, and the checkpoints that replace removed commits.
 """
 
 import re
@@ -39,7 +39,7 @@ class _File(msgspec.Struct):
 
     @property
     def id(self) -> tuple[Any, ...]:
-        """A file whose rows are deleted by another vector is another one."""
+        """The identity of a file; the same file with another deletion vector is another file."""
         vector = self.deletionVector
         return self.path, vector and (vector.storageType, vector.pathOrInlineDv, vector.offset)
 
@@ -54,7 +54,7 @@ class _Last(msgspec.Struct):
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file of a table; `rows` without those that are deleted, `most` the greatest values of its columns."""
+    """A file of a table; `rows` excludes deleted rows, `most` has the greatest values of its columns."""
 
     path: Path
     bytes: int
@@ -63,7 +63,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Table:
-    """One table, and how far its log has been read."""
+    """One table, and the position up to which its log was read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -72,7 +72,7 @@ class Table:
         self._files: dict[tuple[Any, ...], File] = {}
 
     def files(self) -> list[File]:
-        """The files of the newest version; none when there is no table."""
+        """Return the files of the newest version; empty if there is no table."""
         commits = {int(match[1]): path for path in self._listed() if (match := _COMMIT.fullmatch(path.name))}
         newer = sorted(version for version in commits if version > self._version)
         if newer and newer[0] != self._version + 1:
@@ -84,7 +84,7 @@ class Table:
         return list(self._files.values())
 
     def rows(self, columns: list[str], files: Iterable[File]) -> Iterator[dict[str, Any]]:
-        """Rows of some of its files."""
+        """Yield the rows of some of its files."""
         for file in files:
             yield from _parquet(file.path, columns)
 
@@ -92,7 +92,7 @@ class Table:
         return self._log.iterdir() if self._log.is_dir() else ()
 
     def _begin_anew(self, commits: Iterable[int]) -> None:
-        """From a checkpoint: commits before it are gone."""
+        """Start again from a checkpoint: the commits before it were removed."""
         try:
             last = msgspec.json.decode((self._log / "_last_checkpoint").read_bytes(), type=_Last)
         except (OSError, msgspec.DecodeError):
@@ -134,5 +134,5 @@ def _parquet(path: Path, columns: list[str]) -> list[dict[str, Any]]:
 
 
 def _in_utc(value: Any) -> Any:
-    """Spark's times are in UTC and do not say so."""
+    """Set UTC on a time: Spark's times are in UTC but carry no time zone."""
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value

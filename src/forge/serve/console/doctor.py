@@ -1,4 +1,4 @@
-"""`forge.doctor`: what `forge doctor` finds of this node's database by its configuration, with the fixes."""
+"""`forge.doctor`: the findings of `forge doctor` for this node's database and configuration, with the fixes."""
 
 import asyncio
 from typing import Any, Final
@@ -17,7 +17,7 @@ TIMEOUT: Final = 25.0
 
 def register(desk: Desk) -> None:
     async def doctor(ctx: Context) -> list[dict[str, Any]]:
-        """What is wrong with this set-up, and what to do about it."""
+        """Problems of this setup, and their fixes."""
         try:
             async with asyncio.timeout(TIMEOUT):
                 found = await desk.thread(lambda: _examined(desk.node.reactor.url, desk.config), "console doctor")

@@ -1,7 +1,7 @@
-"""`forge.pipeline`: how far the lake beside this server is, what its last batches brought, how large its tables are.
+"""`forge.pipeline`: the progress of the local lake, its last batches, and the sizes of its tables.
 
-The lake is read from its files, on this machine's disk alone; `forge pipeline status` tells of one elsewhere. Whether
-it equals the database is what the last comparison found: `forge pipeline verify`, or a run with `--verify`.
+The lake is read from its files, only on the local disk; for a remote lake, use `forge pipeline status`. Whether the
+lake equals the database is the result of the last comparison: `forge pipeline verify`, or a run with `--verify`.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ from forge.serve.console.delta import File, Table
 EVERY: Final = 3.0
 RECENT: Final = 20
 RUN: Final = 10**10
-"""Batches of a run are numbered from its number times this on: see `forge.pipeline.bronze`."""
+"""The batches of a run are numbered from its number times this value: see `forge.pipeline.bronze`."""
 _BATCH: Final = ["batch", "run", "cursor", "changes", "quarantined", "tables", "newest", "seconds", "at"]
 
 
 class _Ledger(msgspec.Struct):
-    """What the lake's own tables say."""
+    """The content of the lake's own tables."""
 
     batches: int
     changes: int
@@ -46,7 +46,7 @@ class _Ledger(msgspec.Struct):
 
 
 class Lake:
-    """A lake in a folder; its tables are read on from where they were left, by one thread at a time."""
+    """A lake in a folder; reads of its tables continue at the last position, in one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,7 +54,7 @@ class Lake:
         self._one = threading.Lock()
 
     def look(self) -> _Ledger:
-        """What is there now."""
+        """Return the current content."""
         with self._one:
             return self._look()
 
@@ -109,7 +109,7 @@ def register(desk: Desk) -> None:
     lake = None if path is None else _local(path)
 
     async def pipeline(ctx: Context) -> dict[str, Any] | None:
-        """How far the lake is, what its last batches brought, and how large its tables are."""
+        """The progress of the lake, its last batches, and the sizes of its tables."""
         if path is None:
             return None
         if lake is None:
@@ -174,19 +174,19 @@ def _batch(row: dict[str, Any], checked: tuple[bool, datetime] | None) -> dict[s
 
 
 def _newest(files: Iterable[File]) -> list[File]:
-    """The files that the newest batches are in; Delta has the greatest number of each file."""
+    """Return the files with the newest batches; Delta records the greatest number of each file."""
     return heapq.nlargest(RECENT, files, key=lambda file: file.most.get("batch", 0))
 
 
 def _local(path: str) -> Lake | None:
-    """The lake, if it is on this machine."""
+    """Return the lake if it is on this machine."""
     if path.startswith("file:"):
         path = unquote(urlsplit(path).path)
     return None if "://" in path else Lake(Path(path).expanduser())
 
 
 def _name(folder: str) -> str:
-    """The table that a folder of a lake is of: see `forge.pipeline.lake.folder`.
+    """Return the table of a lake folder: see `forge.pipeline.lake.folder`.
 
     >>> _name("public.orders"), _name("a~2fb~20~7e~c3~bc")
     ('public.orders', 'a/b ~ü')

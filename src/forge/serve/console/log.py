@@ -1,4 +1,4 @@
-"""`forge.overview`: what this server is, and how its log stands."""
+"""`forge.overview`: this server, and the state of its log."""
 
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,7 +19,7 @@ OLDEST_WRITE: Final = """
     WHERE a.datname = current_database() AND a.backend_xid IS NOT NULL
       AND EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.relation = 'forge.forge_event_log'::regclass)
 """
-"""For how long the oldest write of a tracked table is open: no reader can be behind for longer by waiting."""
+"""Age of the oldest open write to a tracked table: it bounds the lag of a reader that waits for it."""
 _LOG: Final = f"""
     SELECT (SELECT count(*) FROM forge.tracked_table WHERE disabled_at IS NULL),
            (SELECT at FROM forge.forge_event_log ORDER BY transaction_id DESC LIMIT 1),
@@ -33,7 +33,7 @@ def register(desk: Desk) -> None:
     node = desk.node
 
     async def overview(ctx: Context) -> dict[str, Any]:
-        """What this server is, and how its log stands."""
+        """This server, and the state of its log."""
         groups = [group for group in node.reactor.groups.values() if not group.call.query.own]
         secured, operate = node.options.auth is not None, node.options.operate
         log = await desk.ask(_log)
@@ -75,7 +75,7 @@ def _log(connection: Connection) -> dict[str, Any]:
 
 
 def _embedded(cluster: Path) -> str | None:
-    """Where the embedded server is that this cluster is of, as `forge init` says it; None for any other server's.
+    """Return the place of the embedded server of this cluster, as `forge init` prints it; None for other servers.
 
     >>> from tempfile import mkdtemp
     >>> place = Path(mkdtemp())

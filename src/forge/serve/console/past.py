@@ -1,5 +1,5 @@
-"""`forge.history`, `forge.as_of`, `forge.audit` and `forge.revert_plan`: the past of a row, who did what, what undoing
-it would do. Nothing is written by any of them."""
+"""`forge.history`, `forge.as_of`, `forge.audit` and `forge.revert_plan`: the history of a row, an audit, and a preview
+of an undo. None of them writes."""
 
 import time
 from collections import OrderedDict
@@ -27,16 +27,16 @@ from forge.values import too_deep
 EVERY: Final = 2.0
 KIND: Final = "console past"
 MOST: Final = 200
-"""Entries of a page, and rows of a plan."""
+"""Maximum number of entries per page, and of rows per plan."""
 PAGES: Final = 8
-"""Pages of histories that are kept."""
+"""Maximum number of cached history pages."""
 KEPT: Final = 60.0
-"""Seconds that a page is kept: what leaves the log under a key that the row had before, leaves its mark only there."""
+"""Lifetime of a page, in seconds: removal of entries under an earlier key of the row does not change the row's mark."""
 _exact: Final = msgspec.json.Decoder(float_hook=Decimal)
 
 
 class Pages:
-    """The answers that were given last, each for as long as its mark is the same.
+    """Cache of the last answers, each valid while its mark is the same.
 
     >>> pages, answers = Pages(), iter("ab")
     >>> [pages.get("question", mark, lambda: next(answers)) for mark in (1, 1, 2)]
@@ -49,7 +49,7 @@ class Pages:
         self._known: OrderedDict[Hashable, tuple[Hashable, float, Any]] = OrderedDict()
 
     def get(self, question: Hashable, mark: Hashable, answer: Callable[[], Any]) -> Any:
-        """What is known, else `answer`; the mark must be from before."""
+        """Return the cached answer, otherwise call `answer`; the mark must be read before the answer."""
         now = self._clock()
         with self._lock:
             known = self._known.get(question)
@@ -69,7 +69,7 @@ def register(desk: Desk) -> None:
     pages = Pages()
 
     async def history(ctx: Context, table: str, key: Any, before: str | None = None, limit: int = 50) -> dict[str, Any]:
-        """Every change of one row, newest first, a page at a time."""
+        """Every change of one row, newest first, in pages."""
         _check(limit)
 
         def look(connection: Connection) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def register(desk: Desk) -> None:
         return await desk.ask(look, KIND)
 
     async def as_of(ctx: Context, table: str, key: Any, at: str) -> dict[str, Any]:
-        """One row as it was, and how far that is from the instant asked for."""
+        """One row at an instant, and the distance of the answer from that instant."""
 
         def look(connection: Connection) -> dict[str, Any]:
             past = row_as_of(connection, table, _key(key), instant_or_now(at))
@@ -111,7 +111,7 @@ def register(desk: Desk) -> None:
         before: str | None = None,
         limit: int = 50,
     ) -> dict[str, Any]:
-        """Who changed what, newest first, a page at a time; never the values."""
+        """Actors and their changes, newest first, in pages; never the values."""
         _check(limit)
         ops = () if op is None else (_op(op),)
         begin, end = (None if at is None else instant(at) for at in (since, until))
@@ -121,7 +121,7 @@ def register(desk: Desk) -> None:
         return {"entries": entries, "next": page.next}
 
     async def revert_plan(ctx: Context, trace: str | None = None, transaction: str | None = None) -> dict[str, Any]:
-        """What undoing a request or a transaction would do; nothing is locked or written."""
+        """The effects of undoing a request or a transaction; nothing is locked or written."""
         choice = Undone(trace=trace, transaction=transaction)
 
         def look(connection: Connection) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _check(limit: int) -> None:
 
 
 def _key(value: Any) -> object:
-    """A key among the arguments: text in any form of the command line, or a value or an object, tagged as in results.
+    """Parse a key argument: text in any form of the command line, or a value or an object, tagged as in results.
 
     >>> _key("a=1,b=2"), _key("4711"), _key({"id": {"$int": "9007199254740993"}})
     ({'a': '1', 'b': '2'}, '4711', {'id': 9007199254740993})
@@ -202,7 +202,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 
 def _decoded(raw: msgspec.Raw) -> Any:
-    """A value of the log; as everywhere, one that is nested too deep is its text.
+    """Decode a value of the log; a value that is nested too deeply becomes its text.
 
     >>> _decoded(msgspec.Raw(b"[1.50]")), _decoded(msgspec.Raw(b"[" * 300 + b"]" * 300))[:3]
     ([Decimal('1.50')], '[[[')

@@ -1,4 +1,4 @@
-"""`forge.queries` and `forge.metrics`: what this node keeps fresh, and at what cost. No database is asked."""
+"""`forge.queries` and `forge.metrics`: the live queries of this node, and their cost. Neither uses the database."""
 
 import hashlib
 import heapq
@@ -13,7 +13,7 @@ from forge.react.registry import Auth
 from forge.serve.console.console_context import OFTEN, Desk, shown
 
 MOST: Final = 500
-"""Groups that are shown, those with most subscribers."""
+"""Maximum number of groups shown; those with the most subscribers come first."""
 COUNTS: Final = ("changes", "touched", "pruned", "runs", "pushed", "wasted", "missed", "failed", "checked", "resyncs")
 
 
@@ -21,12 +21,12 @@ def register(desk: Desk) -> None:
     node, activity = desk.node, desk.activity
 
     async def queries(ctx: Context) -> list[dict[str, Any]]:
-        """The queries that this node keeps fresh, each with its arguments and for whom."""
+        """The live queries of this node, each with its arguments and its scope."""
         groups = heapq.nlargest(MOST, node.reactor.groups.values(), key=lambda group: len(group.subscribers))
         return sorted(map(_group, groups), key=lambda each: (each["own"], each["query"], each["id"]))
 
     async def metrics(ctx: Context) -> dict[str, Any]:
-        """What this node did since it started, and in the last two minutes."""
+        """Counters of this node since its start, and for the last two minutes."""
         groups = [group for group in node.reactor.groups.values() if not group.call.query.own]
         return {
             **{name: getattr(node.reactor.metrics, name) for name in COUNTS},

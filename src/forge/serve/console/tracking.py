@@ -1,8 +1,8 @@
 """`forge.tables`: every table, tracked or not; `forge.enable` and `forge.disable`.
 
-How often a table changes is what this node saw in the last minute. When it last changed is asked of the newest part of
-the log once, and then seen. How large a table is that somebody has to himself is not known until he is done: to ask
-would be to wait for him.
+The rate of changes is what this node saw in the last minute. The time of the last change is read once from the newest
+part of the log, and then observed. The size of a table that is locked exclusively is unknown until the lock ends,
+because the query would have to wait for the lock.
 """
 
 import logging
@@ -79,7 +79,7 @@ def register(desk: Desk) -> None:
         return _listed(connection), oldest
 
     async def tables(ctx: Context) -> list[dict[str, Any]]:
-        """Every table: how it is tracked, how often it changes, how large it is."""
+        """Every table: its tracking, its rate of changes, and its size."""
         rows, oldest = await desk.ask(look)
         rates, seen = desk.activity.per_minute(), desk.activity.last
         return [
@@ -103,7 +103,7 @@ def register(desk: Desk) -> None:
     async def enable(
         ctx: Context, table: str, exclude: list[str] | None = None, mask: list[str] | None = None
     ) -> dict[str, Any]:
-        """Track a table from now on; what is not said stays as it was, also before it was disabled."""
+        """Track a table; options that are not given keep their value, even from before the table was disabled."""
         await ctx.db.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         now = await ctx.db.fetch_one(_SETTINGS, table=table)
         assert now is not None
@@ -115,7 +115,7 @@ def register(desk: Desk) -> None:
         return {"table": now["name"]}
 
     async def disable(ctx: Context, table: str) -> dict[str, Any]:
-        """Track a table no longer; what was logged stays in the log."""
+        """Stop tracking a table; its changes stay in the log."""
         await ctx.db.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         was = await _change(ctx, table, "SELECT public.forge_disable_reactivity(%s)", (table,))
         _log.info("%s is no longer tracked, by the console, by %s", table, ctx.auth.user)
@@ -127,7 +127,7 @@ def register(desk: Desk) -> None:
 
 
 def _listed(connection: Connection) -> list[Any]:
-    """The rows of _TABLES, without sizes where somebody takes one of the tables at that very moment."""
+    """Return the rows of _TABLES; without sizes if a table gets locked at that moment."""
     connection.execute(f"SET lock_timeout = '{SIZE_TIMEOUT}'".encode())
     try:
         return connection.execute((_TABLES % _SIZE).encode()).fetchall()
@@ -136,7 +136,7 @@ def _listed(connection: Connection) -> list[Any]:
 
 
 async def _change(ctx: Context, table: str, statement: str, values: tuple[Any, ...]) -> Any:
-    """Writers queue up behind a wait for a lock, so it is short."""
+    """Run a change with a short lock timeout, because writers queue behind a wait for a lock."""
     try:
         return await ctx.db.fetch_value(statement, values)
     except psycopg.errors.LockNotAvailable as error:
