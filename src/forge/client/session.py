@@ -200,7 +200,7 @@ class Session:
     def _ask(self, live: Live, *, again: bool = False) -> None:
         self._start(self._subscribe(live, again))
 
-    async def _subscribe(self, live: Live, anew: bool) -> None:
+    async def _subscribe(self, live: Live, again: bool) -> None:
         """Request the subscription until the server accepts or refuses it."""
         backoff = self._new_backoff()
         if live.mismatches > 1:
