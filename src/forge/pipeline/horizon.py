@@ -26,7 +26,7 @@ def note(spark: SparkSession, lake: Lake, what: str, until: datetime) -> None:
 
 
 def horizons(spark: SparkSession, lake: Lake) -> dict[str, datetime]:
-    """Return the times from which bronze and the histories of tables are complete; tables never purged have no entry."""
+    """Return the times from which bronze and the histories are complete; tables never purged have no entry."""
     if not exists(spark, lake.horizon):
         return {}
     rows = load(spark, lake.horizon).groupBy("what").agg(F.max(F.unix_micros("until")).alias("until")).collect()
