@@ -31,12 +31,13 @@ test: ready-to-test ## run all tests, on real servers that they start themselves
 long: ready-to-test ## run the tests that take minutes each, one after the other: the pipeline's, slow consumers
 	$(BIN)/pytest -m long --timeout 1200 $(ARGS)
 
-check: ready ## lint, format, types, the import arrows of the architecture and the documents' links
+check: ready ## lint, format, types, the import arrows, the documents' links and the words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/links.py
+	$(BIN)/python tools/words.py
 	@if [ -d clients/node_modules ]; then npm run check --prefix clients; else echo "the types of clients/ need Node.js"; fi
 
 bench: ready ## measure speed, each figure beside its target

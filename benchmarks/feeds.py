@@ -1,7 +1,7 @@
 """Forge's feeds beside the Debezium engine, on the same server, the same rows, in turns of one run.
 
 Rows of about 150 bytes in transactions of 1,000, read as a backlog: by Forge into Changes, by the engine into its
-batches of JSON. Latency is from the return of a commit to the Change, or to the engine's batch, at 50 commits per second.
+batches of JSON. Latency is from the return of a commit to the Change, or to the engine's batch, at 50 commits/s.
 What `forge.debezium.encode` adds for one who wants envelopes is measured by itself.
 """
 

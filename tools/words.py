@@ -40,12 +40,10 @@ def findings(name: str, text: str) -> Iterator[str]:
         for match in _WORD.finditer(line):
             instead = list(INSTEAD.values())[(match.lastindex or 1) - 1]
             yield f"{name}:{number}: {match[0]} → {instead}"
-    if (
-        name.startswith("src/")
-        and name.endswith(".py")
-        and (match := _OPENER.match(ast.get_docstring(ast.parse(text)) or ""))
-    ):
-        yield f'{name}:1: the docstring opens with "{match[0]}" → name the thing first'
+    if name.startswith("src/") and name.endswith(".py"):
+        opener = _OPENER.match(ast.get_docstring(ast.parse(text)) or "")
+        if opener is not None:
+            yield f'{name}:1: the docstring opens with "{opener[0]}" → name the thing first'
 
 
 def main() -> int:
