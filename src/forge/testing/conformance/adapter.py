@@ -1,4 +1,4 @@
-"""What the suite must be told of a database: how one opens it, writes to it and breaks it.
+"""Adapter of a database for the suite: open it, write to it, break it.
 
 An adapter is one fresh database for one check. Only `source` and `writer` must be written; whatever else is left out is
 reported as not checked, never as passed. `Unsupported` is raised by what a database does not have.

@@ -1,4 +1,4 @@
-"""What the suite writes, in no database's language: an adapter's writer says it in its own.
+"""Writes of the suite, independent of a database: an adapter's writer translates them.
 
 Every database has the tables `items` and `others`, both with a key of one whole number, a short text, a whole number
 and a long text, and the table `types` with a column for each of the adapter's samples. All but the key may be null.

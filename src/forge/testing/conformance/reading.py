@@ -1,4 +1,4 @@
-"""How checks read: a listener that keeps what a source gives, and a state that changes are applied to.
+"""Readers of the checks: a listener that keeps all changes of a source, and a state that changes are applied to.
 
 Every wait has a deadline and ends as soon as its condition holds; when it does not come true, a Violation says what was
 seen instead.

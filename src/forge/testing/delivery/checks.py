@@ -1,4 +1,4 @@
-"""What was received against what the log says: a pure function, so that it can be seen to fail."""
+"""Compare what was received with the log: a pure function, so that tests can make it fail."""
 
 from collections.abc import Collection, Mapping, Sequence
 

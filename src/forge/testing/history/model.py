@@ -1,4 +1,4 @@
-"""What happened in a history, as data: what writers know, what readers wrote down, what the database says.
+"""A history as data: what writers know, what readers recorded, what the database says.
 
 Nothing here speaks to a server, so that the checks can be fed histories that never were.
 """

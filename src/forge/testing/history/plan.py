@@ -1,4 +1,4 @@
-"""What a history consists of, as data: a seed in, a Plan out, the same one every time.
+"""Plan of a history as data: a seed in, a Plan out, the same one every time.
 
 A plan can be printed, saved as JSON, made smaller (`shrink`) and run again. Times are seconds from the start of
 the run, except where a name says milliseconds.

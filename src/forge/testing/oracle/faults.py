@@ -1,4 +1,4 @@
-"""What goes wrong in a round, and is over when the round is: one method for each kind of fault."""
+"""Faults of a round, which end with it: one method for each kind."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""How a seed becomes a plan: the same seed, the same plan."""
+"""Generate a plan from a seed: the same seed gives the same plan."""
 
 import random
 from typing import Final

@@ -1,4 +1,4 @@
-"""What must hold, asked of the database without any of the queries that are tested."""
+"""Invariants, checked in the database without any of the queries under test."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run does, and what it found."""
+"""Plan of a run, and its findings."""
 
 from typing import Final, Literal
 
