@@ -1,94 +1,86 @@
 """Forge makes a database's changes usable: captured once, with who and why, in order, without loss.
 
-What is named here is imported when it is first asked for, so that `import forge`, and with it every command, is quick.
+`__all__` has what most programs use. Errors are in `forge.errors`. Names are imported when they are first used, so that
+`import forge`, and with it every command, starts quickly.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge import debezium, wire
+    from forge import debezium as debezium
+    from forge import wire as wire
     from forge.app import Forge as Forge
     from forge.cache import Cache as Cache
-    from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source
-    from forge.changelog.follow import follow
-    from forge.changelog.install import install
-    from forge.changelog.maintenance import Policy, maintain, run_once
-    from forge.changelog.reader import Batch, Reader
+    from forge.change import JSON_NULL as JSON_NULL
+    from forge.change import UNAVAILABLE as UNAVAILABLE
+    from forge.change import Change as Change
+    from forge.change import Context as Context
+    from forge.change import Op as Op
+    from forge.change import Source as Source
+    from forge.changelog.follow import follow as follow
+    from forge.changelog.install import install as install
+    from forge.changelog.maintenance import Policy as Policy
+    from forge.changelog.maintenance import maintain as maintain
+    from forge.changelog.maintenance import run_once as run_once
+    from forge.changelog.reader import Batch as Batch
+    from forge.changelog.reader import Reader as Reader
     from forge.client import connect as connect
-    from forge.cursor import Cursor
-    from forge.errors import (
-        ConfigError,
-        ContextError,
-        CursorError,
-        CursorExpired,
-        CursorForeign,
-        CursorInvalid,
-        DecodeError,
-        EncodeError,
-        ForgeError,
-        HistoryUnavailable,
-        NotifyError,
-        NotInstalled,
-        OutboxError,
-        RedactError,
-        RevertRefused,
-        RowMismatch,
-        SchemaTooNew,
-        ServerError,
-        TrackingError,
-    )
-    from forge.history.asof import AsOf, as_of, at_instant, row_as_of, table_as_of
-    from forge.observing import QueryEvent, observe, on
-    from forge.tracking.context import transaction
-    from forge.tracking.current import Current, context, current
+    from forge.cursor import Cursor as Cursor
+    from forge.errors import ConfigError as ConfigError
+    from forge.errors import ContextError as ContextError
+    from forge.errors import CursorError as CursorError
+    from forge.errors import CursorExpired as CursorExpired
+    from forge.errors import CursorForeign as CursorForeign
+    from forge.errors import CursorInvalid as CursorInvalid
+    from forge.errors import DecodeError as DecodeError
+    from forge.errors import EncodeError as EncodeError
+    from forge.errors import ForgeError as ForgeError
+    from forge.errors import HistoryUnavailable as HistoryUnavailable
+    from forge.errors import NotifyError as NotifyError
+    from forge.errors import NotInstalled as NotInstalled
+    from forge.errors import OutboxError as OutboxError
+    from forge.errors import RedactError as RedactError
+    from forge.errors import RevertRefused as RevertRefused
+    from forge.errors import RowMismatch as RowMismatch
+    from forge.errors import SchemaTooNew as SchemaTooNew
+    from forge.errors import ServerError as ServerError
+    from forge.errors import TrackingError as TrackingError
+    from forge.history.asof import AsOf as AsOf
+    from forge.history.asof import as_of as as_of
+    from forge.history.asof import at_instant as at_instant
+    from forge.history.asof import row_as_of as row_as_of
+    from forge.history.asof import table_as_of as table_as_of
+    from forge.observing import QueryEvent as QueryEvent
+    from forge.observing import observe as observe
+    from forge.observing import on as on
+    from forge.tracking.context import transaction as transaction
+    from forge.tracking.current import Current as Current
+    from forge.tracking.current import context as context
+    from forge.tracking.current import current as current
     from forge.tracking.middleware import ContextMiddleware as ContextMiddleware
     from forge.tracking.middleware import WsgiContextMiddleware as WsgiContextMiddleware
-    from forge.tracking.notify import Notification, listen, notify
-    from forge.tracking.outbox import inbox, outbox
-    from forge.tracking.paused import without_tracking
+    from forge.tracking.notify import Notification as Notification
+    from forge.tracking.notify import listen as listen
+    from forge.tracking.notify import notify as notify
+    from forge.tracking.outbox import inbox as inbox
+    from forge.tracking.outbox import outbox as outbox
+    from forge.tracking.paused import without_tracking as without_tracking
     from forge.tracking.sqlalchemy import on_change as on_change
     from forge.tracking.sqlalchemy import track as track
 
 __all__ = [
-    "JSON_NULL",
     "UNAVAILABLE",
-    "AsOf",
-    "Batch",
+    "Cache",
     "Change",
-    "ConfigError",
-    "Context",
-    "ContextError",
-    "Current",
     "Cursor",
-    "CursorError",
-    "CursorExpired",
-    "CursorForeign",
-    "CursorInvalid",
-    "DecodeError",
-    "EncodeError",
+    "Forge",
     "ForgeError",
-    "HistoryUnavailable",
-    "NotInstalled",
-    "Notification",
-    "NotifyError",
     "Op",
-    "OutboxError",
-    "Policy",
-    "QueryEvent",
-    "Reader",
-    "RedactError",
-    "RevertRefused",
-    "RowMismatch",
-    "SchemaTooNew",
-    "ServerError",
-    "Source",
-    "TrackingError",
     "as_of",
-    "at_instant",
+    "connect",
     "context",
     "current",
-    "debezium",
     "follow",
     "inbox",
     "install",
@@ -97,12 +89,10 @@ __all__ = [
     "notify",
     "observe",
     "on",
+    "on_change",
     "outbox",
-    "row_as_of",
-    "run_once",
-    "table_as_of",
+    "track",
     "transaction",
-    "wire",
     "without_tracking",
 ]
 

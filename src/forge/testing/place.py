@@ -1,4 +1,4 @@
-"""Directory for the files of temporary servers: in memory where the machine has plenty, else the system's temporary one.
+"""Directory for the files of temporary servers: in memory where there is plenty, else the system's temporary one.
 
 Files in memory survive a crash of the processes that wrote them, as files on a disk do; making a database there takes a
 tenth of the time. Nothing that measures a disk belongs there.
