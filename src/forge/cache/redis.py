@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
+from forge.backoff import Backoff
 from forge.cache.entry import EPOCH, Entry, Stamps, fresh
 from forge.cache.store import Lease
 from forge.errors import ConfigError, one_line
@@ -280,14 +281,13 @@ class Redis:
             self._probing = asyncio.get_running_loop().create_task(self._probe())
 
     async def _probe(self) -> None:
-        pause, longest = PROBE
+        backoff = Backoff(*PROBE)
         while True:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(backoff.next())
             if await self._answers():
                 _log.warning("the cache's Redis answers again")
                 self._probing = None
                 return
-            pause = min(longest, pause * 2)
 
     async def _answers(self) -> bool:
         """Whether Redis answers, and has been told what it is owed; then it is up."""

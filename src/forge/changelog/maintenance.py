@@ -37,6 +37,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
+from forge.backoff import Backoff
 from forge.changelog import partitions, unread
 from forge.changelog.install import require_installed
 from forge.cursor import Snapshot
@@ -140,23 +141,22 @@ async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
     Later a lost connection or another transient error is logged as a warning and retried. Permanent errors are raised
     at any time: Forge is not installed, or its schema is newer than this program.
     """
-    failures = 0
+    backoff = Backoff(0.5, _LONGEST_PAUSE)
     connected = False
     with ThreadPoolExecutor(1, "forge-maintenance") as thread:
         while True:
-            pause = min(policy.interval, _STANDBY)
+            pause = min(policy.interval, _STANDBY) * random.uniform(0.5, 1.5)
             try:
                 keeper = await _in(thread, lambda: Keeper.open(url, policy))
                 connected = True
                 await _hold(url, keeper, policy, thread)
-                failures = 0
+                backoff.reset()
             except (psycopg.Error, ServerError) as error:
                 if not connected:
                     raise
-                failures += 1
-                pause = min(_LONGEST_PAUSE, 0.25 * 2**failures)
+                pause = backoff.next()
                 logger.warning("maintenance of the log is interrupted: %s", _line(error))
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            await asyncio.sleep(pause)
 
 
 async def _hold(url: str, keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:

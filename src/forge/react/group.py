@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from forge.backoff import Backoff
 from forge.change import Change
 from forge.changelog.follow import Wakeup
 from forge.config import default
@@ -72,7 +73,7 @@ class Group:
         self.touched_at: float | None = None
         self.idle_since = 0.0
         self.refreshed = 0.0
-        self.failures = 0
+        self.backoff = Backoff(0.2, 5.0)
         self.retry: asyncio.TimerHandle | None = None
         self.runs = self.pushed = self.wasted = self.failed = 0
         self.took: float | None = None

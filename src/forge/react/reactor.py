@@ -394,7 +394,7 @@ class Reactor:
             self.on_latency("run", took)
         if self.groups.get(group.key) is not group:
             return
-        group.failures = 0
+        group.backoff.reset()
         recovered, group.error = group.error is not None, None
         self._note_volatile(group, outcome)
         group.coverage = outcome.coverage
@@ -469,15 +469,13 @@ class Reactor:
         group.failed += 1
         self.metrics.failed += not group.call.query.own
         group.refreshed = self._clock()
-        group.failures += 1
         group.error = error
         for subscriber in list(group.subscribers):
             subscriber.fail(error)
         if isinstance(error, ServerError):
-            delay = min(5.0, 0.1 * 2 ** min(group.failures, 6)) * random.uniform(0.5, 1.0)
             if group.retry is not None:
                 group.retry.cancel()
-            group.retry = asyncio.get_running_loop().call_later(delay, self._again, group)
+            group.retry = asyncio.get_running_loop().call_later(group.backoff.next(), self._again, group)
         elif isinstance(error, QueryRefused):
             if group.result is None:
                 self._drop(group)

@@ -190,35 +190,38 @@ class Session:
     async def _control_message(self, data: bytes) -> Spool | None:
         """Handle what is no row; the spool of a transaction that is committed now and to be decoded."""
         decoder, kind = self._decoder, data[25:26]
-        if kind == b"B":
-            self._begin(*protocol.begin(data))
-        elif kind == b"C":
-            self._end = protocol.commit(data).end
-            self._committed()
-        elif kind == b"R":
-            decoder.learn(data[26:30], await self._relation(protocol.relation(data)))
-        elif kind == b"M":
-            decoder.message(data)
-        elif kind == b"T":
-            decoder.truncate(data)
-        elif kind == b"S":
-            xid, first = protocol.stream_start(data)
-            if first or xid not in self._streamed:
-                self._streamed[xid] = Spool()
-            self._block = self._streamed[xid]
-        elif kind == b"E":
-            self._block = None
-        elif kind == b"A":
-            self._abort(protocol.stream_abort(data))
-        elif kind == b"c":
-            xid, commit = protocol.stream_commit(data)
-            self._begin(commit.commit, commit.at, xid)
-            self._end = commit.end
-            return self._streamed.pop(xid)
-        elif kind in (b"b", b"P", b"p", b"K", b"r"):
-            return self._two_phase(kind, data)
-        elif kind not in (b"O", b"Y"):
-            raise SourceError(f"the server sent an unknown message {kind!r}", fix="upgrade Forge, or use feed=log")
+        match kind:
+            case b"B":
+                self._begin(*protocol.begin(data))
+            case b"C":
+                self._end = protocol.commit(data).end
+                self._committed()
+            case b"R":
+                decoder.learn(data[26:30], await self._relation(protocol.relation(data)))
+            case b"M":
+                decoder.message(data)
+            case b"T":
+                decoder.truncate(data)
+            case b"S":
+                xid, first = protocol.stream_start(data)
+                if first or xid not in self._streamed:
+                    self._streamed[xid] = Spool()
+                self._block = self._streamed[xid]
+            case b"E":
+                self._block = None
+            case b"A":
+                self._abort(protocol.stream_abort(data))
+            case b"c":
+                xid, commit = protocol.stream_commit(data)
+                self._begin(commit.commit, commit.at, xid)
+                self._end = commit.end
+                return self._streamed.pop(xid)
+            case b"b" | b"P" | b"p" | b"K" | b"r":
+                return self._two_phase(kind, data)
+            case b"O" | b"Y":
+                pass
+            case _:
+                raise SourceError(f"the server sent an unknown message {kind!r}", fix="upgrade Forge, or use feed=log")
         return None
 
     def _two_phase(self, kind: bytes, data: bytes) -> Spool | None:
