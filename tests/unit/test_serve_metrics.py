@@ -1,25 +1,16 @@
 """What Prometheus is answered: parsed back with its own parser."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from forge.react.group import Metrics
 from forge.serve.metrics import BUCKETS, Instruments
 
-
-@dataclass
-class Counts:
-    changes: int = 1
-    pruned: int = 2
-    touched: int = 3
-    runs: int = 4
-    wasted: int = 5
-    pushed: int = 6
-    failed: int = 7
-    missed: int = 0
-    checked: int = 9
-    resyncs: int = 10
+COUNTS = Metrics(changes=1, pruned=2, touched=3, runs=4, wasted=5, pushed=6, failed=7, checked=9, resyncs=10)
 
 
 @dataclass
@@ -28,9 +19,15 @@ class Group:
 
 
 @dataclass
-class Reactor:
-    metrics: Counts = field(default_factory=Counts)
+class Observed:
+    """What metrics read of a reactor."""
+
+    metrics: Metrics = field(default_factory=lambda: msgspec.structs.replace(COUNTS))
     groups: dict[str, Group] = field(default_factory=dict)
+
+
+def observed(groups: dict[str, Group] | None = None) -> Any:
+    return Observed(groups=groups or {})
 
 
 def samples(instruments: Instruments) -> dict[tuple[str, ...], float]:
@@ -44,7 +41,7 @@ def samples(instruments: Instruments) -> dict[tuple[str, ...], float]:
 
 
 def test_counters_are_the_reactors_at_the_moment_of_asking() -> None:
-    reactor = Reactor()
+    reactor = observed()
     instruments = Instruments(reactor)
     before = samples(instruments)
     names = ("changes", "pruned", "touched", "runs", "wasted", "pushed", "failed", "missed", "checked", "resyncs")
@@ -54,7 +51,7 @@ def test_counters_are_the_reactors_at_the_moment_of_asking() -> None:
 
 
 def test_counters_and_gauges_say_what_they_are() -> None:
-    body, _ = Instruments(Reactor(), sessions=lambda: 1, waiting=lambda: 2).exposition()
+    body, _ = Instruments(observed(), sessions=lambda: 1, waiting=lambda: 2).exposition()
     kinds = {family.name: family.type for family in text_string_to_metric_families(body.decode())}
     assert kinds["forge_changes"] == "counter"
     assert kinds["forge_push_seconds"] == "histogram"
@@ -63,7 +60,7 @@ def test_counters_and_gauges_say_what_they_are() -> None:
 
 
 def test_gauges_follow_what_they_count() -> None:
-    reactor = Reactor(groups={"a": Group({"x", "y"}), "b": Group(set())})
+    reactor = observed(groups={"a": Group({"x", "y"}), "b": Group(set())})
     sessions = ["s"]
     instruments = Instruments(reactor, sessions=lambda: len(sessions), waiting=lambda: 7)
     found = samples(instruments)
@@ -76,14 +73,14 @@ def test_gauges_follow_what_they_count() -> None:
 
 
 def test_a_gauge_that_nobody_counts_is_absent_until_somebody_does() -> None:
-    instruments = Instruments(Reactor())
+    instruments = Instruments(observed())
     assert ("forge_sessions",) not in samples(instruments)
     instruments.sessions = lambda: 3
     assert samples(instruments)["forge_sessions",] == 3
 
 
 def test_every_stage_is_there_before_it_was_observed() -> None:
-    found = samples(Instruments(Reactor()))
+    found = samples(Instruments(observed()))
     stages = {key[1] for key in found if key[0] == "forge_push_seconds_count"}
     assert stages == {"commit_to_batch", "debounce", "run", "push", "commit_to_push"}
 
@@ -94,7 +91,7 @@ def test_the_buckets_reach_from_half_a_millisecond_to_ten_seconds() -> None:
 
 
 def test_an_observation_lies_in_the_buckets_above_it() -> None:
-    instruments = Instruments(Reactor())
+    instruments = Instruments(observed())
     instruments.observe("run", 0.003)
     instruments.observe("run", 60.0)
     found = samples(instruments)
@@ -107,7 +104,7 @@ def test_an_observation_lies_in_the_buckets_above_it() -> None:
 
 
 def test_clocks_that_disagree_never_lower_the_sum() -> None:
-    instruments = Instruments(Reactor())
+    instruments = Instruments(observed())
     instruments.observe("commit_to_batch", -5.0)
     found = samples(instruments)
     assert found["forge_push_seconds_sum", "commit_to_batch"] == 0
@@ -115,6 +112,6 @@ def test_clocks_that_disagree_never_lower_the_sum() -> None:
 
 
 def test_two_nodes_in_one_process_do_not_share() -> None:
-    first, second = Instruments(Reactor()), Instruments(Reactor())
+    first, second = Instruments(observed()), Instruments(observed())
     first.observe("run", 1.0)
     assert samples(second)["forge_push_seconds_count", "run"] == 0

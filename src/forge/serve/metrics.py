@@ -3,8 +3,8 @@
 Each `Instruments` has its own registry, so that one process can have any number of them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 
 from forge.deliver.consumers import Sample
 from forge.deliver.outbox import Sample as OutboxSample
+from forge.react.reactor import Reactor
+from forge.serve.turns import Turns
 
 Stage = Literal["commit_to_batch", "debounce", "run", "push", "commit_to_push"]
 
@@ -49,58 +51,6 @@ CACHE_COUNTERS: Final = {
 }
 
 
-class Counts(Protocol):
-    """The counters of `forge.react.reactor.Metrics`."""
-
-    @property
-    def changes(self) -> int: ...
-    @property
-    def pruned(self) -> int: ...
-    @property
-    def touched(self) -> int: ...
-    @property
-    def runs(self) -> int: ...
-    @property
-    def wasted(self) -> int: ...
-    @property
-    def pushed(self) -> int: ...
-    @property
-    def failed(self) -> int: ...
-    @property
-    def missed(self) -> int: ...
-    @property
-    def checked(self) -> int: ...
-    @property
-    def resyncs(self) -> int: ...
-
-
-class Subscribed(Protocol):
-    """The part of `forge.react.reactor.Group` that metrics read."""
-
-    @property
-    def subscribers(self) -> Collection[Any]: ...
-
-
-class Observed(Protocol):
-    """The part of `forge.react.reactor.Reactor` that metrics read."""
-
-    @property
-    def metrics(self) -> Counts: ...
-    @property
-    def groups(self) -> Mapping[Any, Subscribed]: ...
-
-
-class Requests(Protocol):
-    """The counters of `forge.serve.turns.Turns`."""
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def refused(self) -> int: ...
-
-
 class Instruments:
     """The metrics of a reactor and its clients.
 
@@ -110,11 +60,11 @@ class Instruments:
 
     def __init__(
         self,
-        reactor: Observed,
+        reactor: Reactor,
         *,
         sessions: Callable[[], int] | None = None,
         waiting: Callable[[], int] | None = None,
-        requests: Requests | None = None,
+        requests: Turns | None = None,
         cache: Callable[[], Mapping[str, int]] | None = None,
         dropped: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
@@ -149,7 +99,7 @@ class Instruments:
 
 
 class _Reading(Collector):
-    def __init__(self, reactor: Observed, instruments: Instruments) -> None:
+    def __init__(self, reactor: Reactor, instruments: Instruments) -> None:
         self._reactor = reactor
         self._instruments = instruments
 
