@@ -117,6 +117,10 @@ class CapabilityMissing(SourceError):
     """The source lacks what its consumer needs."""
 
 
+class TooLarge(ForgeError):
+    """A request exceeds a size limit, or takes too long."""
+
+
 def one_line(error: BaseException, *, named: bool = False) -> str:
     """The first line of what an error says, after the name of its type if `named`; that name where it says nothing.
 

@@ -26,12 +26,12 @@ from forge.history.timeline import LIMIT, MOST, timeline
 from forge.history.tracked import key_of
 from forge.postgres.connection import Connection
 from forge.react.registry import BadArguments
-from forge.serve.asking import Answer, asked
 from forge.serve.auth import AuthFailed, Identity, bearer
 from forge.serve.http import as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
 from forge.serve.permissions import Forbidden, permissions
+from forge.serve.slow_queries import Answer, asked
 from forge.wire import encode_row, timestamp
 
 
@@ -82,7 +82,11 @@ async def _answered(node: Node, request: Request, ask: Callable[[Connection, Ten
     try:
         tenant = allowed(node, await node.identify(bearer(request.headers)))
         less = "ask for less: a table, a shorter time"
-        return as_json(await asked(node, "history", lambda connection: ask(connection, tenant), less=less))
+        return as_json(
+            await asked(
+                node.threads, node.reactor.url, "history", lambda connection: ask(connection, tenant), less=less
+            )
+        )
     except ForgeError as error:
         return _failure(error)
 

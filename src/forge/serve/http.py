@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forge.cursor import After
-from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError
+from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError, TooLarge
 from forge.history.instants import NOW
 from forge.react.registry import OWN, BadArguments, UnknownName, nested_too_deep
 from forge.react.result import ResultTooLarge
@@ -36,10 +36,6 @@ _log = logging.getLogger(__name__)
 
 class NotJson(ForgeError):
     """A call of a Forge function is not declared as JSON; a form on any page could send such a request."""
-
-
-class TooLarge(ForgeError):
-    """A request exceeds the size limit, or takes too long to arrive."""
 
 
 _STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (

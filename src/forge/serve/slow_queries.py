@@ -17,14 +17,18 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from forge.errors import ServerError
-from forge.postgres.connection import Connection, opened
+from forge.errors import ServerError, TooLarge
+from forge.postgres.connection import Connection, connect, opened, typed_errors
+from forge.react.registry import BadArguments
 
 AT_ONCE: Final = 4
 """Queries of one kind that run at once; others wait."""
 PATIENCE: Final = 1.0
 """Seconds to wait for threads whose queries were given up."""
 
+TIMEOUT: Final = 30
+"""Statement timeout, in seconds."""
+Answer = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -152,3 +156,19 @@ def _cancel(questions: Iterable[Question]) -> None:
 def given_up() -> ServerError:
     """Return the error for queries that the server's shutdown interrupts."""
     return ServerError("the server ends before this is answered", fix="ask again in a while")
+
+
+async def asked(threads: Threads, url: str, kind: str, ask: Callable[[Connection], T], *, less: str) -> T:
+    """Return the result of `ask` on its own connection; raise TooLarge, with `less` as the fix, after a timeout."""
+
+    def answer() -> T:
+        with typed_errors(), connect(url, application_name=f"forge {kind}") as connection:
+            connection.execute(f"SET statement_timeout = '{TIMEOUT}s'".encode())
+            return ask(connection)
+
+    try:
+        return await threads.run(kind, answer)
+    except psycopg.errors.QueryCanceled:
+        raise TooLarge(f"it took longer than {TIMEOUT} s", fix=less) from None
+    except (UnicodeError, psycopg.DataError):
+        raise BadArguments("that cannot be text in a database", fix="send text without NUL") from None

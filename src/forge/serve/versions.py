@@ -17,15 +17,15 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from forge.errors import ForgeError
+from forge.errors import ForgeError, TooLarge
 from forge.postgres.connection import Connection
 from forge.react.registry import Auth, BadArguments
-from forge.serve.asking import Answer, asked
 from forge.serve.auth import AuthFailed, Identity, bearer
-from forge.serve.http import TooLarge, as_json, status
+from forge.serve.http import as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
 from forge.serve.permissions import Forbidden, permissions
+from forge.serve.slow_queries import Answer, asked
 from forge.versions.available import available
 from forge.versions.errors import (
     DocumentUnreadable,
@@ -105,7 +105,13 @@ async def _answered(
         check(node, identity, resource)
         less = "ask for less: a smaller limit, a shorter window"
         most = node.reactor.settings.max_result_bytes
-        body = await asked(node, "versions", lambda connection: _body(ask(connection, identity.auth), most), less=less)
+        body = await asked(
+            node.threads,
+            node.reactor.url,
+            "versions",
+            lambda connection: _body(ask(connection, identity.auth), most),
+            less=less,
+        )
         return as_json(body)
     except ForgeError as error:
         return _failure(error)

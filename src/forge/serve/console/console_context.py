@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 from forge.config import Config
 from forge.postgres.connection import Connection
 from forge.react.registry import Function, Registry, Scope
-from forge.serve.asking import asked
 from forge.serve.console.activity import Activity
 from forge.serve.node import CONSOLE, Node
+from forge.serve.slow_queries import asked
 from forge.wire import decode_value
 
 MOST_TEXT: Final = 16_384
@@ -53,7 +53,9 @@ class Desk:
 
     async def ask(self, ask: Callable[[Connection], T], kind: str = CONSOLE) -> T:
         """Run a function on the database in a thread, with a timeout; other queries of its kind may wait for it."""
-        return await asked(self.node, kind, ask, less="ask for less: a table, a shorter time")
+        return await asked(
+            self.node.threads, self.node.reactor.url, kind, ask, less="ask for less: a table, a shorter time"
+        )
 
     async def thread(self, work: Callable[[], T], kind: str) -> T:
         """Run a slow function in a thread; others of its kind may wait for it."""
