@@ -361,7 +361,7 @@ class Keeper(Generic[Reads]):
             await asyncio.sleep(pause)
             pause = min(0.05, pause * 1.5)
 
-    # What is known
+    # Known entries
 
     def _know(self, key: str, entry: Entry, snapshot: Snapshot, reads: Reads, ttl: float | None = None) -> _Known:
         self._forget(key)
