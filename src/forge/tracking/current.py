@@ -1,7 +1,7 @@
 """Context of running code: the actor and reason of everything done inside a block.
 
     with forge.context(user_id=7, function_name="orders.ship", order=118):      # `async with` too
-        ship()                          # every forge.transaction in here takes from it what it is not told
+        ship()                          # every forge.transaction in here takes its missing fields from it
 
     forge.current().user_id             # "7"
 
