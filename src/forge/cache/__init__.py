@@ -1,4 +1,4 @@
-"""The query cache: `Cache`, its stores (`memory`, `redis`), and when an entry may be shown (`keeper`)."""
+"""The query cache: `Cache`, its stores (`memory`, `redis`), and the conditions for using an entry (`validity`)."""
 
 from forge.cache.cache import Cache
 from forge.cache.validity import Metrics

@@ -1,4 +1,4 @@
-"""A cache of queries: `forge.Cache`.
+"""Query cache: `forge.Cache`.
 
     cache = forge.Cache()                                   # in this process
     cache = forge.Cache("redis://127.0.0.1:6379/0")         # shared by all nodes
@@ -9,9 +9,9 @@
         rows = await cache.fetch("SELECT … WHERE id = %(id)s", {"id": 7}, tables=["orders"], ttl=60)
         best = await cache.fetch("best sellers", load=best_sellers, tables=["orders"])
 
-When an entry may be shown is said in `forge.cache.validity`. With a database its log ends entries, whoever wrote.
-Without one (MariaDB, SQLite) they are ended by what `forge.track` sees of this process, or with Redis of all
-processes, by `invalidate`, and by their time to live.
+`forge.cache.validity` defines when an entry may be returned. With a database, its log invalidates entries, for every
+writer. Without one (MariaDB, SQLite), entries are invalidated by the writes that `forge.track` sees in this process, or
+with Redis in all processes, by `invalidate`, and by their time to live.
 """
 
 import asyncio
@@ -53,12 +53,12 @@ Reads = TypeVar("Reads")
 
 
 class Cache:
-    """Entries in this process, or in the Redis of a URL.
+    """Entries in this process, or in the Redis at a URL.
 
-    `ttl` is how long an entry lives at the most, in seconds, unless a query says otherwise. `tables` sets that for
-    what reads a table: seconds, or False not to keep it at all. `prefix` keeps applications that share a Redis apart;
-    have the release in it where a release changes what queries return. `max_bytes` and `max_entries` bound the memory
-    of this process. `timeout` is how long Redis may take to answer before nobody waits for it any more.
+    `ttl` is the maximum lifetime of an entry in seconds, unless a query sets its own. `tables` sets it for queries that
+    read a table: seconds, or False to cache nothing. `prefix` separates applications that share a Redis; include the
+    release in it if a release changes what queries return. `max_bytes` and `max_entries` limit the memory of this
+    process. `timeout` is the maximum wait for an answer from Redis.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Cache:
         if url is None:
             self.store = Memory(max_bytes=max_bytes, max_entries=max_entries)
         else:
-            from forge.cache.redis import Redis  # its library is an extra
+            from forge.cache.redis import Redis  # its library is an optional extra
 
             self.store = Redis(url, prefix=prefix, timeout=timeout)
         self.ttl = ttl
@@ -100,7 +100,7 @@ class Cache:
 
     @property
     def metrics(self) -> Metrics:
-        """What happened so far, in all uses of the cache."""
+        """Counters of all uses of the cache."""
         counted = [keeper.metrics for keeper in self._keepers]
         return Metrics(*(sum(getattr(one, name) for one in counted) for name in Metrics.__struct_fields__))
 
@@ -114,7 +114,7 @@ class Cache:
         await self.close()
 
     async def open(self, *, fed: bool = False) -> None:
-        """Connect, and follow the database's log where there is one, unless an application feeds it."""
+        """Connect, and follow the database's log if there is a database and no application feeds the cache."""
         self._users += 1
         if self._users > 1:
             return
@@ -132,7 +132,7 @@ class Cache:
                 raise
 
     async def close(self) -> None:
-        """End it; an application that uses it still may go on."""
+        """Close the cache; an application that still uses it may continue."""
         self._users -= 1
         if self._users:
             return
@@ -153,7 +153,7 @@ class Cache:
     # For applications
 
     async def attach(self, matcher: Matcher[Any], database: str) -> Keeper[Any]:
-        """A keeper for an application, which feeds it what it reads from its log."""
+        """Return a keeper for an application, which feeds it from its own log reader."""
         if self._database not in (None, database):
             raise ConfigError("the cache follows another database than the application", fix="leave out its database=")
         self._database = database
@@ -164,7 +164,7 @@ class Cache:
         return keeper
 
     async def detach(self, keeper: Keeper[Any]) -> None:
-        """The application ends."""
+        """Detach an application that ends."""
         await keeper.close()
         if keeper in self._keepers:
             self._keepers.remove(keeper)
@@ -175,23 +175,23 @@ class Cache:
         await self.close()
 
     def fed_by(self, keeper: Keeper[Any]) -> list[Keeper[Any]]:
-        """Whom an application feeds: what is fetched beside it has one feeder, as everything has."""
+        """Return the keepers that an application feeds; the cache's own keeper has one feeder, like every keeper."""
         return [keeper, self._own] if keeper is self._feeder and self._own is not None else [keeper]
 
     def wrote(self, xid: int, tables: frozenset[str] | None) -> None:
-        """A transaction of this process has committed."""
+        """Record a committed transaction of this process."""
         for keeper in self._keepers:
             keeper.wrote(xid, tables)
 
     def life(self, tables: Sequence[str], ttl: float | None = None) -> float | None:
-        """How long what reads these tables may be kept; None not at all."""
+        """Return the maximum lifetime of an entry that reads these tables; None means that it is not cached."""
         lives = [self._tables[table] for table in tables if table in self._tables]
         if any(life is False for life in lives):
             return None
         given = [float(life) for life in lives if life is not True]
         return min([self.ttl if ttl is None else ttl, *given])
 
-    # For everybody
+    # Public API
 
     async def fetch(
         self,
@@ -204,14 +204,14 @@ class Cache:
         load: Load | None = None,
         after: str | int | None = None,
     ) -> Any:
-        """The rows of a statement, as dicts; or, with `load`, what that returns, under the name `what`.
+        """Return the rows of a statement, as dicts; or, with `load`, the return value of `load`, under the name `what`.
 
-        `tables` are those that it reads: a change of one of them ends it. `after` is the number of a transaction that
-        must be in the result, from the answer of a mutation.
+        `tables` lists the tables it reads: a change of one of them invalidates the entry. `after` is the number of a
+        transaction that must be in the result, from the answer of a mutation.
         """
         if self._own is None:
             self._own = self._kept(TableMatcher(), logged=self._database is not None)
-            self._own.lose()  # a read of the log that is under way may lack what was written here just before
+            self._own.lose()  # a log read in progress may miss earlier writes of this process
         own = self._own
         if not tables:
             raise ConfigError("a cached query must name the tables that it reads", fix='pass tables=["orders"]')
@@ -230,9 +230,9 @@ class Cache:
         return values.decode(shown.value)
 
     async def invalidate(self, *tables: str, key: str | None = None, prefix: str | None = None) -> None:
-        """End what reads one of the tables, has this name, or a name that begins so; without any, everything.
+        """Invalidate entries that read one of the tables, have this name or this name prefix; without arguments, all.
 
-        The name is that of the query, or what was given to `fetch`. Done, on all nodes, when this returns.
+        The name is that of the query, or the one given to `fetch`. Complete on all nodes when this returns.
         """
         names = of_tables(tables)
         names += [] if key is None else [f"n:{key}"]
@@ -242,7 +242,7 @@ class Cache:
         else:
             self.store.stamp(names)
 
-    # Inside
+    # Internals
 
     def _kept(self, matcher: Matcher[Any], *, logged: bool = True) -> Keeper[Any]:
         keeper = Keeper(self.store, matcher, logged=logged, max_entry_bytes=self._max_entry_bytes)
@@ -254,12 +254,12 @@ class Cache:
             keeper.gone(key, entry)
 
     def _heard(self, engine: Any, heard: Sequence[events.Event]) -> None:
-        """What `forge.track` saw in this process, before its commit returns."""
+        """Handle the writes that `forge.track` saw in this process, before their commit returns."""
         tables = {(event.schema, event.table) for event in heard}
         if any(table is None for _, table in tables):
             self.store.stamp([])
         elif tables and engine.dialect.name != "postgresql":
-            # orders, Orders and main.orders may be one table there
+            # orders, Orders and main.orders may be one table in that database
             self.store.stamp(of_tables(str(table) for _, table in tables))
         elif tables:
             self.store.stamp(of_tables(f"{schema}.{table}" if schema else str(table) for schema, table in tables))
@@ -281,7 +281,7 @@ class Cache:
         if self._database is not None:
             async with self._connection() as connection:
                 await self._check(connection, read)
-                snapshot = await _snapshot(connection)  # what is loaded shows this at least
+                snapshot = await _snapshot(connection)  # the loaded data contains at least this snapshot
         return self._found(await load(), snapshot, read, ttl)
 
     def _found(self, value: Any, snapshot: Snapshot | None, read: Tables, ttl: float | None) -> Found[Tables]:
@@ -289,7 +289,7 @@ class Cache:
         return Found(raw, hashlib.sha256(raw).hexdigest()[:32], snapshot, read, read, self.life(read, ttl))
 
     async def _check(self, connection: AsyncConnection, read: Tables) -> None:
-        """Nothing would end an entry of a table that is not tracked."""
+        """Refuse a table that is not tracked, because nothing would invalidate its entries."""
         if self._checked.issuperset(read):
             return
         missing = await (await connection.execute(_UNTRACKED, (list(read),))).fetchall()

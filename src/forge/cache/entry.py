@@ -1,12 +1,12 @@
-"""What a cache holds: an answer, what it depends on, and the snapshot at which it was computed.
+"""Cache entries: an answer, its dependencies, and the snapshot at which it was computed.
 
-An entry is worth nothing by itself. Whether it may be shown is decided each time, by whoever shows it: see
-`forge.cache.validity`. So a store may lose entries, bring back old ones or be shared by any number of nodes.
+An entry alone proves nothing. Each reader decides on each use whether it is valid: see `forge.cache.validity`. A store
+may therefore lose entries, return old ones or be shared by any number of nodes.
 
-*Stamps* are how entries are invalidated by hand, and where no log tells of writes. A stamp is a random text under the
-name of a table, of an entry, or of a prefix of such names; whoever invalidates writes another one. An entry has the
-stamps that were there before it was computed, and is void when one that concerns it is another now. All stamps are
-void with their `epoch`, so a store that lost them has lost its entries too.
+*Stamps* invalidate entries by hand, and where no log reports writes. A stamp is a random text under the name of a
+table, of an entry, or of a name prefix; invalidation writes a new stamp. An entry has the stamps from before it was
+computed, and is invalid when one of its stamps has changed. All stamps end with their `epoch`, so a store that lost
+its stamps has also lost its entries.
 """
 
 import secrets
@@ -16,13 +16,13 @@ from typing import Final
 import msgspec
 
 EPOCH: Final = ""
-"""The name under which the epoch stands among the stamps."""
+"""The name of the epoch among the stamps."""
 
 Stamps = Mapping[str, str]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """An answer. `snapshot` is empty where no log tells of writes; `tables` are `schema.table`."""
+    """An answer. `snapshot` is empty where no log reports writes; `tables` are `schema.table`."""
 
     version: str
     era: str
@@ -36,17 +36,17 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """The approximate size in bytes."""
         return len(self.value) + len(self.reads) + 500
 
     def stands(self, stamps: Stamps) -> bool:
-        """Whether nothing that concerns it was invalidated since it was computed."""
+        """Whether none of its stamps has changed since it was computed."""
         if stamps.get(EPOCH) != self.stamps.get(EPOCH):
             return False
         return all(self.stamps.get(name) == stamp for name, stamp in stamps.items() if self.concerned(name))
 
     def concerned(self, stamp: str) -> bool:
-        """Whether a stamp of this name is about it.
+        """Whether a stamp of this name applies to the entry.
 
         >>> entry = Entry("", "", "", "top/7", ("public.orders",), {}, b"", "")
         >>> [entry.concerned(name) for name in ("t:public.orders", "t:x.orders", "b:Orders", "n:top/7", "n:t", "p:t")]
@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def of_tables(tables: Iterable[str]) -> list[str]:
-    """The names of the stamps of tables; a name without a schema is of every table of that name, in any letters."""
+    """Return the stamp names of tables; a name without a schema means every table of that name, in any case."""
     return [f"t:{table}" if "." in table else f"b:{table}" for table in tables]
 
 
@@ -80,5 +80,5 @@ def qualified(table: str) -> str:
 
 
 def fresh() -> str:
-    """A stamp, or a version, unlike any other."""
+    """Return a new unique stamp or version."""
     return secrets.token_hex(8)

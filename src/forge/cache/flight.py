@@ -1,7 +1,7 @@
-"""One computation for all who want the same at the same time.
+"""Share one computation among concurrent callers that want the same result.
 
-A flight goes on while somebody waits for it; when the last one leaves it is cancelled. Whoever comes later joins none
-that has landed or is about to be cancelled.
+A flight continues while a caller waits for it; when the last caller leaves, it is cancelled. A later caller never joins
+a flight that has finished or is about to be cancelled.
 """
 
 import asyncio
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 class Flights(Generic[T]):
-    """The computations under way, by key."""
+    """The computations in progress, by key."""
 
     def __init__(self) -> None:
         self.begun = 0
-        """How many there were so far."""
+        """Number of flights started so far."""
         self._flights: dict[str, _Flight[T]] = {}
 
     def __len__(self) -> int:
         return len(self._flights)
 
     async def join(self, key: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> tuple[T, int, bool]:
-        """What the flight for this key brings, its sequence number, and whether it was begun for this caller."""
+        """Return the result of the flight for this key, its sequence number, and whether this caller started it."""
         flight = self._flights.get(key)
         own = flight is None or flight.task.done()
         if flight is None or flight.task.done():
@@ -40,7 +40,7 @@ class Flights(Generic[T]):
                 flight.task.cancel()
 
     async def end(self) -> None:
-        """End all that is under way."""
+        """Cancel all computations in progress."""
         tasks = [flight.task for flight in self._flights.values()]
         for task in tasks:
             task.cancel()
@@ -50,7 +50,7 @@ class Flights(Generic[T]):
         if self._flights.get(key) is flight:
             del self._flights[key]
         if flight.task.done() and not flight.task.cancelled():
-            flight.task.exception()  # whoever waited has it
+            flight.task.exception()  # the waiting callers have received it
 
 
 class _Flight(Generic[T]):

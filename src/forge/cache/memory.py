@@ -1,7 +1,8 @@
-"""Entries in this process: the least recently used go when there are too many, or too many bytes; expired ones go too.
+"""Store in this process, with LRU eviction by number and by bytes; expired entries are removed.
 
-What always holds: `bytes` is the sum of the sizes of the entries that are kept, and neither it nor their number is
-above its limit. An entry that expired is never given, and is gone by the next use of the store.
+Invariants:
+- `bytes` is the sum of the sizes of the stored entries; `bytes` and the number of entries never exceed their limits.
+- An expired entry is never returned, and is removed by the next use of the store.
 """
 
 import heapq
@@ -48,7 +49,7 @@ class Memory:
         return len(self._held)
 
     async def open(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     async def close(self) -> None:
         self._held.clear()
@@ -88,7 +89,7 @@ class Memory:
         return True
 
     async def release(self, key: str, token: str) -> None:
-        """Nobody else waits for it."""
+        """Do nothing: no other process waits for the lease."""
 
     async def drop(self, key: str) -> None:
         if key in self._held:

@@ -1,11 +1,11 @@
-"""What is known of the log's changes: how far it has been followed, and what came lately.
+"""Record of the log's recent changes, and the position up to which the log was followed.
 
-`followed` is the snapshot up to which every change has been taken. `since` is an older one: every change that
-`followed` shows and `since` does not is in the record, so whoever knows what a snapshot that covers `since` lacks
-finds it here. Both are None until the log has been followed for a while.
+`followed` is the snapshot up to which every change has been received. `since` is an older one: every change that
+`followed` contains and `since` does not is in the record. For a snapshot that covers `since`, the record therefore
+has every change that it lacks. Both are None until the log has been followed for some time.
 
-The record is bounded. What is left out at its old end moves `since` forward; a large row loses its images, and then
-counts for every read of its table.
+The record is bounded. Removal at its old end moves `since` forward; a large row loses its images, and then matches
+every read of its table.
 """
 
 import time
@@ -20,16 +20,16 @@ from forge.cursor import Cursor, Snapshot
 
 MOST_CHANGES: Final = 5_000
 MOST_BYTES: Final = 4_096
-"""Of a change that is recorded with its images."""
+"""Maximum size of a change that is recorded with its images."""
 ANY_TABLE: Final = "*"
-"""Among the tables of what every write concerns."""
+"""Table name for entries that every write concerns."""
 MOST_PENDING: Final = 10_000
 SILENCE: Final = 3.0
-"""Seconds without a read of the log after which nothing is known any more; a follower reads every second at least."""
+"""Seconds without a read of the log after which nothing is known; a follower reads at least once per second."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A moment: how many changes had been taken, in which era, since which loss."""
+    """A point in time: the number of changes received, the era, and the number of losses."""
 
     taken: int
     era: str
@@ -37,11 +37,11 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Ledger:
-    """The log as a cache needs it."""
+    """The state of the log that a cache needs."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = MOST_CHANGES) -> None:
         self.era = ""
-        """Which log on which start of which server: snapshots of another cannot be compared."""
+        """Identifies the log, the server and its start: snapshots of different eras cannot be compared."""
         self.followed: Snapshot | None = None
         self.since: Snapshot | None = None
         self._clock = clock
@@ -56,38 +56,38 @@ class Ledger:
 
     @property
     def alive(self) -> bool:
-        """Whether the log is followed, so far as is known."""
+        """Whether the log is followed, as far as is known."""
         return self.followed is not None and self._clock() - self._heard <= SILENCE
 
     @property
     def pending(self) -> Iterable[int]:
-        """Transactions that were acknowledged here and have not come by the log yet."""
+        """Transactions that were acknowledged here and have not arrived through the log yet."""
         return self._pending
 
     def lose(self) -> None:
-        """Nothing that is known holds any more: the log begins again, or what queries mean is another."""
+        """Discard everything known: the log starts again, or the meaning of queries changed."""
         self._losses += 1
         self._record.clear()
         self._ends.clear()
         self._pending.clear()
         self.followed = self.since = None
-        # a read that is under way may have begun before; the one after it cannot have
+        # a read in progress may have started before the loss; the next one cannot have
         self._reads_to_wait = 2
 
     def take(self, changes: Sequence[Change]) -> None:
-        """Changes came."""
+        """Record received changes."""
         self._record.extend(map(_bounded, changes))
         self._taken += len(changes)
 
     def skip(self, changes: Sequence[Change]) -> None:
-        """Changes came that nobody will ask for."""
+        """Count received changes that no reader will ask for."""
         self._record.clear()
         self._ends.clear()
         self._taken += len(changes)
         self.since = None
 
     def read(self, cursor: Cursor, started: str) -> None:
-        """The log has been read up to here, on this start of the server; all that came with it has been taken."""
+        """Record that the log was read up to here, on this start of the server, and all its changes were received."""
         self._heard = self._clock()
         if cursor.until is not None:
             self._trim()
@@ -110,36 +110,36 @@ class Ledger:
             del self._pending[xid]
 
     def wrote(self, xid: int, tables: frozenset[str] | None) -> None:
-        """A transaction was acknowledged here that wrote these tables; None when they are not known."""
+        """Record an acknowledged transaction and the tables it wrote; None if they are unknown."""
         if self.followed is None or not self.followed.sees(xid):
             self._pending[xid] = tables
             if len(self._pending) > MOST_PENDING:
                 self.lose()
 
     def mark(self) -> Mark:
-        """Now."""
+        """Return the present point in time."""
         return Mark(self._taken, self.era, self._losses)
 
     def after(self, mark: Mark) -> Iterator[Change] | None:
-        """What came since a moment; None when that is not known."""
+        """Return the changes since a point in time; None if they are unknown."""
         if mark.era != self.era or mark.losses != self._losses or self._taken - mark.taken > len(self._record):
             return None
         start = len(self._record) - (self._taken - mark.taken)
         return (self._record[place] for place in range(start, len(self._record)))
 
     def lacking(self, snapshot: Snapshot) -> Iterator[Change] | None:
-        """What came and is not in a snapshot; None when that is not known."""
+        """Return the received changes that a snapshot lacks; None if they are unknown."""
         if self.since is None or not snapshot.covers(self.since):
             return None
         return (change for change in self._record if not snapshot.sees(transaction(change)))
 
     def apart(self, xid: int, tables: Iterable[str]) -> bool:
-        """Whether a transaction is known to have written none of these tables, before the log tells."""
+        """Whether a transaction is known to have written none of these tables, before it arrives through the log."""
         written = self._pending.get(xid)
         return written is not None and not any(table == ANY_TABLE or table in written for table in tables)
 
     def waits(self, snapshot: Snapshot, tables: Iterable[str]) -> bool:
-        """Whether a write of these tables that was acknowledged here may be missing in a snapshot."""
+        """Whether a snapshot may lack an acknowledged write to these tables."""
         read = None
         for xid, written in self._pending.items():
             if snapshot.sees(xid):
@@ -151,7 +151,7 @@ class Ledger:
 
     def _trim(self) -> None:
         while len(self._record) > self._most:
-            if not self._ends:  # in the midst of one read, of which the end is not known
+            if not self._ends:  # within one read, whose end is not known yet
                 self._record.clear()
                 self.since = None
                 return
@@ -161,7 +161,7 @@ class Ledger:
 
 
 def transaction(change: Change) -> int:
-    """The number of a change's transaction."""
+    """Return the transaction number of a change."""
     return int(change.source.transaction or 0)
 
 

@@ -1,15 +1,15 @@
-"""Entries in Redis, for all nodes that share it.
+"""Store in Redis, shared by all nodes that use it.
 
     PREFIX:e:KEY     an entry, with its time to live
-    PREFIX:l:KEY     who computes it now, for as long as they say so
-    PREFIX:stamps    the stamps, a hash; it lives a day longer than the last use of it
+    PREFIX:l:KEY     the lease of the node that computes it
+    PREFIX:stamps    the stamps, a hash; it expires a day after its last use
 
-Nothing else is written, so nothing is left when the entries have expired. A store that was restarted is empty or old;
-old entries are no danger (see `forge.cache.validity`), old stamps are: so the epoch begins with the server's own
-run id, and entries of another run are not used.
+Nothing else is written, so nothing remains after the entries have expired. A restarted store is empty or old. Old
+entries are harmless (see `forge.cache.validity`), but old stamps are not: the epoch therefore begins with the server's
+own run id, and entries of another run are not used.
 
-When Redis does not answer in time the store is `up` no longer: from then on nobody waits for it, and a task of the
-store's own looks for it until it answers. Stamps that could not be written are owed, and written before it counts as up
+When Redis does not answer in time, the store is not `up`: callers stop waiting for it, and a background task of the
+store probes it until it answers. Stamps that could not be written are kept, and written before the store counts as up
 again.
 """
 
@@ -40,9 +40,9 @@ except ImportError:  # pragma: no cover
 MOST_STAMPS: Final = 1000
 STAMPS_LIVE: Final = 86_400
 LEASE: Final = 3.0
-"""Seconds that a lease lasts; whoever holds it renews it."""
+"""Duration of a lease in seconds; the holder renews it."""
 PROBE: Final = (0.1, 5.0)
-"""Seconds until Redis is looked for again after it failed, at first and at the most."""
+"""Seconds between probes after Redis failed: the first delay and the maximum."""
 CONNECTIONS: Final = 8
 
 _PUT: Final = """
@@ -70,7 +70,7 @@ _decode: Final = msgspec.msgpack.Decoder(Entry).decode
 
 
 class Redis:
-    """A store that nodes share. `timeout` is what a question may cost, in seconds."""
+    """A store that nodes share. `timeout` is the maximum duration of a request, in seconds."""
 
     shared = True
 
@@ -104,7 +104,7 @@ class Redis:
         return self._up
 
     async def open(self) -> None:
-        """Connect; Redis that is not there is looked for, and not missed."""
+        """Connect; if Redis is unreachable, keep probing it, and work without it."""
         self._loop = asyncio.get_running_loop()
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             self._url,
@@ -168,7 +168,7 @@ class Redis:
         await self._asked(lambda: self._client.delete(self._name("e", key), self._name("l", key)))
 
     def touched(self, key: str) -> None:
-        """Every node finds out by itself."""
+        """Do nothing: every node detects it on its own."""
 
     def stamp(self, names: Sequence[str]) -> None:
         with self._owing:
@@ -186,7 +186,7 @@ class Redis:
             elif self._owed is not None:
                 self._owed.update(names)
 
-    # Asking Redis
+    # Requests to Redis
 
     def _stamp(self, names: Sequence[str]) -> None:
         stamps = self._name("stamps")
@@ -216,7 +216,7 @@ class Redis:
             return found
 
     async def _begun(self) -> list[Any]:
-        """The stamps of a new epoch, if what is there is of an earlier run of the server, or nothing is."""
+        """Return the stamps of a new epoch, if the stored ones are from an earlier run of the server or missing."""
         found: list[Any] = await self._begin(keys=[self._name("stamps")], args=[self._run, fresh(), STAMPS_LIVE])
         return found
 
@@ -233,7 +233,7 @@ class Redis:
         return entry if entry.stands(stamps) else None
 
     async def _asked(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer; None when there is none in time, or none at all."""
+        """Return the answer; None after a timeout or an error."""
         if not self._up:
             return None
         try:
@@ -252,7 +252,7 @@ class Redis:
         """Limit the time of the block. A cancellation that redis-py swallowed is raised at its end.
 
         redis-py sends with `asyncio.wait_for`, which before Python 3.12 drops a cancellation that arrives together
-        with the result. A renewal that missed its cancellation would go on for ever, and `close` would wait for it.
+        with the result. A renewal that missed its cancellation would run forever, and `close` would wait for it.
         """
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
@@ -290,7 +290,7 @@ class Redis:
                 return
 
     async def _answers(self) -> bool:
-        """Whether Redis answers, and has been told what it is owed; then it is up."""
+        """Whether Redis answers and has received all pending stamps; then it is up."""
         try:
             async with self._in_time():
                 await self._client.ping()
@@ -312,7 +312,7 @@ class Redis:
             return True
 
     async def _connected(self, connection: Any) -> None:
-        """A connection was made: which run of the server is it?"""
+        """Determine the server's run id for a new connection."""
         await connection.on_connect()
         await connection.send_command("INFO", "server")
         answer = await connection.read_response()

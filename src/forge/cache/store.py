@@ -1,4 +1,4 @@
-"""Where entries are kept. A store may forget anything at any time; it never raises for being unreachable."""
+"""Protocol of entry stores. A store may lose anything at any time; it never raises because it is unreachable."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -9,10 +9,10 @@ from forge.cache.entry import Entry, Stamps
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The right to compute an entry, or the entry that another computed meanwhile.
+    """The right to compute an entry, or the entry that another process computed in the meantime.
 
-    Who holds it has a `token`; without one somebody else computes. `stamps` are those before the computation; None when
-    the store cannot be reached, and then nothing is kept.
+    The holder has a `token`; without one, another process computes the entry. `stamps` are those from before the
+    computation; None if the store is unreachable, and then nothing is stored.
     """
 
     token: str | None
@@ -21,13 +21,13 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Store(Protocol):
-    """A store. `shared` when other processes use it too; `up` is false while it cannot be reached."""
+    """A store. `shared`: other processes use it too; `up` is false while it is unreachable."""
 
     shared: bool
     stamped: int
-    """How often `stamp` was called in this process."""
+    """Number of calls of `stamp` in this process."""
     on_gone: Callable[[str, Entry], None]
-    """Called with what the store forgets by itself, where it can tell."""
+    """Called with each entry that the store removes on its own, if it can tell."""
 
     @property
     def up(self) -> bool: ...
@@ -37,29 +37,29 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
     async def get(self, key: str) -> Entry | None:
-        """An entry whose stamps stand."""
+        """Return an entry whose stamps are unchanged."""
         ...
 
     async def lease(self, key: str) -> Lease:
-        """Ask for the right to compute an entry."""
+        """Request the right to compute an entry."""
         ...
 
     async def put(self, key: str, entry: Entry, ttl: float, token: str) -> bool:
-        """Keep an entry and give the lease back; not when the lease is no longer held."""
+        """Store an entry and release the lease; store nothing if the lease is lost."""
         ...
 
     async def release(self, key: str, token: str) -> None:
-        """Give the lease back without an entry."""
+        """Release the lease without an entry."""
         ...
 
     async def drop(self, key: str) -> None:
-        """Forget an entry, and take the lease away from whoever computes it."""
+        """Remove an entry, and revoke the lease of the process that computes it."""
         ...
 
     def touched(self, key: str) -> None:
-        """What is kept under the key will not be shown again by this process; a store of its own may forget it."""
+        """Note that this process will not return the entry of this key again; a private store may remove it."""
         ...
 
     def stamp(self, names: Sequence[str]) -> None:
-        """Void what these stamps concern; an empty sequence voids everything. From any thread, done when it returns."""
+        """Invalidate everything with these stamps; an empty sequence means all. Thread-safe, complete on return."""
         ...

@@ -1,4 +1,4 @@
-"""What changes touch, by table: all that is known of an entry is which tables it read."""
+"""Match changes to entries by table, for entries of which only the tables are known."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ Tables = tuple[str, ...]
 
 
 class TableMatcher:
-    """Entries by the tables that they read."""
+    """Entries by the tables they read."""
 
     def __init__(self) -> None:
         self._reads: dict[str, Tables] = {}

@@ -1,39 +1,41 @@
-"""Answers that are shown again while they are true: when an entry may be shown, and the proof that it is not stale.
+"""Validity of cached answers: the conditions for returning an entry, and the proof that it is not stale.
 
-Notation. C is the snapshot of an entry: what it shows (at least). F is the snapshot up to which this node has followed
-the log, all of whose changes have been held against the entries that it knows. W is the transactions that the asker
-must be shown (`forge.cursor.After`), P those that were acknowledged by this node and that F does not show yet.
+Notation. C is the snapshot of an entry: the entry contains at least C. F is the snapshot up to which this node has
+followed the log; all changes in F have been matched against the entries that the node knows. W is the set of
+transactions that the caller must see (`forge.cursor.After`). P is the set of transactions that this node acknowledged
+and that F does not contain yet.
 
-An entry is shown only if
+Invariants: an entry is returned only if
 
-1. *nothing touched it*: no change that F shows and C does not meets what it read;
-2. *the asker's own writes are in it, or do not concern it*: each of W is shown by C; or by F, and then (1) says that
-   it does not concern the entry; or is one of P that wrote none of the entry's tables;
-3. *nor do those of this node concern it*: each of P is shown by C, or wrote none of the entry's tables;
-4. F is current: the log has been read within the last seconds (`ledger.SILENCE`);
-5. its era is this one: same log, same timeline, same start of the server. After a crash PostgreSQL gives numbers of
-   transactions again, and snapshots from before say nothing;
-6. its stamps stand: nobody invalidated it by hand.
+1. *no change touched it*: no change that F contains and C does not matches its reads;
+2. *the caller's own writes are in it, or do not concern it*: C contains each member of W; or F contains it, and then
+   (1) proves that it does not concern the entry; or it is a member of P that wrote none of the entry's tables;
+3. *this node's writes are in it, or do not concern it*: C contains each member of P, or it wrote none of the entry's
+   tables;
+4. F is current: the log has been read within the last seconds (`recent_changes.SILENCE`);
+5. its era is the present one: same log, same timeline, same start of the server. After a crash, PostgreSQL assigns
+   transaction numbers again, and snapshots from before the crash prove nothing;
+6. its stamps are unchanged: it was not invalidated by hand.
 
-So a client that sends back what it was told (2) is never shown less than it wrote; on the node that ran a mutation
-nobody is, from before the mutation returned (3); and everybody else is shown a change as soon as this node has read it
-from the log (1, 4). None of it depends on what a store does: a store that was restarted, evicts, or brings back an old
-entry brings back its C with it.
+A client that sends back its transactions (2) therefore never sees less than it wrote. On the node that ran a mutation,
+no caller does, from before the mutation returned (3). Every other caller sees a change as soon as this node has read it
+from the log (1, 4). None of this depends on the store: a store that restarts, evicts, or returns an old entry returns
+its C with it.
 
-How (1) is known. An entry that this node computed is put where the log's changes are matched when the run ends. What C
-lacks was committed after C was taken, so it comes with a batch read after the run began: the changes that came since
-are in the ledger's record and are held against the entry there and then. If the record no longer has them all, or the
-log was lost meanwhile, the entry is not kept. That is the race of a result computed before a commit and stored after
-its invalidation. An entry that another node computed is held against the whole record, which has every change that F
-shows and the record's `since` does not; that tells all if C covers `since`, and else the entry is not used.
+Proof of (1). An entry that this node computed enters the matching of the log's changes when its run ends. What C lacks
+was committed after C was taken, so it arrives in a batch read after the run started: the changes since then are in the
+ledger's record and are matched against the entry at that point. If the record does not have all of them, or the log was
+lost in between, the entry is not stored. This closes the race of a result that is computed before a commit and stored
+after its invalidation. An entry that another node computed is matched against the whole record, which has every change
+that F contains and the record's `since` does not. This is complete if C covers `since`; if not, the entry is not used.
 
-A result from a replica has for C the snapshot that the primary had at a WAL position which the replica had passed: it
-shows at least C. If W or P are not in that, the primary is asked.
+The C of a result from a replica is the snapshot that the primary had at a WAL position that the replica had passed: the
+result contains at least C. If C does not contain W and P, the primary runs the query.
 
-Whoever joins a run that was under way when they came may get a result older than their question. It is shown to them
-if it meets the conditions above, or if C covers F and shows P as they were when they came: that is no older than an
-entry could have been; and if nothing was stamped between. Of stamps in Redis only Redis can tell, so there it is not
-shown. Else they ask again, and what began after they came is new enough, if it shows W.
+A caller that joins a run in progress may get a result older than its request. The caller gets it only if nothing was
+stamped in between (only Redis knows its stamps, so with Redis the caller never gets it), and if it meets the conditions
+above, or if C covers F and contains P as they were when the caller arrived: it is then no older than an entry could
+have been. Otherwise the caller asks again: a run that started after the caller arrived is new enough, if it contains W.
 """
 
 import asyncio
@@ -55,16 +57,16 @@ from forge.errors import ForgeError
 
 TRIES: Final = 3
 PATIENCE: Final = 5.0
-"""Seconds to wait for another node that computes the same."""
+"""Maximum wait, in seconds, for another node that computes the same entry."""
 _log = logging.getLogger(__name__)
 
 How = Literal["stored", "waited", "computed"]
-"""Where an answer came from: the store, another node that was computing it, or this node."""
+"""Source of an answer: the store, another node that was computing it, or this node."""
 Reads = TypeVar("Reads", bound=Hashable | Sequence[object])
 
 
 class Matcher(Protocol[Reads]):
-    """What changes touch what was read. `encode` is for other nodes; what cannot be encoded stays here."""
+    """Match changes against reads. `encode` is for other nodes; reads that cannot be encoded stay here."""
 
     def put(self, key: str, reads: Reads) -> None: ...
 
@@ -80,7 +82,7 @@ class Matcher(Protocol[Reads]):
 
 
 class Found(msgspec.Struct, Generic[Reads], frozen=True):
-    """What a computation gave. `ttl` of None: not to be kept. `snapshot` is None where no log tells of writes."""
+    """The result of a computation. `ttl` of None: do not store it. `snapshot` is None where no log reports writes."""
 
     value: bytes
     hash: str
@@ -91,7 +93,7 @@ class Found(msgspec.Struct, Generic[Reads], frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What an asker gets. `hit` when it was not computed for them; None where no cache was asked."""
+    """The answer to a caller. `hit`: it was not computed for this caller; None if no cache was used."""
 
     value: bytes
     hash: str
@@ -100,25 +102,25 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Metrics(msgspec.Struct):
-    """What happened so far."""
+    """Counters."""
 
     hits: int = 0
     misses: int = 0
     joined: int = 0
-    """Questions that were answered by a run that was under way."""
+    """Requests answered by a run that was in progress."""
     waited: int = 0
-    """Questions that were answered by a run of another node that was under way."""
+    """Requests answered by a run in progress on another node."""
     stored: int = 0
     touched: int = 0
-    """Entries that the log's changes ended."""
+    """Entries invalidated by changes of the log."""
     late: int = 0
-    """Results that were touched before they could be kept."""
+    """Results that were touched before they could be stored."""
     bypassed: int = 0
-    """Questions answered without the cache, because the log or the store could not be reached."""
+    """Requests answered without the cache, because the log or the store was unreachable."""
 
 
 class _Known:
-    """An entry that this node has held against the log."""
+    """An entry that this node has matched against the log."""
 
     __slots__ = ("deadline", "snapshot", "tables", "touched", "version")
 
@@ -131,18 +133,18 @@ class _Known:
 
 
 class _Landed(msgspec.Struct, frozen=True):
-    """What a flight brought: an answer, and what decides for whom it is good."""
+    """The result of a flight: an answer, and the data that decides which callers may get it."""
 
     entry: Entry
     snapshot: Snapshot | None
     how: How
     kept: bool
     stamped: int
-    """How many stamps had been written here when it began."""
+    """Number of stamps written here before it started."""
 
 
 class _Came(msgspec.Struct, frozen=True):
-    """What there was when somebody came: flights begun, stamps written here, and what was known of the log."""
+    """The state when a caller arrived: flights started, stamps written here, and the known state of the log."""
 
     flights: int
     stamped: int
@@ -154,7 +156,7 @@ Run = Callable[[After], Awaitable[Found[Reads]]]
 
 
 class Keeper(Generic[Reads]):
-    """Answers by key, kept in a store, ended by the log. `logged` is false where there is no log: then stamps do it."""
+    """Answers by key, kept in a store, invalidated by the log; without a log (`logged` is false), by stamps."""
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ class Keeper(Generic[Reads]):
     # The log
 
     def take(self, changes: Sequence[Change]) -> None:
-        """Hold changes against all that is known."""
+        """Match changes against all known entries."""
         for change in changes:
             xid = transaction(change)
             for key in list(self._matcher.touched(change)):
@@ -194,23 +196,23 @@ class Keeper(Generic[Reads]):
             self.ledger.skip(changes)
 
     def read(self, cursor: Cursor, started: str) -> None:
-        """The log has been followed up to here."""
+        """Record that the log has been followed up to here."""
         losses = self.ledger.mark().losses
         self.ledger.read(cursor, started)
         if self.ledger.mark().losses != losses:
             self._forget_all()
 
     def lose(self) -> None:
-        """The log was lost, or what queries mean is another: nothing that is known holds."""
+        """Discard everything known: the log was lost, or the meaning of queries changed."""
         self.ledger.lose()
         self._forget_all()
 
     def wrote(self, xid: int, tables: frozenset[str] | None) -> None:
-        """A transaction of this node was committed; before its writer hears of it."""
+        """Record a committed transaction of this node, before its writer gets the answer."""
         self.ledger.wrote(xid, tables)
 
     def gone(self, key: str, entry: Entry) -> None:
-        """The store has forgotten an entry."""
+        """Forget an entry that the store has removed."""
         known = self._known.get(key)
         if known is not None and known.version == entry.version:
             self._forget(key)
@@ -222,7 +224,7 @@ class Keeper(Generic[Reads]):
     # Asking
 
     async def ask(self, key: str, name: str, run: Run[Reads], after: After = NOW) -> Shown:
-        """The answer under a key: shown again if that may be, else computed, once for all who ask meanwhile."""
+        """Return the answer under a key: a valid entry, or a new computation shared by all concurrent callers."""
         came = _Came(self._flights.begun, self._store.stamped, self.ledger.followed, tuple(self.ledger.pending))
         for _ in range(TRIES):
             if not self._serving():
@@ -242,7 +244,7 @@ class Keeper(Generic[Reads]):
         return Shown(found.value, found.hash, str(found.snapshot or ""), False)
 
     def fresh(self, key: str, entry: Entry, after: After) -> bool:
-        """Whether an entry that the store gave may be shown: the conditions above."""
+        """Whether an entry from the store may be returned, by the conditions above."""
         if not self._logged:
             return True
         followed = self.ledger.followed
@@ -263,7 +265,7 @@ class Keeper(Generic[Reads]):
         return self._store.up and (not self._logged or self.ledger.alive)
 
     def _good(self, key: str, landed: _Landed, number: int, came: _Came, after: After) -> bool:
-        """Whether what a flight brought is for somebody who joined it."""
+        """Whether the result of a flight is valid for a caller that joined it."""
         snapshot, later = landed.snapshot, number > came.flights
         if later and landed.how == "computed":
             return snapshot is None or after.seen(snapshot)
@@ -276,7 +278,7 @@ class Keeper(Generic[Reads]):
         return all(map(snapshot.sees, came.pending)) and after.seen(snapshot)
 
     def _adopted(self, key: str, entry: Entry) -> _Known | None:
-        """An entry of another node, held against all that it may lack."""
+        """Match an entry of another node against all changes that it may lack."""
         try:
             snapshot = Snapshot.parse(entry.snapshot)
             lacking = self.ledger.lacking(snapshot)
@@ -296,7 +298,7 @@ class Keeper(Generic[Reads]):
         return entry if entry is not None and self.fresh(key, entry, after) else None
 
     async def _land(self, key: str, name: str, run: Run[Reads], after: After) -> _Landed:
-        """What there is, or what is being computed elsewhere, or else what is computed now."""
+        """Return a stored entry, or one that another node is computing, otherwise compute it."""
         stamped = self._store.stamped
         if self._store.shared and (entry := await self._fetched(key, after)) is not None:
             return _Landed(entry, self._snapshot(entry), "stored", True, stamped)
@@ -344,7 +346,7 @@ class Keeper(Generic[Reads]):
                 await self._store.release(key, lease.token)
 
     async def _leased(self, key: str, after: After) -> Lease:
-        """The right to compute, or what another has computed meanwhile; neither when it takes too long."""
+        """Return the right to compute, or the entry that another process has computed; neither after a timeout."""
         deadline, pause = self._clock() + PATIENCE, 0.005
         while True:
             lease = await self._store.lease(key)
@@ -359,7 +361,7 @@ class Keeper(Generic[Reads]):
             await asyncio.sleep(pause)
             pause = min(0.05, pause * 1.5)
 
-    # What is known
+    # Known entries
 
     def _know(self, key: str, entry: Entry, snapshot: Snapshot, reads: Reads, ttl: float | None = None) -> _Known:
         self._forget(key)
@@ -373,7 +375,7 @@ class Keeper(Generic[Reads]):
         return self._store.shared and next(iter(self._known.values())).deadline < self._clock()
 
     def _touch(self, key: str, known: _Known) -> None:
-        """It will not be shown again."""
+        """Mark an entry that will not be returned again."""
         known.touched = True
         self._matcher.remove(key)
         self._store.touched(key)
@@ -389,7 +391,7 @@ class Keeper(Generic[Reads]):
 
 
 def _concerning(lease: Lease, name: str, tables: tuple[str, ...]) -> dict[str, str]:
-    """The stamps that an entry must be held against later: those that concern it, and the epoch."""
+    """Return the stamps to check an entry against later: its own stamps, and the epoch."""
     probe = Entry("", "", "", name, tables, {}, b"", "")
     return {stamp: value for stamp, value in (lease.stamps or {}).items() if stamp == EPOCH or probe.concerned(stamp)}
 

@@ -1,7 +1,7 @@
-"""Values as bytes and back, exactly: what a cache gives is what it was given, and is safe to read from anywhere.
+"""Exact encoding of values to bytes and back, safe to decode from any source.
 
 None, bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID, and lists, tuples and dicts of them;
-nothing else, since whoever can write to the store must not be able to have anything run. A tuple comes back as a list.
+nothing else, because a writer to the store must not be able to run code. A tuple is decoded as a list.
 
 >>> value = {"total": Decimal("12.30"), "at": datetime(2026, 1, 31, 12), "ids": [1, 2**70], "none": None}
 >>> decode(encode(value)) == value
@@ -31,16 +31,16 @@ _TAGS: Final = {kind: (tag, write) for tag, (kind, write, _) in _TEXTS.items()}
 
 
 class NotCachable(ForgeError):
-    """A value cannot be kept in a cache."""
+    """A value cannot be cached."""
 
 
 def encode(value: Any) -> bytes:
-    """The value as bytes; raises NotCachable."""
+    """Encode the value; raise NotCachable."""
     return msgspec.msgpack.encode(_tagged(value))
 
 
 def decode(raw: bytes) -> Any:
-    """The value that `encode` made these bytes of."""
+    """Decode bytes from `encode`."""
     return _untagged(msgspec.msgpack.decode(raw))
 
 

@@ -1,4 +1,4 @@
-"""The query bus: what is asked of databases that are observed (`observe`) → whoever listens (`on`, `sinks`)."""
+"""The query bus: statements of observed databases (`observe`) → listeners (`on`, `sinks`)."""
 
 from forge.observing.event import QueryEvent
 from forge.observing.hub import Subscription, on

@@ -1,6 +1,6 @@
-"""SQLAlchemy's statements, told to the bus: Core and ORM, synchronous and asynchronous engines.
+"""Report SQLAlchemy's statements to the bus: Core and ORM, synchronous and asynchronous engines.
 
-What `forge.tracking` itself reads and writes beside a statement is not told, nor is its time part of the statement's.
+Reads and writes of `forge.tracking` around a statement are not reported, and their time is not part of the statement's.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from forge.tracking.record import MARK
 
 
 def watch(what: Any, name: str | None) -> bool:
-    """Whether it is an engine, or has one; its statements are told from now on."""
+    """Report the statements of an engine, or of an object that has one; return False if it is neither."""
     if isinstance(what, (sessionmaker, async_sessionmaker)):
         what = what.kw.get("bind")
     if isinstance(what, AsyncEngine):
@@ -40,25 +40,25 @@ _MARK = "_forge_watching"
 
 
 def _watched(engine: Engine) -> "_Watching | None":
-    """Its listeners, or those of the engine that `engine.execution_options(…)` was made of, which hear it too."""
+    """Return its listeners, or those of the engine that `execution_options(…)` was called on: they serve both."""
     found: _Watching | None = getattr(engine, _MARK, None)
     inner: Engine | None = getattr(engine, "_proxied", None)
     return found if found is not None or inner is None else _watched(inner)
 
 
 def began(context: Any) -> None:
-    """A statement is sent now."""
+    """Record the start of a statement."""
     context.forge_began, context.forge_seconds = perf_counter(), None
 
 
 def ended(context: Any) -> None:
-    """A statement has been answered, unless that was said before."""
+    """Record the end of a statement, unless it is already recorded."""
     if getattr(context, "forge_began", None) is not None and context.forge_seconds is None:
         context.forge_seconds = perf_counter() - context.forge_began
 
 
 class _Watching:
-    """The listeners of one engine: they stay for good, as SQLAlchemy's lists must not change while statements run."""
+    """The listeners of one engine. They are never removed: SQLAlchemy's lists must not change while statements run."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -104,7 +104,7 @@ class _Watching:
 
 
 def _count(connection: Connection, cursor: Any) -> int | None:
-    """How many rows; None of sqlite3 while there are rows to be read, which it counts afterwards."""
+    """Return the row count; None for sqlite3 while rows remain to be read, because it counts them afterwards."""
     if connection.dialect.name == "sqlite" and cursor.description is not None:
         return None
     count: int = cursor.rowcount
@@ -112,14 +112,14 @@ def _count(connection: Connection, cursor: Any) -> int | None:
 
 
 def _first(params: Any, executemany: bool) -> tuple[int, Any]:
-    """How many sets of parameters, and the first."""
+    """Return the number of parameter sets, and the first one."""
     if executemany and isinstance(params, (list, tuple)) and params and isinstance(params[0], (list, tuple, Mapping)):
         return len(params), params[0]
     return 1, params
 
 
 def _named(context: ExecutionContext | None, params: Any) -> Any:
-    """Parameters by name also where the driver takes them by position, so that secrets among them are known."""
+    """Return parameters by name, even if the driver takes them by position, so that secrets can be recognized."""
     compiled: Any = getattr(context, "compiled", None)
     names = getattr(compiled, "positiontup", None)
     if names and isinstance(params, (list, tuple)) and len(names) == len(params):

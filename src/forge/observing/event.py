@@ -1,6 +1,6 @@
-"""What the bus tells of a statement: its text, what kind of thing it does, how long it took, for whom.
+"""Events of the bus: the text of a statement, its operation, its duration, its user.
 
-`semantic_op` reads the text only as far as it must and never fails: what it does not know is "other".
+`semantic_op` reads only as much of the text as it needs and never fails: an unknown statement is "other".
 """
 
 import re
@@ -18,24 +18,24 @@ SemanticOp = Literal["select", "insert", "update", "delete", "merge", "ddl", "tr
 
 
 class QueryEvent(msgspec.Struct, frozen=True):
-    """One statement that ran, or failed: then `error` is what the driver raised."""
+    """One statement that ran, or failed; in that case `error` is the driver's exception."""
 
     sql: str
     params: Mapping[str, Any] | tuple[Any, ...] | None
-    """Of the first set where there were many; values are redacted unless the subscription shows them."""
+    """The first parameter set; values are redacted unless the subscription shows them."""
     duration_ms: float
     row_count: int | None
-    """As the driver counts; None where it does not, and for what failed."""
+    """The driver's count; None if it has none, and for failed statements."""
     semantic_op: SemanticOp
     source: str
-    """By which way: "sqlalchemy", "psycopg", "ctx.db"."""
+    """The source: "sqlalchemy", "psycopg", "ctx.db"."""
     engine: str
-    """Which database: the kind and its name, or the name that `observe` was given."""
+    """The database: its kind and name, or the name given to `observe`."""
     context: Current
     at: datetime
-    """When it began."""
+    """Start time."""
     many: int = 1
-    """How many sets of parameters it was given."""
+    """Number of parameter sets."""
     error: BaseException | None = None
 
     @property
@@ -56,9 +56,9 @@ _OPS: Final[dict[str, SemanticOp]] = {
     ),
 }
 LONGEST_REMEMBERED: Final = 4096
-"""Characters: what is longer is read again, so that memory is bounded."""
+"""Characters; the result for longer texts is not cached, to bound memory."""
 _WRITES: Final = frozenset({"insert", "update", "delete", "merge"})
-# Text in which no verb stands: comments, strings, quoted names, dollar-quoted bodies.
+# Text that contains no verb: comments, strings, quoted names, dollar-quoted bodies.
 _TOKEN: Final = re.compile(
     r"""--[^\n]* | /\*.*?\*/ | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$ | '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*`"""
     r"""| \[[^\]]*\] | (?P<word>[A-Za-z_]\w*) | (?P<mark>[()])""",
@@ -67,7 +67,7 @@ _TOKEN: Final = re.compile(
 
 
 def semantic_op(sql: str) -> SemanticOp:
-    """What a statement does. A WITH that writes anywhere does what it writes first.
+    """Return the operation of a statement. For a WITH that writes, it is the first write.
 
     >>> semantic_op("/* why */ WITH a AS (SELECT 1) UPDATE t SET x = 1"), semantic_op("(SELECT 1) UNION SELECT 2")
     ('update', 'select')

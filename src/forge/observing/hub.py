@@ -1,17 +1,17 @@
-"""Who listens, and how they are told.
+"""Subscriptions to the bus, and the delivery of events.
 
     listening = forge.on("query", callback, slower_than=0.2, sample=0.1)
     forge.on("error", callback)
     listening.off()                                     # or `with forge.on(…):`
 
-What always holds:
+Invariants:
 
-- Nobody listens: a source looks at `hub.listening`, which is false, and does nothing else.
-- Whoever listens harms nothing: what a callback raises is logged, the first time, and the others still hear; the
-  statement and its result are as they were.
-- What a callback itself asks of a database is not told, so that nothing goes round.
-- A callback is called where the statement ran, in its thread and context. An asynchronous one is started on the event
-  loop that runs there, else on the one where `on` was called; at most 1,000 wait, and what comes then is dropped.
+- Without subscriptions, a source checks `hub.listening`, which is false, and does nothing else.
+- A callback cannot do harm: its exception is logged, the first time, and the other callbacks still run; the statement
+  and its result are unaffected.
+- Statements that a callback itself runs are not reported, so that there are no loops.
+- A callback runs where the statement ran, in its thread and context. An async callback is started on the event loop
+  that runs there, otherwise on the one where `on` was called; at most 1,000 wait, and further events are dropped.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _telling: ContextVar[bool] = ContextVar("forge_telling", default=False)
 
 
 class Subscription:
-    """A callback that hears until it is taken off; `failures` and `dropped` count what it missed."""
+    """A callback that gets events until `off`; `failures` and `dropped` count the events it missed."""
 
     def __init__(self, kind: Kind, callback: Callback, sample: float, slower_than: float, params: bool) -> None:
         self.kind = kind
@@ -60,7 +60,7 @@ class Subscription:
                 self._home = None
 
     def off(self) -> None:
-        """Hear no more; what is under way still arrives."""
+        """Stop the subscription; events in progress still arrive."""
         hub.remove(self)
 
     def __enter__(self) -> Self:
@@ -150,7 +150,7 @@ class Hub:
         many: int = 1,
         error: BaseException | None = None,
     ) -> None:
-        """A statement ran, or failed."""
+        """Deliver a statement that ran or failed."""
         subscriptions = self._subscriptions["query" if error is None else "error"]
         wanting = [subscription for subscription in subscriptions if subscription.wants(seconds)]
         if not wanting or _telling.get():
@@ -175,7 +175,7 @@ class Hub:
                     )
                 subscription.tell(event)
         except Exception:
-            # a parameter whose type cannot be named, a context that cannot be found: the statement is not to suffer
+            # a parameter without a type name, or a context that cannot be found, must not affect the statement
             logger.exception("a statement could not be told")
         finally:
             _telling.reset(token)
@@ -186,7 +186,7 @@ hub: Final = Hub()
 
 @contextmanager
 def untold() -> Iterator[None]:
-    """What this thread or task asks within the block is not told."""
+    """Do not report the statements of this thread or task inside the block."""
     token = _telling.set(True)
     try:
         yield
@@ -195,7 +195,7 @@ def untold() -> Iterator[None]:
 
 
 class Timed:
-    """Around one statement: tells how it went."""
+    """Context manager around one statement: reports its outcome and duration."""
 
     __slots__ = ("_engine", "_many", "_params", "_source", "_sql", "_started", "row_count")
 
@@ -228,10 +228,10 @@ class Timed:
 def on(
     kind: Kind, callback: Callback, /, *, sample: float = 1.0, slower_than: float = 0.0, params: bool = False
 ) -> Subscription:
-    """Hear of every statement that ran ("query"), or that failed ("error"), through whatever is observed.
+    """Subscribe to every observed statement that ran ("query") or failed ("error").
 
-    `sample` is the share that is told, at random; `slower_than`, in seconds, leaves the quick ones out. `params=True`
-    shows the values of parameters, save those under names that sound like secrets; else only their types are told.
+    `sample` is the share of statements reported, at random; `slower_than`, in seconds, skips faster ones. `params=True`
+    shows the values of parameters, except under names that sound like secrets; otherwise only their types are shown.
     """
     if kind not in KINDS:
         raise ConfigError(f"there is no event {kind!r}", fix=f"listen to one of {', '.join(KINDS)}")

@@ -1,10 +1,10 @@
-"""Whose statements are told: SQLAlchemy engines and sessionmakers, psycopg connections. `ctx.db` is by itself.
+"""Select what to observe: SQLAlchemy engines and sessionmakers, psycopg connections. `ctx.db` is always observed.
 
     engine = forge.observe(create_engine(url))                   # an AsyncEngine or sessionmaker too
     connection = forge.observe(psycopg.connect(url))             # an AsyncConnection too
     pool = ConnectionPool(url, kwargs={"cursor_factory": ObservedCursor})
 
-What is observed is returned, and works as before; observing it twice is observing it once.
+`observe` returns its argument, which works as before; a second call for the same object has no effect.
 """
 
 import sys
@@ -23,7 +23,7 @@ Row = TypeVar("Row", covariant=True)
 
 
 def observe(what: T, /, *, name: str | None = None) -> T:
-    """Tell of its statements from now on, under this name; without one, by the kind and name of its database."""
+    """Report its statements, under this name; without a name, under the kind and name of its database."""
     if isinstance(what, psycopg.Connection):
         what.cursor_factory = ObservedCursor
     elif isinstance(what, psycopg.AsyncConnection):
@@ -37,7 +37,7 @@ def observe(what: T, /, *, name: str | None = None) -> T:
 
 
 class ObservedCursor(psycopg.Cursor[Row]):
-    """A psycopg cursor whose statements are told: `cursor_factory` of a connection or a pool's."""
+    """A psycopg cursor whose statements are reported: for `cursor_factory` of a connection or a pool."""
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> "ObservedCursor[Row]":
         if not hub.listening:

@@ -1,7 +1,9 @@
-"""Parameters as they may be shown: by their types, or by their values where a subscription asks for them.
+"""Redaction of parameters for display: types, or values if a subscription asks for them.
 
-What always holds, whatever was asked: a value under a name that sounds like a secret is never shown; nor is any value
-without a name in a statement that has such a word in it; nor a value of a type that is not plain.
+Invariants, for every subscription:
+- A value under a name that sounds like a secret is never shown.
+- A value without a name is never shown in a statement that contains such a word.
+- A value whose type is not a plain one is never shown.
 """
 
 import re
@@ -23,7 +25,7 @@ REDACTED: Final = "<redacted>"
 
 
 def shown(sql: str, params: Any, *, values: bool) -> Shown:
-    """One set of parameters, to be told.
+    """Return one parameter set for display.
 
     >>> shown("…", {"id": 7, "password": "x"}, values=False)
     {'id': '<int>', 'password': '<redacted>'}

@@ -1,12 +1,11 @@
-"""Where statements go: callbacks for `forge.on`, each for "query" and for "error".
+"""Sinks for statements: callbacks for `forge.on`, each for "query" and for "error".
 
     forge.on("query", sinks.log(), slower_than=0.2)
     forge.on("query", sinks.prometheus())
     for kind in ("query", "error"):
         forge.on(kind, sinks.opentelemetry())
 
-None of them tells more than the event shows: of an error only its type and SQLSTATE, since messages of databases quote
-values.
+No sink shows more than the event: of an error only its type and SQLSTATE, because database messages quote values.
 """
 
 import logging
@@ -22,7 +21,7 @@ Sink: TypeAlias = Callable[[QueryEvent], None]
 
 
 def log(logger: logging.Logger | str = "forge.queries", level: int = logging.INFO) -> Sink:
-    """One line each; what failed as an error. The event's fields are the record's `query`."""
+    """Log one line per statement, failures as errors. The event's fields are in the record's `query`."""
     found = logging.getLogger(logger) if isinstance(logger, str) else logger
 
     def write(event: QueryEvent) -> None:
@@ -53,7 +52,7 @@ def log(logger: logging.Logger | str = "forge.queries", level: int = logging.INF
 
 
 def prometheus(registry: Any = None) -> Sink:
-    """Histogram `forge_query_seconds` and counter `forge_query_errors_total`, by operation, source and database."""
+    """Fill histogram `forge_query_seconds` and counter `forge_query_errors_total` by operation, source, database."""
     client = _needed("prometheus_client", "serve")
     seconds, errors = _metrics(client.REGISTRY if registry is None else registry)
 
@@ -68,7 +67,7 @@ def prometheus(registry: Any = None) -> Sink:
 
 
 def opentelemetry(*, spans: bool = True, tracer_provider: Any = None, meter_provider: Any = None) -> Sink:
-    """A span for each statement, under the span that it ran in, and histogram `db.client.operation.duration`."""
+    """Create a span per statement, under the present span, and fill the histogram `db.client.operation.duration`."""
     trace = _needed("opentelemetry.trace", "otel")
     metrics = _needed("opentelemetry.metrics", "otel")
     tracer = trace.get_tracer("forge", tracer_provider=tracer_provider)
@@ -101,14 +100,14 @@ def opentelemetry(*, spans: bool = True, tracer_provider: Any = None, meter_prov
 
 
 def error_name(error: BaseException) -> str:
-    """The error's type, and its SQLSTATE where it has one."""
+    """Return the error's type, and its SQLSTATE if it has one."""
     code = getattr(error, "sqlstate", None)
     return f"{type(error).__name__} {code}" if code else type(error).__name__
 
 
 @lru_cache(maxsize=16)
 def _metrics(registry: Any) -> tuple[Any, Any]:
-    """One pair for each registry, which refuses a second."""
+    """Return one pair per registry, because a registry refuses duplicates."""
     client = import_module("prometheus_client")
     labels = ("op", "source", "database")
     return (

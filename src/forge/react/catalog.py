@@ -267,7 +267,7 @@ WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
 
-# All partitions of each relation, the tracked tables it belongs to, and the table that would have to be tracked.
+# Each relation with its partitions and child tables, their tracked ancestors, and the table that needs tracking.
 _PARTS: Final[LiteralString] = """
 WITH RECURSIVE part (relation, oid) AS (
     SELECT o, o FROM unnest(%s::oid[]) o

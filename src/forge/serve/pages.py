@@ -23,7 +23,7 @@ Form = Literal["whole", "unsigned", "out", "in", "bare"]
 
 
 class View(msgspec.Struct, frozen=True):
-    """What one client may see; without a `tenant`, the rows of all tenants."""
+    """The view of one client; without a `tenant`, the rows of all tenants."""
 
     tables: frozenset[str] = frozenset()
     ops: frozenset[Op] = frozenset()

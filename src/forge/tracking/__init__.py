@@ -1,7 +1,7 @@
-"""Tell the log who writes and why, and record the writes of SQLAlchemy engines.
+"""Record the actor and reason of writes in the log, and record the writes of SQLAlchemy engines.
 
 `current` and `context` carry the user, `notify` and `outbox` send messages in the writer's transaction, `sqlalchemy`
-records the writes of an engine that `forge.track` was given.
+records the writes of an engine passed to `forge.track`.
 """
 
 from importlib import import_module
@@ -14,7 +14,7 @@ _LATER = ("create_log", "on_change", "recorded", "track")
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs SQLAlchemy when it is first asked for."""
+    """Import the names that need SQLAlchemy on first use."""
     if name in _LATER:
         return getattr(_sqlalchemy(), name)
     raise AttributeError(f"module 'forge.tracking' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What the application says is checked before anything is sent: text and JSON that PostgreSQL can store as they are."""
+"""Check the application's values before they are sent: text and JSON that PostgreSQL can store unchanged."""
 
 import json
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ LONGEST_USER: Final = 255
 LONGEST_FUNCTION: Final = 255
 LONGEST_TRACE: Final = 64
 MOST_MORE: Final = 8192
-"""Bytes of JSON: every log row of the transaction carries it."""
+"""Maximum size of the JSON in bytes: every log row of the transaction carries it."""
 
 
 def user_text(value: object) -> str | None:
-    """Who it is, as text: a number or UUID is one too."""
+    """Return the user as text; a number or UUID is accepted too."""
     if isinstance(value, int | UUID) and not isinstance(value, bool):
         value = str(value)
     return text_value("user_id", value, LONGEST_USER)
@@ -35,7 +35,7 @@ def trace_text(value: object) -> str | None:
 
 
 def text_value(name: str, value: object, longest: int) -> str | None:
-    """The value, if PostgreSQL and the log can hold it as it is."""
+    """Return the value if PostgreSQL and the log can store it unchanged."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -49,7 +49,7 @@ def text_value(name: str, value: object, longest: int) -> str | None:
 
 
 def json_text(name: str, value: object, error: type[ForgeError]) -> str:
-    """The value as JSON that a jsonb column can hold, or an error of the given type."""
+    """Return the value as JSON that a jsonb column can store; raise an error of the given type."""
     try:
         plain = msgspec.to_builtins(value, str_keys=True)
         found = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -63,7 +63,7 @@ def json_text(name: str, value: object, error: type[ForgeError]) -> str:
 
 
 def more_text(more: Mapping[str, Any]) -> str | None:
-    """Whatever else is said, as JSON; None where there is nothing."""
+    """Return the additional fields as JSON; None if there are none."""
     if not more:
         return None
     for name, value in more.items():

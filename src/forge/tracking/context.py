@@ -1,4 +1,4 @@
-"""Who writes and why, said once for a transaction.
+"""Transaction context: the actor and reason of all changes, set once per transaction.
 
     with forge.transaction(connection, user_id=7, function_name="orders.ship", order=118):
         connection.execute("UPDATE orders SET …")
@@ -6,19 +6,19 @@
     async with forge.transaction(async_connection, user_id=7):
         ...
 
-What always holds:
+Invariants:
 
 - Everything is checked before anything is sent. A malformed context is a ContextError, and nothing was written.
-- The context lasts as long as its block: it ends with it however that ends, so the next user of a pooled
-  connection starts with none. What was not given is null in the log.
-- What it is not told it takes from the `forge.context` around it, and within its block it is itself that context.
-- A block within a block (a savepoint) keeps what the outer one said unless it says otherwise, `more` name by name;
-  when it ends, the outer context is back.
-- The context costs one round trip. On a connection in autocommit mode BEGIN travels with it; else psycopg sends
-  BEGIN by itself first, as it does for every transaction.
-- Where the server's wal_level is logical the context is in the WAL too, at no further round trip, so that who follows
-  the WAL learns it (`forge.capture.wal`).
-- Without a `trace_id`, that of OpenTelemetry's current span is taken where there is one.
+- The context ends with its block, also after an error, so the next user of a pooled connection starts without one.
+  Fields that are not given are null in the log.
+- Missing fields come from the surrounding `forge.context`; inside its block, the transaction is itself that context.
+- A nested block (a savepoint) keeps the outer fields that it does not set, `more` name by name; when it ends, the outer
+  context is restored.
+- The context costs one round trip. On a connection in autocommit mode, BEGIN travels with it; otherwise psycopg sends
+  BEGIN separately first, as for every transaction.
+- If the server's wal_level is logical, the context is also in the WAL, without a further round trip, for readers of the
+  WAL (`forge.capture.wal`).
+- Without a `trace_id`, the trace of OpenTelemetry's current span is used, if there is one.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -40,7 +40,7 @@ from forge.postgres.connection import typed_errors
 from forge.tracking.checks import UserId, more_text
 from forge.tracking.current import Current, context, current_trace_id
 
-# What the WAL's readers get of the context; forge.capture.wal.decode reads it.
+# The context for readers of the WAL; forge.capture.wal.decode parses it.
 _EMIT: Final = """
     CASE WHEN current_setting('wal_level') = 'logical' AND current_setting('transaction_read_only') = 'off'
          THEN pg_logical_emit_message(true, 'forge', json_build_object(
@@ -55,8 +55,8 @@ SET: Final = (
         more="%(more)s::jsonb",
     )
 )
-"""Sets the context of the transaction that it runs in; its parameters are those that `parameters` gives."""
-# The outer context is read, as one row, before any of it is replaced.
+"""Sets the context of the current transaction; `parameters` returns its parameters."""
+# Reads the outer context, as one row, before replacing any part of it.
 _NEST: Final = """
     WITH outer_context AS MATERIALIZED (
         SELECT nullif(current_setting('forge.user_id', true), '') AS "user",
@@ -112,7 +112,7 @@ def transaction(
     trace_id: str | None = None,
     **more: Any,
 ) -> AbstractContextManager[psycopg.Transaction] | AbstractAsyncContextManager[psycopg.AsyncTransaction]:
-    """A transaction, or a savepoint within one, whose changes carry this context; used by `with` or `async with`."""
+    """Return a transaction, or a savepoint, whose changes carry this context; use `with` or `async with`."""
     mine = context(user_id=user_id, function_name=function_name, trace_id=trace_id, **more)
     values = parameters(mine.here())
     if isinstance(connection, psycopg.AsyncConnection):
@@ -121,7 +121,7 @@ def transaction(
 
 
 def parameters(what: Current) -> dict[str, str | None]:
-    """The parameters of `SET`: a context as the log holds it."""
+    """Return the parameters of `SET`: a context in the form of the log."""
     return {
         "user": what.user_id,
         "function": what.function_name,

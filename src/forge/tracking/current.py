@@ -1,19 +1,19 @@
-"""Who and why, for everything that a piece of code does, until its block ends.
+"""Context of running code: the actor and reason of everything done inside a block.
 
     with forge.context(user_id=7, function_name="orders.ship", order=118):      # `async with` too
-        ship()                          # every forge.transaction in here takes from it what it is not told
+        ship()                          # every forge.transaction in here takes its missing fields from it
 
     forge.current().user_id             # "7"
 
-It is a context variable: a thread starts with none, an asyncio task with that of whoever started it, and no two of
-them see each other's.
+It is a context variable: a thread starts without one, an asyncio task starts with that of its creator, and they never
+see each other's changes.
 
-What always holds:
+Invariants:
 
-- Everything is checked when it is said. A malformed context is a ContextError, and nothing of the block has run.
-- A block within a block keeps what the outer one said unless it says otherwise, `more` name by name; when it ends, the
-  outer context is back.
-- `current().trace_id` is what was said, else the trace of OpenTelemetry's current span.
+- Everything is checked when it is set. A malformed context is a ContextError, and nothing of the block has run.
+- A nested block keeps the outer fields that it does not set, `more` name by name; when it ends, the outer context is
+  restored.
+- `current().trace_id` is the one that was set, otherwise the trace of OpenTelemetry's current span.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ with suppress(ImportError):
 
 
 class Current(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who does it and why; None, or empty, what nobody said."""
+    """The actor and the reason; fields that were not set are None or empty."""
 
     user_id: str | None = None
     function_name: str | None = None
@@ -41,14 +41,14 @@ class Current(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Said: TypeAlias = Current | Callable[[], Current]
-"""A context, or how to find it when it is asked for."""
+"""A context, or a function that finds it on request."""
 
 NOTHING: Final = Current()
 _said: ContextVar[Said] = ContextVar("forge_context", default=NOTHING)
 
 
 class context:
-    """A block, by `with` or `async with`, in which this is the context."""
+    """A block, with `with` or `async with`, that sets the context."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class context:
 
     @classmethod
     def found_by(cls, find: Callable[[], Current], *, alone: bool = False) -> Self:
-        """A block whose context is found whenever it is asked for, as a request's route is known only later.
+        """Return a block whose context is computed on each request, for values known only later, such as a route.
 
-        `alone` keeps nothing of what is said around it.
+        `alone` ignores the surrounding context.
         """
         made = cls()
         made._mine = find
@@ -76,7 +76,7 @@ class context:
         return made
 
     def here(self) -> Current:
-        """What the context would be within it, were it entered here."""
+        """Return the context that would apply inside this block if it were entered here."""
         return _found(self._within())
 
     def __enter__(self) -> Self:
@@ -84,7 +84,7 @@ class context:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # whoever leaves it elsewhere than where it was entered, as fixtures do, has nothing to put back there
+        # a block left in another context than it was entered in, as by fixtures, has nothing to restore
         with suppress(ValueError):
             _said.reset(self._tokens.pop())
 
@@ -99,7 +99,7 @@ class context:
 
 
 def current() -> Current:
-    """The context here and now."""
+    """Return the present context."""
     found = said()
     if found.trace_id is None and (trace := current_trace_id()) is not None:
         return msgspec.structs.replace(found, trace_id=trace)
@@ -107,12 +107,12 @@ def current() -> Current:
 
 
 def said() -> Current:
-    """The context as it was said, without OpenTelemetry's."""
+    """Return the context as set, without OpenTelemetry's trace."""
     return _found(_said.get())
 
 
 def current_trace_id() -> str | None:
-    """The trace of OpenTelemetry's current span, as 32 hexadecimal digits; None where there is none."""
+    """Return the trace of OpenTelemetry's current span, as 32 hexadecimal digits; None if there is none."""
     if _otel is None:
         return None
     span = _otel.get_current_span().get_span_context()

@@ -1,18 +1,18 @@
-"""Django: requests have a context, and what the ORM writes within any context carries it.
+"""Django integration: requests have a context, and ORM writes carry the present context.
 
     MIDDLEWARE = [..., "forge.tracking.django.ContextMiddleware"]
 
-The user is `request.user` (settings.FORGE_USER names a function of the request instead), the function the request's
-method and the route of its URL, the trace OpenTelemetry's or that of `traceparent`. Commands and tasks use
-`with forge.context(user_id=…):` themselves; the ORM takes it from there too.
+The user is `request.user` (or the result of the function named in settings.FORGE_USER, called with the request), the
+function is the request's method and the route of its URL, the trace is OpenTelemetry's or that of `traceparent`.
+Commands and tasks use `with forge.context(user_id=…):` themselves; the ORM uses that context too.
 
-What always holds:
+Invariants:
 
-- The context is said before the first writing statement of a transaction, in one round trip, and again when it has
-  changed since. Reading costs nothing. A write in autocommit mode gets a transaction of its own for it.
-- The databases are those of settings.FORGE_DATABASES, the default one unless told; one that lacks Forge is NotInstalled
-  at the first write.
-- A write that a function does which a SELECT calls carries the context only if a writing statement came before it.
+- The context is sent before the first writing statement of a transaction, in one round trip, and again after it
+  changed. Reads cost nothing. A write in autocommit mode gets its own transaction for this.
+- The databases are those of settings.FORGE_DATABASES, by default only the default one; a database without Forge raises
+  NotInstalled at the first write.
+- A write by a function that a SELECT calls carries the context only after an earlier writing statement.
 """
 
 from collections.abc import Awaitable, Callable
@@ -33,13 +33,13 @@ from forge.tracking.middleware import Once, found, trace_of
 
 _WRITES: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "CALL", "DO", "TRUNCATE", "COPY"})
 _IDLE: Final = 0
-"""libpq's number for a connection that is in no transaction."""
+"""libpq's transaction status for a connection without a transaction."""
 
 Execute = Callable[[Any, Any, bool, dict[str, Any]], Any]
 
 
 def ContextMiddleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
-    """For settings.MIDDLEWARE; anywhere in it, under WSGI and ASGI."""
+    """Middleware for settings.MIDDLEWARE, at any position, under WSGI and ASGI."""
     watch()
     if iscoroutinefunction(get_response):
 
@@ -63,7 +63,7 @@ ContextMiddleware.async_capable = True  # type: ignore[attr-defined]
 
 
 def watch() -> None:
-    """From now on what the ORM writes carries the context; once is enough, and the middleware does it."""
+    """Make ORM writes carry the context; one call is enough, and the middleware makes it."""
     connection_created.connect(_created, dispatch_uid="forge")
     for connection in connections.all(initialized_only=True):
         _created(connection=connection)
@@ -78,7 +78,7 @@ def _created(*, connection: Any, **_: Any) -> None:
 
 
 class _Saying:
-    """Around every statement of one connection: says the context where a transaction has not said it yet."""
+    """Wrapper of every statement of one connection: sends the context if the transaction does not have it yet."""
 
     def __init__(self) -> None:
         self._said: Current | None = None
@@ -96,7 +96,7 @@ class _Saying:
                     self._say(connection)
                     return execute(sql, params, many, inner)
             self._say(connection)
-        elif verb == "ROLLBACK":  # to a savepoint: what was said after it is gone
+        elif verb == "ROLLBACK":  # to a savepoint: a context sent after it is undone
             self._said = None
         return execute(sql, params, many, inner)
 

@@ -1,16 +1,16 @@
-"""What committed, told within this process: to subscribers of a table, and to whoever listens to everything.
+"""Committed changes as events within this process: for subscribers of a table, and for listeners to everything.
 
-An Event says what happened to one row, as its subscriber sees it (`added`, `changed`, `removed`), or that rows which
-cannot be named may have changed (`invalidate`: of a table, or of every table when `table` is None).
+An Event describes the change of one row as its subscriber sees it (`added`, `changed`, `removed`), or says that unknown
+rows may have changed (`invalidate`: of a table, or of every table when `table` is None).
 
     stop = listen(lambda engine, events: ...)       # every transaction of every tracked engine, after its commit
 
-What always holds:
+Invariants:
 
-- Nothing is told before the commit succeeded, nothing after a rollback, nothing of a savepoint that was rolled back.
-- The events of a transaction come together and in the order of its statements, in the thread or task that committed,
-  before its commit returns. Transactions that commit at the same moment may be told in either order.
-- A listener that fails harms neither the writer nor the other listeners; it is logged as `forge.tracking`.
+- No event is delivered before a successful commit, after a rollback, or for a savepoint that was rolled back.
+- The events of a transaction are delivered together, in the order of its statements, in the thread or task that
+  committed, before its commit returns. Concurrent transactions may be delivered in either order.
+- A failing listener affects neither the writer nor the other listeners; the error is logged as `forge.tracking`.
 """
 
 import logging
@@ -29,11 +29,11 @@ Kind: TypeAlias = Literal["added", "changed", "removed", "invalidate"]
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One row, or the rows of a table, changed by a transaction that has committed.
+    """One row, or the rows of a table, changed by a committed transaction.
 
-    `name` is the table's resource name (`names=` of `forge.tracking`), its own name unless told. `key` is None when the
-    row is unknown. `before` and `after` hold values in the forms that `forge.values` states, and are None where there
-    is no such row or it was not read.
+    `name` is the table's resource name (`names=` of `forge.tracking`), by default its own name. `key` is None when the
+    row is unknown. `before` and `after` hold values in the forms that `forge.values` defines, and are None if there is
+    no such row or it was not read.
     """
 
     kind: Kind
@@ -48,17 +48,17 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Listener: TypeAlias = Callable[[Any, list[Event]], object]
-"""Takes the engine (SQLAlchemy's, the synchronous one of an AsyncEngine) and what one transaction changed."""
+"""Receives the engine (SQLAlchemy's; the synchronous one of an AsyncEngine) and the changes of one transaction."""
 
 _listeners: tuple[tuple[Listener, bool], ...] = ()
 _lock: Final = Lock()
 
 
 def listen(callback: Listener, *, rows: bool = True) -> Callable[[], None]:
-    """Hear of every committed transaction of every tracked engine in this process; returns how to stop it.
+    """Call back for every committed transaction of every tracked engine in this process; return a function to stop it.
 
-    Without `rows` it is content to hear `invalidate` where naming the rows would cost more reads: on tables whose
-    changes Forge's triggers record.
+    Without `rows`, the listener gets `invalidate` where finding the rows would cost more reads: on tables whose changes
+    Forge's triggers record.
     """
     global _listeners
     item = (callback, rows)
@@ -74,22 +74,22 @@ def listen(callback: Listener, *, rows: bool = True) -> Callable[[], None]:
 
 
 def listeners() -> Sequence[Listener]:
-    """Whoever listens to everything."""
+    """Return the listeners to everything."""
     return [callback for callback, _ in _listeners]
 
 
 def heard() -> bool:
-    """Whether anybody listens to everything."""
+    """Whether there is a listener to everything."""
     return bool(_listeners)
 
 
 def rows_wanted() -> bool:
-    """Whether anybody who listens to everything wants to know the rows."""
+    """Whether a listener to everything wants the rows."""
     return any(rows for _, rows in _listeners)
 
 
 def tell(callback: Callable[..., object], *arguments: Any, wait: Callable[[Any], object] | None = None) -> None:
-    """Call it; a failure is logged and goes no further. What it returns to be awaited is given to `wait`."""
+    """Call a listener; a failure is only logged. An awaitable return value is passed to `wait`."""
     try:
         found = callback(*arguments)
         if isawaitable(found):

@@ -1,17 +1,17 @@
-"""A request's context: who asks, by which route, in which trace; for ASGI (Starlette, FastAPI) and WSGI (Flask).
+"""Request context: user, route and trace; for ASGI (Starlette, FastAPI) and WSGI (Flask).
 
     web.add_middleware(forge.ContextMiddleware)                                     # scope["user"], where there is one
     web.add_middleware(forge.ContextMiddleware, user=lambda scope: scope["session"].get("user_id"))
     flask_app.wsgi_app = forge.WsgiContextMiddleware(flask_app.wsgi_app, user=lambda environ: g.get("user_id"))
 
-What always holds:
+Invariants:
 
-- Nothing is asked until something is written (or `forge.current()` is called): by then authentication has run and the
-  route is known, wherever in the stack the middleware stands. A value that the log cannot hold is a ContextError there.
-- No header says who it is, unless it is named as `user_header`: then a proxy must set it and strip the client's own.
-- A request's context is seen by what the request runs, threads of the framework's pool and background tasks that it
-  starts included, and by nothing else.
-- The trace is that of OpenTelemetry's span, else that of a well-formed W3C `traceparent`.
+- Nothing is evaluated until a write (or a call of `forge.current()`): by then authentication has run and the route is
+  known, at any position of the middleware in the stack. A value that the log cannot store is a ContextError there.
+- No header determines the user, unless `user_header` names it: then a proxy must set it and strip the client's own.
+- The context is visible to everything the request runs, including threads of the framework's pool and background tasks
+  it starts, and to nothing else.
+- The trace is that of OpenTelemetry's span, otherwise that of a well-formed W3C `traceparent`.
 """
 
 import re
@@ -39,11 +39,11 @@ _asking: ContextVar[tuple["Once", ...]] = ContextVar("forge_asking", default=())
 
 
 class ContextMiddleware:
-    """An ASGI application around another: the requests and WebSockets of that one have a context.
+    """ASGI middleware that gives the requests and WebSockets of an application a context.
 
-    `user` finds who it is from the scope, `user_header` names a header that says so; without either it is
-    `scope["user"]`: a text, number or UUID itself, or an object's `id`, `identity` or `display_name`, unless it says
-    that it is not authenticated. `more` finds what else is to be said.
+    `user` returns the user from the scope, `user_header` names a header with the user; without either, it is
+    `scope["user"]`: a text, number or UUID itself, or an object's `id`, `identity` or `display_name`, unless the object
+    is not authenticated. `more` returns additional fields.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class ContextMiddleware:
 
 
 class WsgiContextMiddleware:
-    """A WSGI application around another: the requests of that one have a context, until their last byte is sent.
+    """WSGI middleware that gives the requests of an application a context, until their last byte is sent.
 
-    `user` and `more` are given the environ; both are called within the request, so that Flask's `g`, `session` and
-    `current_user` can be asked. Without `user` or `user_header` it is REMOTE_USER, which a server sets and no client.
+    `user` and `more` get the environ; both are called within the request, so that Flask's `g`, `session` and
+    `current_user` are available. Without `user` or `user_header`, it is REMOTE_USER, which only a server can set.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class WsgiContextMiddleware:
 
         def started(*arguments: Any, **named: Any) -> Any:
             nonlocal route
-            route = _werkzeug_route(environ)  # Flask forgets it before the body is made
+            route = _werkzeug_route(environ)  # Flask drops it before the body is produced
             return start_response(*arguments, **named)
 
         block = context.found_by(find)
@@ -102,7 +102,7 @@ class WsgiContextMiddleware:
 
 
 class _Body:
-    """A response's body, each part of it made within the request's context; between them the thread has none of it."""
+    """A response body; each part is produced within the request's context, and the thread has none of it in between."""
 
     def __init__(self, block: context, chunks: Iterable[bytes]) -> None:
         self._block = block
@@ -123,7 +123,7 @@ class _Body:
 
 
 class Once:
-    """Who it is, asked for until it is known. Whoever is asked may use the database; until it answers it is nobody."""
+    """The user, looked up until it is known. The lookup may use the database; until it returns, there is no user."""
 
     def __init__(self, ask: Callable[[], object]) -> None:
         self._ask = ask
@@ -140,13 +140,13 @@ class Once:
 
 
 def found(user: str | None, function: str | None, trace: str | None, more: Mapping[str, Any]) -> Current:
-    """What a request says, checked."""
+    """Check a request's values and return its context."""
     more_text(more)
     return Current(user, function_text(function), current_trace_id() or trace, more)
 
 
 def trace_of(traceparent: str | None) -> str | None:
-    """The trace of a W3C traceparent; None where there is none, or it is malformed.
+    """Return the trace of a W3C traceparent; None if it is missing or malformed.
 
     >>> trace_of("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     '4bf92f3577b34da6a3ce929d0e0e4736'
@@ -157,11 +157,11 @@ def trace_of(traceparent: str | None) -> str | None:
 
 
 def route_of(scope: Mapping[str, Any]) -> str | None:
-    """The method and the route's path as it was declared, else the endpoint's name; None while neither is known."""
+    """Return the method and the declared path of the route, or the endpoint's name; None while neither is known."""
     route = scope.get("route")
     template = getattr(route, "path", None)
     if isinstance(template, str):
-        # mounts' part of the path is in root_path, after that which the server itself was given
+        # root_path holds the mounts' part of the path, after the server's own root path
         mounts = scope.get("root_path", "").removeprefix(scope.get("app_root_path", ""))
         return f"{scope.get('method', 'WEBSOCKET')} {mounts}{template if hasattr(route, 'endpoint') else ''}"
     endpoint = scope.get("endpoint")
@@ -172,7 +172,7 @@ def route_of(scope: Mapping[str, Any]) -> str | None:
 
 
 def user_value(user: Any) -> UserId | None:
-    """Who an object of an authentication library stands for."""
+    """Return the user id of an authentication library's user object."""
     if user is None or user == "" or getattr(user, "is_authenticated", True) is False:
         return None
     if isinstance(user, str | int | UUID):
@@ -180,7 +180,7 @@ def user_value(user: Any) -> UserId | None:
     for name in ("id", "identity", "display_name"):
         try:
             value = getattr(user, name, None)
-        except NotImplementedError:  # as Starlette's SimpleUser says that it has no identity
+        except NotImplementedError:  # Starlette's SimpleUser has no identity
             continue
         if value not in (None, ""):
             return value  # type: ignore[no-any-return]
@@ -200,7 +200,7 @@ def _scope_user(scope: Mapping[str, Any]) -> UserId | None:
 
 
 def _header(scope: Mapping[str, Any], name: str) -> str | None:
-    """The header's value; None when it is missing, or there are several, of which none is to be believed."""
+    """Return the header's value; None if it is missing or repeated, because then none can be trusted."""
     wanted = name.lower().encode()
     values = [value for key, value in scope["headers"] if key.lower() == wanted]
     return values[0].decode("latin-1").strip() if len(values) == 1 else None
@@ -212,7 +212,7 @@ def _environ_header(environ: Environ, name: str) -> str | None:
 
 
 def _werkzeug_route(environ: Environ) -> str | None:
-    """The rule that Flask, or any application on Werkzeug, has matched."""
+    """Return the rule that Flask, or another application on Werkzeug, has matched."""
     request = environ.get("werkzeug.request")
     rule = getattr(request, "url_rule", None)
     return f"{environ['REQUEST_METHOD']} {environ.get('SCRIPT_NAME', '')}{rule.rule}" if rule is not None else None

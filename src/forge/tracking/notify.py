@@ -1,4 +1,4 @@
-"""Messages of the application's own over PostgreSQL's LISTEN and NOTIFY.
+"""Application messages over PostgreSQL's LISTEN and NOTIFY.
 
     with forge.transaction(connection, user_id=7):
         connection.execute("UPDATE …")
@@ -7,12 +7,12 @@
     async for message in listen(url, "orders"):
         print(message.channel, message.payload)
 
-A message belongs to the sender's transaction: it is delivered after the commit, in the order of commits, and not
-at all after a rollback. A payload that is too large for NOTIFY is kept in a table for a day and sent by reference;
-`listen` delivers it whole. Whoever does not listen at that moment misses it: for what must arrive there is the log.
+A message belongs to the sender's transaction: it is delivered after the commit, in commit order, and never after a
+rollback. A payload that is too large for NOTIFY is stored in a table for a day and sent by reference; `listen` delivers
+it in full. A receiver that is not listening at that moment misses the message: use the log for guaranteed delivery.
 
-`listen` has a connection of its own. It asks the server for a sign of life when nothing comes, so that a connection
-that is only half there is noticed, and connects again as often as it is lost; what is sent meanwhile is missed.
+`listen` has its own connection. It probes an idle connection, so that a half-open connection is detected, and it
+reconnects after every loss; messages sent in between are missed.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """A message as it was sent; a payload that was not text is its JSON."""
+    """A message as sent; a payload that was not text is JSON."""
 
     channel: str
     payload: str
@@ -70,7 +70,7 @@ def notify(connection: psycopg.AsyncConnection[Any], channel: str, payload: obje
 def notify(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], channel: str, payload: object
 ) -> Awaitable[None] | None:
-    """Send a message within the connection's transaction: text as it is, anything else as JSON."""
+    """Send a message within the connection's transaction: text unchanged, anything else as JSON."""
     values = (checked_channel(channel), _text(payload))
     if isinstance(connection, psycopg.AsyncConnection):
         return _notify(connection, values)
@@ -85,7 +85,7 @@ async def _notify(connection: psycopg.AsyncConnection[Any], values: tuple[str, s
 
 
 def checked_channel(channel: object) -> str:
-    """The name, if messages can be sent there."""
+    """Return the channel name if messages can be sent to it."""
     if not isinstance(channel, str) or not channel or unstorable(channel) or channel == RESERVED:
         problem = f"{channel!r} cannot be a channel"
     elif len(channel.encode()) > LONGEST_CHANNEL:
@@ -104,12 +104,12 @@ def _text(payload: object) -> str:
 
 
 def listen(url: str, *channels: str, longest: int | None = None) -> "Listener":
-    """The messages on these channels, for ever.
+    """Iterate over the messages on these channels, without end.
 
-    It begins to listen when the first message is awaited, or on entering `async with`, after which nothing that is
-    sent is missed while the connection holds. The first connection must succeed; later ones are tried again.
+    It starts to listen when the first message is awaited, or on entering `async with`; after that, no message is missed
+    while the connection holds. The first connection must succeed; later ones are retried.
 
-    With `longest`, a payload that is larger, or came too late, is an empty text: for those who trust no sender.
+    With `longest`, a larger or late payload is an empty text: for receivers that do not trust the senders.
     """
     if not channels:
         raise NotifyError("there is no channel to listen on", fix="name one or more")
@@ -117,7 +117,7 @@ def listen(url: str, *channels: str, longest: int | None = None) -> "Listener":
 
 
 class Listener(AsyncIterator[Notification]):
-    """An endless iterator of messages; `aclose`, or leaving `async with`, ends its connection."""
+    """An endless iterator of messages; `aclose`, or leaving `async with`, closes its connection."""
 
     def __init__(self, url: str, channels: tuple[str, ...], longest: int | None = None) -> None:
         self._longest = longest
@@ -160,7 +160,7 @@ class Listener(AsyncIterator[Notification]):
         raise StopAsyncIteration
 
     async def _next(self) -> Notification | None:
-        """One message, or None when there was none for a while but the server answers."""
+        """Return one message, or None if none arrived for some time but the server answers."""
         connection = self._connection
         assert connection is not None
         if not self._received:
@@ -214,7 +214,7 @@ class Listener(AsyncIterator[Notification]):
 
 
 async def _within(seconds: float, connection: AsyncConnection, work: Awaitable[T]) -> T:
-    """Its result; when there is none in time the connection is closed, without a word to a server that says none."""
+    """Return the result; after a timeout, close the connection without sending anything to the silent server."""
     task = observed(asyncio.ensure_future(work))
     try:
         await asyncio.wait({task}, timeout=seconds)

@@ -1,20 +1,20 @@
-"""Messages that belong to a transaction: put into the outbox with the rows they speak of, taken in once on arrival.
+"""Transactional messages: put into the outbox together with the rows they describe, accepted once on arrival.
 
     with connection.transaction():
         connection.execute("UPDATE orders SET status = 'paid' WHERE id = 7")
         forge.outbox(connection, "order.paid", {"id": 7}, key=7)       # async kinds: await forge.outbox(…)
 
     with connection.transaction():
-        if forge.inbox(connection, message_id, consumer="billing"):    # False when it was taken in before
+        if forge.inbox(connection, message_id, consumer="billing"):    # False if it was accepted before
             ...
 
-What always holds:
+Invariants:
 
 - A message is in the outbox if, and only if, the transaction commits. It is one statement on the caller's connection:
   of psycopg or SQLAlchemy, a connection or a session, sync or async.
-- Everything is checked before anything is sent: what cannot be a message is an OutboxError and nothing was written.
-- Text is sent as it is, bytes too, anything else as JSON.
-- Without a transaction there would be nothing to belong to: a connection in autocommit mode is refused.
+- Everything is checked before anything is sent: an invalid message is an OutboxError, and nothing was written.
+- Text and bytes are sent unchanged, anything else as JSON.
+- A message needs a transaction: a connection in autocommit mode is refused.
 """
 
 import re
@@ -92,10 +92,10 @@ def outbox(
     headers: Mapping[str, str] | None = None,
     after: datetime | timedelta | None = None,
 ) -> Any:
-    """Put a message into the outbox within a transaction; its id. It is sent after the commit, or `after` that.
+    """Put a message into the outbox within a transaction; return its id. It is sent after the commit, or `after` that.
 
-    Messages of one key are sent in the order of transactions that did not overlap: call it when the row that the key
-    stands for has been written, and so is locked. Those without a key are sent in any order.
+    Messages with one key are sent in the order of non-overlapping transactions: call it when the row of the key is
+    written, and therefore locked. Messages without a key are sent in any order.
     """
     return _ask(tx, _PUT, message(topic, payload, key=key, headers=headers, after=after))
 
@@ -109,9 +109,9 @@ def inbox(tx: "Async", message_id: str, *, consumer: str) -> Awaitable[bool]: ..
 
 
 def inbox(tx: Any, message_id: str, *, consumer: str) -> Any:
-    """Whether this transaction is the first to take the message in; if it is rolled back, it was not.
+    """Whether this transaction is the first to accept the message; a rollback undoes it.
 
-    Another transaction that takes it in at the same time waits for this one's end.
+    A concurrent transaction that accepts the same message waits for the end of this one.
     """
     return _ask(tx, _TAKE, {"consumer": _name("consumer", consumer), "message_id": _name("message_id", message_id)})
 
@@ -124,7 +124,7 @@ def message(
     headers: object = None,
     after: object = None,
 ) -> dict[str, Any]:
-    """The parts of a message as the database takes them, or an OutboxError."""
+    """Return the parts of a message in the database's form; raise OutboxError."""
     if not isinstance(topic, str) or not TOPIC.fullmatch(topic):
         raise OutboxError(f"{_short(topic)} cannot be a topic", fix=TOPIC_FIX)
     data, content_type = _payload(payload)
@@ -184,7 +184,7 @@ def _headers(headers: object) -> str | None:
 
 
 def _printable(name: str, value: str) -> bool:
-    """Whether they cannot end a header and begin another."""
+    """Whether they cannot end a header and start another."""
     return bool(name.strip()) and not any(ord(letter) < 32 or ord(letter) == 127 for letter in name + value)
 
 
@@ -291,7 +291,7 @@ def _check_alchemy(connection: Any) -> None:
 
 
 def _explain(error: Exception) -> NoReturn:
-    """Raise what an error of the server stands for."""
+    """Raise the Forge error for a server error."""
     state = getattr(error, "sqlstate", None)
     if state == "42501":
         raise OutboxError(

@@ -1,10 +1,10 @@
-"""A block in which nothing is tracked.
+"""A block without tracking.
 
     with forge.without_tracking():          # `async with` too
         import_everything(session)
 
-It holds for what this thread or task does within the block, however deep, and for nobody else. What a database's own
-triggers record, they still do.
+It applies to everything that this thread or task does inside the block, at any depth, and to no other. The database's
+own triggers still record.
 """
 
 from contextvars import ContextVar, Token
@@ -14,7 +14,7 @@ _paused: Final[ContextVar[bool]] = ContextVar("forge_without_tracking", default=
 
 
 class without_tracking:
-    """The block, by `with` or `async with`."""
+    """The block, with `with` or `async with`."""
 
     def __init__(self) -> None:
         self._tokens: list[Token[bool]] = []
@@ -34,5 +34,5 @@ class without_tracking:
 
 
 def paused() -> bool:
-    """Whether this is within such a block."""
+    """Whether the caller is inside such a block."""
     return _paused.get()

@@ -1,16 +1,16 @@
 """The log table of a database without Forge's triggers: changes in, the same changes out.
 
-`forge_tracked_changes` has one row for each change, written by `forge.track` in the transaction that makes the change,
-so that both commit or neither. Its columns bear the names of `forge_events`; `old_data`, `new_data` and
-`context` are JSON text in which values that JSON does not keep are tagged as in the wire form (`forge.wire`); a value
-that was not read is the tag for UNAVAILABLE. The `old_data` of an update has the columns that it changed.
+`forge_tracked_changes` has one row per change. `forge.track` writes it in the transaction of the change, so that both
+commit or neither does. Its columns have the names of `forge_events`; `old_data`, `new_data` and `context` are JSON text
+in which values that JSON cannot represent are tagged as in the wire form (`forge.wire`); a value that was not read has
+the tag for UNAVAILABLE. The `old_data` of an update has the columns that it changed.
 
     for change in forge.tracking.recorded(engine, after=118):
         ...
 
-Ids are given when a statement runs, not when its transaction commits: within one transaction, and for one row, they
-rise in the order of the changes; a reader that goes on from the last id it saw may pass a transaction that is still
-open. Where that matters, follow the database's own feed (`forge.capture`).
+Ids are assigned when a statement runs, not when its transaction commits. Within one transaction, and for one row, they
+increase in the order of the changes; a reader that continues from its last id may skip a transaction that is still
+open. If that matters, follow the database's own feed (`forge.capture`).
 """
 
 import json
@@ -52,9 +52,9 @@ from forge.wire import decode_row, encode_value
 NAME: Final = "forge_tracked_changes"
 MARK: Final = "forge_own"
 OWN: Final = {MARK: True, "schema_translate_map": None}
-"""The execution options of Forge's own statements, which nobody tracks, and whose tables have one place."""
+"""Execution options of Forge's own statements, which are not tracked, and whose tables are in a fixed schema."""
 EVERY_TABLE: Final = "*"
-"""The table of a change that may have touched any."""
+"""The table name of a change that may have touched any table."""
 
 _long = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 _instant = DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
@@ -94,11 +94,11 @@ _CONSTANT: Final = (
 )
 _NAMES: Final = (*_VARYING, *_CONSTANT)
 _ARRAYS: Final = tuple(f"forge_{name}" for name in _NAMES)
-_INSERT: Final = insert(LOG).inline()  # without RETURNING: a writer need not be allowed to read the log
+_INSERT: Final = insert(LOG).inline()  # without RETURNING: a writer needs no permission to read the log
 
 
 class Entries:
-    """Rows of the log, column by column, but for what all rows of a statement share; rows as `encoded` gives them."""
+    """Log rows by column, without the values that a statement's rows share; rows are in the form of `encoded`."""
 
     __slots__ = ("after", "before", "operation", "row_id")
 
@@ -109,7 +109,7 @@ class Entries:
         self.after: list[str | None] = []
 
     def add(self, operation: str, row_id: str, before: str | None = None, after: str | None = None) -> None:
-        """One more row."""
+        """Add one row."""
         self.operation.append(operation)
         self.row_id.append(row_id)
         self.before.append(before)
@@ -117,14 +117,14 @@ class Entries:
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What all entries of a statement share."""
+    """Values that all entries of a statement share."""
 
     transaction: str
     at: datetime
     schema: str | None
     table: str
     key: str | None
-    """The names of the key's columns, as JSON; None for a change of unknown rows."""
+    """The key's column names, as JSON; None for a change of unknown rows."""
     user_id: str | None
     function_name: str | None
     trace_id: str | None
@@ -132,7 +132,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 def write(connection: Connection, entries: Entries, shared: Shared) -> None:
-    """Add entries to the log in the connection's transaction, by one statement."""
+    """Add entries to the log in the connection's transaction, with one statement."""
     columns: tuple[list[Any], ...] = (entries.operation, entries.row_id, entries.before, entries.after)
     common = msgspec.structs.astuple(shared)
     dialect = connection.dialect
@@ -147,7 +147,7 @@ def write(connection: Connection, entries: Entries, shared: Shared) -> None:
 
 
 def _write_by_place(connection: Connection, columns: tuple[list[Any], ...], common: tuple[Any, ...]) -> None:
-    """By the driver itself: for a thousand rows SQLAlchemy's own parameters would take as long as the database."""
+    """Write with the driver directly: for 1,000 rows, SQLAlchemy's parameters would take as long as the database."""
     dialect: Any = connection.dialect
     bind = LOG.c.timestamp.type.dialect_impl(dialect).bind_processor(dialect)
     if bind is not None:
@@ -180,7 +180,7 @@ _arrays: Any = None
 
 
 def _from_arrays() -> Any:
-    """INSERT … SELECT … FROM unnest(…): PostgreSQL takes any number of rows as four arrays."""
+    """INSERT … SELECT … FROM unnest(…): PostgreSQL accepts any number of rows as four arrays."""
     global _arrays
     if _arrays is None:
         given = [bindparam(f"forge_{name}", type_=ARRAY(LOG.c[name].type)) for name in _VARYING]
@@ -192,7 +192,7 @@ def _from_arrays() -> Any:
 
 
 def row_id(key: Sequence[Any]) -> str:
-    """A key's values as one word, as `Change.row_id` says it, cut to what an index takes."""
+    """Return a key's values as one text, in the form of `Change.row_id`, cut to the size limit of an index."""
     if len(key) == 1:
         value = key[0]
         return str(value) if type(value) is int else text(value)[:_LONGEST_ID]
@@ -203,7 +203,7 @@ _AS_THEY_ARE: Final = frozenset({str, int, bool, float, type(None)})
 
 
 def encoded(row: Mapping[str, Any]) -> str:
-    """A row as JSON text: equal rows, and only they, have equal texts.
+    """Encode a row as JSON text: two texts are equal if and only if the rows are equal.
 
     >>> encoded({"id": 7, "total": __import__("decimal").Decimal("12.30")})
     '{"id":7,"total":{"$numeric":"12.30"}}'
@@ -211,7 +211,7 @@ def encoded(row: Mapping[str, Any]) -> str:
     kinds = set(map(type, row.values()))
     if kinds <= _AS_THEY_ARE:
         raw = _encode(row)
-        # msgspec writes a float that JSON does not have as null
+        # msgspec writes a float that JSON cannot represent as null
         if float not in kinds or b"null" not in raw:
             return raw.decode()
     return _encode({name: encode_value(value) for name, value in row.items()}).decode()
@@ -221,7 +221,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def create(engine: Engine) -> None:
-    """Make the log table if it is not there, on a connection of its own: DDL ends a transaction in some databases."""
+    """Create the log table if it is missing, on a separate connection: DDL ends a transaction in some databases."""
     side = Engine(engine.pool.recreate(), engine.dialect, engine.url)
     try:
         with side.begin() as connection:
@@ -229,7 +229,7 @@ def create(engine: Engine) -> None:
     except DBAPIError as error:
         with side.connect() as connection:
             if exists(connection):
-                return  # another process made it at the same moment
+                return  # another process created it at the same moment
         raise TrackingError(
             f"the log table {NAME} cannot be created: {str(error.orig).splitlines()[0]}",
             fix="call forge.tracking.create_log(engine) once, as a role that may create tables",
@@ -239,20 +239,20 @@ def create(engine: Engine) -> None:
 
 
 def create_within(connection: Connection) -> None:
-    """Make the log table in the connection's transaction, which takes it along if it is rolled back."""
+    """Create the log table in the connection's transaction; a rollback also removes the table."""
     connection.execute(CreateTable(LOG, if_not_exists=True), execution_options=OWN)
     for index in LOG.indexes:
         connection.execute(CreateIndex(index, if_not_exists=True), execution_options=OWN)
 
 
 def exists(connection: Connection) -> bool:
-    """Whether the log table is there."""
+    """Whether the log table exists."""
     with untold():
         return inspect(connection).has_table(NAME)
 
 
 def recorded(connection: Connection, *, after: int = 0, limit: int | None = None) -> Iterator[Change]:
-    """The changes of the log table by id, those above `after`."""
+    """Yield the changes of the log table with an id above `after`, by id."""
     query = select(LOG).where(LOG.c.id > after).order_by(LOG.c.id).limit(limit)
     name = connection.engine.url.render_as_string(hide_password=True)
     name = name.partition("://")[2].rpartition("@")[2] or name

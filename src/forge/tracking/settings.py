@@ -1,9 +1,9 @@
-"""How a table is tracked, or was before it was disabled: pieces of SQL for those who enable it again.
+"""Tracking settings of a table, present or from before it was disabled: SQL fragments for enabling it again.
 
-What was excluded or masked stays so unless somebody says otherwise: a secret must not come into the log because the
-table was not tracked for a while. A table is known by itself, also where it was renamed meanwhile, and by its name,
-also where it was made again or restored: what was excluded of either is. A column that was renamed is known by its
-number; of one that is gone, or has become part of the key, nothing is said.
+Excluded and masked columns stay so unless the caller changes them: a secret must not enter the log because the table
+was not tracked for some time. A table is recognized by its identity, even after a rename, and by its name, even after
+it was created again or restored: the exclusions of both apply. A renamed column is recognized by its number; a column
+that was dropped, or has become part of the key, has no setting.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ LAST: Final = """
       ON (named.schema_name, named.table_name) = (n.nspname, c.relname)
     LEFT JOIN forge.tracked_table k ON k.id = coalesce(r.id, itself.id, named.id)
 """
-"""For a table c of pg_class in a schema n of pg_namespace: r, the table as it is tracked, and k, its last settings."""
+"""For a table c of pg_class in a schema n of pg_namespace: r, the table as tracked, and k, its last settings."""
 
 _COLUMNS: Final = """
     CASE WHEN r.id IS NULL AND k.id IS NOT NULL THEN ARRAY(
@@ -29,4 +29,4 @@ _COLUMNS: Final = """
 """
 EXCLUDED: Final = _COLUMNS.format(setting="excluded")
 MASKED: Final = _COLUMNS.format(setting="masked")
-"""Columns beside LAST, by the names that they have now; null for a table that was never tracked."""
+"""Columns to select with LAST, by their present names; null for a table that was never tracked."""

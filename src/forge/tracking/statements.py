@@ -1,4 +1,4 @@
-"""SQL text in, the tables that it writes out, as far as a parser can tell.
+"""Find the tables that a SQL text writes, as far as a parser can tell.
 
 >>> written("WITH gone AS (DELETE FROM orders RETURNING *) INSERT INTO archive SELECT * FROM gone", "postgresql").writes
 (Write(verb='insert', table='archive', schema=None), Write(verb='delete', table='orders', schema=None))
@@ -7,9 +7,10 @@ True
 >>> written("CALL month_end()", "postgresql") is EVERYTHING
 True
 
-What always holds: no text raises, and no write is missed silently. A text that cannot be parsed, or that runs code
-which is not in it (a procedure, a DO block, a prepared statement), writes EVERYTHING as far as anyone here can know.
-What a SELECT's functions do is not looked at.
+Invariants:
+- No text raises, and no write is missed silently. A text that cannot be parsed, or that runs code outside the text (a
+  procedure, a DO block, a prepared statement), counts as writing EVERYTHING.
+- The functions that a SELECT calls are not examined.
 """
 
 import logging
@@ -33,7 +34,7 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a text writes. `countable`: it is one insert, update or delete, so that a row count of 0 means nothing."""
+    """The writes of a text. `countable`: it is one insert, update or delete, so a row count of 0 means no change."""
 
     writes: tuple[Write, ...] = ()
     everything: bool = False
@@ -51,7 +52,7 @@ _WRITING: Final = re.compile(
     re.IGNORECASE,
 )
 _VERB: Final = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|\()*([a-z]+)", re.IGNORECASE | re.DOTALL)
-# Verbs that write no table's rows. EXPLAIN is looked into, WITH and SELECT are parsed.
+# Verbs that write no rows of tables. EXPLAIN is examined further; WITH and SELECT are parsed.
 _HARMLESS: Final = frozenset(
     re.findall(
         r"\w+",
@@ -85,7 +86,7 @@ _COUNTABLE: Final = (exp.Insert, exp.Update, exp.Delete)
 
 @lru_cache(maxsize=2048)
 def written(sql: str, dialect: str) -> Written:
-    """What the text writes in a dialect, named as SQLAlchemy names it."""
+    """Return the writes of a text in a dialect, named as in SQLAlchemy."""
     if not _WRITING.search(sql) and verb(sql) in _READING:
         return NOTHING
     if verb(sql) == "explain":
@@ -114,7 +115,7 @@ def written(sql: str, dialect: str) -> Written:
 
 
 def _opaque(tree: exp.Expr) -> bool:
-    """Whether it is a statement of which the parser knows no more than the first word."""
+    """Whether the parser knows only the first word of the statement."""
     if isinstance(tree, exp.Command):
         return str(tree.this).lower() not in _HARMLESS
     if isinstance(tree, (exp.Query, exp.DDL, exp.DML, *_VERBS)):
@@ -125,9 +126,9 @@ def _opaque(tree: exp.Expr) -> bool:
 
 
 def _targets(node: exp.Expr) -> Iterator[exp.Table]:
-    """The tables that a node writes, not those that it reads."""
+    """Yield the tables that a node writes, not those it reads."""
     if isinstance(node, (exp.Update, exp.Insert)) and isinstance(node.parent, exp.When):
-        return  # an arm of a MERGE, whose table the MERGE names
+        return  # a branch of a MERGE; the MERGE names the table
     if isinstance(node, exp.Copy) and not node.args.get("kind"):
         return  # COPY … TO
     if isinstance(node, exp.Create) and node.kind not in ("TABLE", "INDEX"):
@@ -140,7 +141,7 @@ def _targets(node: exp.Expr) -> Iterator[exp.Table]:
     elif isinstance(node, exp.Drop):
         named += node.args.get("tables") or []
     elif isinstance(node, exp.Delete) and node.args.get("tables"):
-        # the names before FROM may be aliases: then every table of the statement may be meant
+        # the names before FROM may be aliases: then any table of the statement may be written
         named = [*node.args["tables"], *named]
     for item in named:
         if not isinstance(item, (exp.Delete, exp.Insert)):
@@ -151,7 +152,7 @@ def _targets(node: exp.Expr) -> Iterator[exp.Table]:
 
 
 def verb(sql: str) -> str:
-    """The first word of a text, behind comments and brackets, in small letters."""
+    """Return the first word of a text, after comments and brackets, in lower case."""
     found = _VERB.match(sql)
     return found[1].lower() if found else ""
 
@@ -168,7 +169,7 @@ def _schema(table: exp.Table, dialect: str) -> str | None:
 
 
 class _Quiet(logging.Filter):
-    """While a text is parsed, the parser does not warn of statements that it knows by their first word only."""
+    """Suppress the parser's warnings about statements of which it knows only the first word."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""SQLAlchemy as before, and every write of it recorded, told, and known by who made it.
+"""SQLAlchemy tracking: unchanged use of SQLAlchemy, with every write recorded, announced, and attributed to its actor.
 
     engine = forge.track(create_engine(url))
     stop = forge.on_change(engine, "orders", print, where={"status": "paid"})
 
-See `tracker` for how, `forge.tracking.events` for what subscribers may rely on.
+See `tracker` for the implementation, `forge.tracking.events` for the guarantees to subscribers.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -41,16 +41,16 @@ def track(
     record: Recording = "auto",
     observe: bool = True,
 ) -> Target:
-    """Track the writes of an Engine, AsyncEngine, sessionmaker or async_sessionmaker, which is returned as it is.
+    """Track the writes of an Engine, AsyncEngine, sessionmaker or async_sessionmaker; return it unchanged.
 
-    tables       only these: names, Table objects, mapped classes, or all of a MetaData; every table unless told
+    tables       only these: names, Table objects, mapped classes, or all of a MetaData; by default every table
     skip_tables  not these
-    names        what subscribers call a table: {"orders": "Order"}
+    names        resource names of tables for subscribers: {"orders": "Order"}
     previous     whether changes carry the row as it was before
     record       "auto": into the log table unless Forge's triggers record the table; "always", or "never"
-    observe      whether its statements are told to `forge.on("query", …)` too, as `forge.observe` would
+    observe      whether its statements also go to `forge.on("query", …)`, as with `forge.observe`
 
-    What is tracked already stays as it is tracked.
+    An engine that is already tracked keeps its settings.
     """
     registry = Registry(tables, skip_tables, names or {})
     if record not in ("auto", "always", "never"):
@@ -67,22 +67,22 @@ def track(
     for engine in _engines(target):
         start(engine)
     if isinstance(target, sessionmaker) and not _binds(target.kw):
-        # which engine it will use is known only when a session does
+        # the engine is known only when a session uses it
         event.listen(target, "after_begin", lambda session, transaction, connection: start(connection.engine))
     return target
 
 
 def create_log(target: Any) -> None:
-    """Make the log table `forge_tracked_changes` if it is not there.
+    """Create the log table `forge_tracked_changes` if it is missing.
 
-    `forge.track` does it when it first needs it; call this where the application's role may not create tables.
+    `forge.track` creates it on first use; call this if the application's role may not create tables.
     """
     for engine in _engines(target):
         log.create(engine)
 
 
 def recorded(target: Any, *, after: int = 0, limit: int | None = None) -> Iterator[Change]:
-    """The changes of the log table above an id, in order, of an engine, or of a Connection or Session in use.
+    """Yield the changes of the log table above an id, in order; from an engine, or from a Connection or Session in use.
 
     With an AsyncEngine: `await connection.run_sync(lambda connection: list(forge.tracking.recorded(connection)))`.
     """
@@ -95,11 +95,10 @@ def recorded(target: Any, *, after: int = 0, limit: int | None = None) -> Iterat
 
 
 def on_change(target: Any, table: Any, callback: Callback, *, where: Where = None) -> Callable[[], None]:
-    """Call back with an Event for each committed change of a table, in the order of a transaction; returns how to stop.
+    """Call back with an Event for each committed change of a table, in transaction order; return a function to stop.
 
-    `table` is a name, a Table, a mapped class, or None for all. `where` restricts it to some rows: a dict of columns
-    and values, a SQLAlchemy condition on the table, or a function of a row. With an AsyncEngine the callback may be
-    async.
+    `table` is a name, a Table, a mapped class, or None for all. `where` selects rows: a dict of columns and values, a
+    SQLAlchemy condition on the table, or a function of a row. With an AsyncEngine the callback may be async.
     """
     subscriber = Subscriber(None if table is None else table_name(table), callback, where)
     stops = []
@@ -117,7 +116,7 @@ def on_change(target: Any, table: Any, callback: Callback, *, where: Where = Non
 
 
 def _root(engine: Engine) -> Engine:
-    """The engine that `engine.execution_options(…)` was made of, whose listeners both share."""
+    """Return the engine from which `engine.execution_options(…)` was created; both share its listeners."""
     while (inner := getattr(engine, "_proxied", None)) is not None:
         engine = inner
     return engine

@@ -1,6 +1,6 @@
-"""A statement that has run, and its Plan from before, in; the changes of its rows out.
+"""Compute the row changes of a statement that has run, from its Plan and the rows afterwards.
 
-`Found` has the changes in order, and whether rows may have changed beyond them, so that the table must be read again.
+`Found` has the changes in order, and whether further rows may have changed, so that the table must be read again.
 """
 
 from typing import Any, Final, NamedTuple
@@ -11,18 +11,18 @@ from forge.tracking.sqlalchemy.plan import Images, Plan, known
 
 
 class Row(NamedTuple):
-    """One row's change: its key as SQLAlchemy binds it, and the row on either side, None where there is none."""
+    """The change of one row: its key as SQLAlchemy binds it, and the row before and after, None if there is none."""
 
     op: Op
     key: Key
     before: Image | None
     after: Image | None
     old: dict[str, Any] | None = None
-    """Of an update whose rows are both known: what it changed, as it was."""
+    """For an update with both rows known: the changed columns with their old values."""
 
 
 class Found(NamedTuple):
-    """What a statement did."""
+    """The effects of a statement."""
 
     rows: list[Row]
     beyond: bool = False
@@ -33,11 +33,11 @@ UNKNOWN = Found([], beyond=True)
 
 
 def inserted(plan: Plan, keys: list[Key], count: int) -> Found:
-    """After a plain INSERT of so many rows (-1: nobody knows) whose keys these are."""
+    """Return the changes after a plain INSERT of `count` rows (-1: unknown) with these keys."""
     if count == 0:
         return NOTHING
     if plan.analysis.may_collide and not plan.analysis.skips:
-        return UNKNOWN  # which rows were there before, nobody knows
+        return UNKNOWN  # unknown which rows existed before
     good = known(keys)
     if not good:
         return UNKNOWN
@@ -47,7 +47,7 @@ def inserted(plan: Plan, keys: list[Key], count: int) -> Found:
 
 
 def collided(plan: Plan) -> Found:
-    """After an INSERT with a conflict clause: what is there now, against what was."""
+    """Return the changes after an INSERT with a conflict clause, by comparing the rows before and after."""
     before, after = plan.before, plan.now_colliding()
     if before is None or after is None:
         return UNKNOWN
@@ -58,12 +58,12 @@ def collided(plan: Plan) -> Found:
             rows.append(Row(Op.INSERT, key, None, image))
         elif old := changed(was.row, image.row):
             rows.append(Row(Op.UPDATE, key, was, image, old))
-    # fewer rows than were given: some collided by what the Table does not say, an index on an expression perhaps
+    # fewer rows than given: some collided on something not in the Table, for example an index on an expression
     return Found(rows, beyond=len(after) < plan.expected)
 
 
 def updated(plan: Plan, count: int) -> Found:
-    """After an UPDATE that touched so many rows."""
+    """Return the changes after an UPDATE that touched `count` rows."""
     before = plan.before
     old = _named(plan)
     if count == 0:
@@ -78,7 +78,7 @@ def updated(plan: Plan, count: int) -> Found:
         was = before.get(key) if before is not None else None
         image = after.get(now) if after is not None else None
         if after is not None and image is None:
-            continue  # the WHERE said more than the key, and this row it did not mean
+            continue  # the WHERE has more than the key, and excluded this row
         if now != key:
             rows.append(Row(Op.DELETE, key, was, None))
         elif was is None or image is None:
@@ -94,7 +94,7 @@ def updated(plan: Plan, count: int) -> Found:
 
 
 def deleted(plan: Plan, count: int) -> Found:
-    """After a DELETE that touched so many rows."""
+    """Return the changes after a DELETE that touched `count` rows."""
     gone = _named(plan)
     if count == 0:
         return NOTHING
@@ -108,7 +108,7 @@ def deleted(plan: Plan, count: int) -> Found:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The values of a row that are no longer represented as they were.
+    """Return the old values of a row whose representation changed.
 
     >>> changed({"id": 1, "paid": 0, "note": "a"}, {"id": 1, "paid": False, "note": "b"})
     {'paid': 0, 'note': 'a'}
@@ -122,7 +122,7 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 _EQUAL: Final = frozenset({str, int, bytes})
-"""Types whose equal values are represented alike."""
+"""Types whose equal values have the same representation."""
 
 
 def _named(plan: Plan) -> list[Key] | None:
@@ -132,12 +132,12 @@ def _named(plan: Plan) -> list[Key] | None:
 
 
 def _more(plan: Plan, count: int) -> bool:
-    """Whether more rows were touched than had been seen: somebody else's commit let them in."""
+    """Whether more rows were touched than were read before: a concurrent commit added them."""
     return plan.before is not None and count > plan.found
 
 
 def counted(result: Any) -> int:
-    """How many rows a statement touched; -1 when the driver does not say. Rows that it returns stay to be read."""
+    """Return the number of rows a statement touched; -1 if the driver does not say. Its returned rows stay readable."""
     if result.returns_rows and not result.context._is_implicit_returning:
         rows = result.all()
         result._rewind(rows)

@@ -1,9 +1,8 @@
-"""Rows as a Change holds them, read through SQLAlchemy: exact, whatever the driver or the application's types do.
+"""Read rows through SQLAlchemy in the form of a Change: exact, for any driver and any application types.
 
-A `Shape` is what is needed to read one table in one dialect. A column is read as the database stores it (a
-TypeDecorator's Python value is the application's, its stored value is the database's) and put into the form that
-`forge.values` states. Where a driver would lose something (an infinite date, a JSON number), the database is asked for
-the text.
+A `Shape` has what is needed to read one table in one dialect. A column is read as the database stores it (the Python
+value of a TypeDecorator belongs to the application) and converted to the form that `forge.values` defines. Where a
+driver would lose information (an infinite date, a JSON number), the database returns the text.
 """
 
 import json
@@ -41,16 +40,16 @@ from forge.change import JSON_NULL, UNAVAILABLE
 
 KEYS: Final = "forge_keys"
 CHUNK: Final = 500
-"""Keys in one IN list: below every database's limit of parameters, also for keys of several columns."""
+"""Keys per IN list: below every database's parameter limit, also for keys of several columns."""
 
 Convert = Callable[[Any], Any]
 Key = tuple[Any, ...]
 Lock = Literal["update", "delete"]
-"""As what rows are locked that are read: as an UPDATE does it, rows that refer to them may come and go meanwhile."""
+"""Lock strength for rows that are read: with that of an UPDATE, rows that refer to them may still come and go."""
 
 
 class Image:
-    """A row as it was read: its key as SQLAlchemy binds it, its values, and which filters it satisfies."""
+    """A row as read: its key as SQLAlchemy binds it, its values, and the filters it satisfies."""
 
     __slots__ = ("flags", "key", "row")
 
@@ -59,7 +58,7 @@ class Image:
 
 
 class Shape:
-    """How one table is read in one dialect."""
+    """The way to read one table in one dialect."""
 
     def __init__(self, table: Table, dialect: Dialect) -> None:
         self.table: Final = table
@@ -88,14 +87,14 @@ class Shape:
         return len(self._native) + self.names.index(column.name)
 
     def reading(self, filters: tuple[ColumnElement[bool], ...]) -> Select[Any]:
-        """The select list of an Image, without FROM conditions."""
+        """Return the select list of an Image, without conditions."""
         flags = [case((clause, 1), else_=0).label(f"forge_filter_{place}") for place, clause in enumerate(filters)]
         return select(*self._native, *self._read, *flags).select_from(self.table)
 
     def by_columns(
         self, columns: Sequence[Column[Any]], filters: tuple[ColumnElement[bool], ...], *, lock: Lock | None = None
     ) -> Select[Any]:
-        """The rows whose values in some columns are given as the parameter KEYS."""
+        """Select the rows whose values in some columns are in the parameter KEYS."""
         cached = (tuple(columns), filters, lock)
         found = self._selects.get(cached)
         if found is None:
@@ -104,7 +103,7 @@ class Shape:
         return found
 
     def locking(self, query: Select[Any], lock: Lock) -> Select[Any]:
-        """The same, with the rows of this table locked, as far as the database tells tables and strengths apart."""
+        """Add row locks on this table, as far as the database distinguishes tables and lock strengths."""
         return query.with_for_update(key_share=lock == "update", of=self.table)
 
     def _condition(self, columns: Sequence[Column[Any]]) -> ColumnElement[bool]:
@@ -117,11 +116,11 @@ class Shape:
         return columns[0].in_(bindparam(KEYS, expanding=True, type_=columns[0].type))
 
     def _as_json(self, columns: Sequence[Column[Any]]) -> bool:
-        """Whether keys of one column go as one text, of any length."""
+        """Whether keys of one column are sent as one text, of any length."""
         return self._dialect.name == "sqlite" and len(columns) == 1 and columns[0].type.python_type is int
 
     def chunks(self, columns: Sequence[Column[Any]], keys: Sequence[Key]) -> Iterable[Any]:
-        """The values of KEYS for so many keys, each small enough for one statement."""
+        """Yield the values of KEYS in chunks, each small enough for one statement."""
         if len(columns) > 1:
             values: list[Any] = list(keys)
         else:
@@ -133,7 +132,7 @@ class Shape:
         return [values[start : start + CHUNK] for start in range(0, len(values), CHUNK)]
 
     def images(self, found: Iterable[Sequence[Any]]) -> list[Image]:
-        """What the selects above return, as Images."""
+        """Convert the rows of the selects above to Images."""
         names, fixes, places, skip = self.names, self._fixes, self._key_places, len(self._native)
         end = skip + len(names)
         made = []
@@ -145,24 +144,24 @@ class Shape:
                     try:
                         row[name] = convert(value)
                     except (ValueError, TypeError, ArithmeticError):
-                        row[name] = plain(value)  # a value that its type cannot read: as the driver gave it
+                        row[name] = plain(value)  # a value that its type cannot read: as returned by the driver
             made.append(Image(tuple([values[place] for place in places]), row, tuple(values[end:])))
         return made
 
     def key_of(self, image: Image) -> list[Any]:
-        """The key of a row, in the form of a Change."""
+        """Return the key of a row, in the form of a Change."""
         row = image.row
         return [row[name] for name in self.key_names]
 
     def unread(self, key: Key) -> Image:
-        """A row of which nothing but the key is known."""
+        """Return an Image of which only the key is known."""
         row = dict.fromkeys(self.names, UNAVAILABLE)
         row |= {name: plain(value) for name, value in zip(self.key_names, key, strict=True)}
         return Image(key, row, ())
 
 
 def _reading(column: Column[Any], dialect: Dialect) -> tuple[ColumnElement[Any], Convert | None]:
-    """What to select for a column, and what to make of a value that is not null."""
+    """Return the expression to select for a column, and the conversion of its non-null values."""
     stored = stored_type(column.type, dialect)
     raw = type_coerce(column, t.NULLTYPE)
     postgres = dialect.name == "postgresql"
@@ -205,7 +204,7 @@ _PLAIN_TYPES |= {t.SmallInteger, t.INTEGER, t.BIGINT, t.SMALLINT}  # type: ignor
 
 
 def stored_type(type_: t.TypeEngine[Any], dialect: Dialect) -> t.TypeEngine[Any]:
-    """The type of what the database stores."""
+    """Return the type that the database stores."""
     found = type_.dialect_impl(dialect)
     while isinstance(found, t.TypeDecorator):
         found = found.impl_instance
@@ -213,7 +212,7 @@ def stored_type(type_: t.TypeEngine[Any], dialect: Dialect) -> t.TypeEngine[Any]
 
 
 def plain(value: Any) -> Any:
-    """A Python value in the form that a Change has it."""
+    """Convert a Python value to the form of a Change."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Enum):

@@ -1,8 +1,8 @@
-"""What is known of one execution of an INSERT, UPDATE or DELETE, and the rows that it touches, before and after.
+"""Plan of one execution of an INSERT, UPDATE or DELETE: what is known of it, and its rows before and after.
 
-Every read here may fail without harm: on PostgreSQL, where an error ends the transaction, each is within a savepoint.
-Where a failure takes the transaction with it, as a deadlock does in MariaDB, it is the writer's: what was done before
-is gone, and to go on would commit the rest alone.
+Every read here may fail without harm: on PostgreSQL, where an error ends the transaction, each runs in a savepoint. If
+a failure ends the whole transaction, as a deadlock does in MariaDB, it is raised to the writer: the earlier work is
+lost, and continuing would commit only the rest.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,24 +43,24 @@ class Plan:
         self.table: Final[Table] = analysis.shape.table
         self.filters: Final = filters
         self.schema: Final = placed(self.table.schema, options)
-        """Where the table is in this execution."""
+        """The table's schema in this execution."""
         self._options = {**OWN, _TRANSLATED: options.get(_TRANSLATED)}
         self._clauses: tuple[ColumnElement[bool], ...] = tuple(one.clause for one in filters if one.clause is not None)
         self.before: Images | None = None
-        """The rows before; None when they were not read."""
+        """The rows before; None if they were not read."""
         self.keys: list[Key] | None = None
-        """The keys that a WHERE names one by one."""
+        """The keys that a WHERE lists."""
         self.moved: dict[Key, Key] = {}
         """The keys that an UPDATE changes."""
         self.collisions: Collisions = []
-        """Unique values that an INSERT with a conflict clause gives."""
+        """Unique values in an INSERT with a conflict clause."""
         self.expected = 0
-        """How many rows at the least must have those values afterwards, if nothing else let rows collide."""
+        """Minimum number of rows with those values afterwards, if rows can collide on nothing else."""
         self.found = 0
-        """How many rows the WHERE would touch, counting one each time that it is named."""
+        """Number of rows the WHERE would touch, counting a row each time it is listed."""
 
     def prepare(self) -> None:
-        """Read what the statement is about to touch."""
+        """Read the rows that the statement is about to touch."""
         if isinstance(self.analysis.statement, Insert):
             if self.analysis.may_collide:
                 self.before = self._tried("before", self._read_collisions)
@@ -80,11 +80,11 @@ class Plan:
             self.found = len(self.before or ())
 
     def now(self, keys: Sequence[Key]) -> Images | None:
-        """The rows that have these keys now; None when they cannot be read."""
+        """Return the present rows with these keys; None if they cannot be read."""
         return self._tried("after", lambda: self._read(self.shape.key, list(dict.fromkeys(keys))))
 
     def now_colliding(self) -> Images | None:
-        """The rows that have the unique values of an INSERT now, and those that had them before it."""
+        """Return the present rows with the unique values of an INSERT, and those that had them before it."""
 
         def read() -> Images:
             found = self._read_sets(self.collisions)
@@ -157,20 +157,20 @@ class Plan:
                 for place, key in enumerate(keys):
                     if None not in key:
                         named[place] = (*named.get(place, ()), key)
-        # rows that have no such value are new, and cannot be found by one
+        # rows without such a value are new, and cannot be found by one
         self.expected = len(set(named.values())) + len(rows) - len(named)
         return sets
 
 
 _ENDING: Final = {
-    "mysql": frozenset({1205, 1206, 1213}),  # a lock was waited for too long, too many locks, a deadlock
+    "mysql": frozenset({1205, 1206, 1213}),  # lock wait timeout, too many locks, deadlock
     "mariadb": frozenset({1020, 1205, 1206, 1213}),  # and: the row has changed since it was last read
     "sqlite": frozenset({5, 7, 9, 10, 13}),  # busy, out of memory, interrupted, I/O error, full
 }
 
 
 def ends_transaction(connection: Connection, error: BaseException) -> bool:
-    """Whether a database may have given up the whole transaction with an error."""
+    """Whether the database may have rolled back the whole transaction with an error."""
     if not isinstance(error, DBAPIError):
         return False
     orig: Any = error.orig
@@ -182,7 +182,7 @@ def ends_transaction(connection: Connection, error: BaseException) -> bool:
 
 @contextmanager
 def guarded(connection: Connection) -> Iterator[None]:
-    """On PostgreSQL an error within leaves the transaction as it was."""
+    """On PostgreSQL, keep the transaction usable after an error inside the block."""
     if connection.dialect.name != "postgresql" or connection._is_autocommit_isolation():
         yield
         return
@@ -200,7 +200,7 @@ _TRANSLATED: Final = "schema_translate_map"
 
 
 def placed(schema: str | None, options: Mapping[str, Any]) -> str | None:
-    """The schema that a Table's schema stands for under these execution options."""
+    """Return the schema that a Table's schema is translated to under these execution options."""
     names: Mapping[str | None, str | None] = options.get(_TRANSLATED) or {}
     return names.get(schema, schema)
 
@@ -210,13 +210,13 @@ def _run(connection: Connection, sql: str) -> None:
 
 
 def known(keys: Iterable[Key]) -> list[Key]:
-    """The keys that are known in full."""
+    """Return the keys without unknown values."""
     return [key for key in keys if None not in key and _hashable(key)]
 
 
 def _hashable(key: Key) -> bool:
     try:
         hash(key)
-    except TypeError:  # an array, say
+    except TypeError:  # for example an array
         return False
     return True

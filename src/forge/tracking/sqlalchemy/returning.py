@@ -1,4 +1,4 @@
-"""The keys of the rows that an INSERT makes: by RETURNING where it would not tell them, unseen by its caller."""
+"""Get the keys of inserted rows: with RETURNING if the INSERT would not return them, hidden from its caller."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,11 +11,11 @@ from forge.tracking.sqlalchemy.statement import collides
 
 _ADDED: Final = "_forge_returning"
 _ALL: Final = -1
-"""Everything that is returned was added."""
+"""All returned columns were added here."""
 
 
 def telling(statement: Insert, table: Table, many: Sequence[Any], dialect: Dialect) -> Insert:
-    """The same INSERT, with the keys among what it returns."""
+    """Return the INSERT with the keys among its returned columns."""
     key = tuple(table.primary_key.columns)
     if collides(statement) and statement.select is None:
         return statement  # its rows are found by their unique values
@@ -48,7 +48,7 @@ def _given(values: Any, key: tuple[Any, ...]) -> bool:
 
 
 def returned_keys(statement: Any, result: Any, shape: Shape) -> tuple[list[Key], int]:
-    """The keys of an INSERT that has run, and how many rows it made (-1: unknown). Its caller sees nothing of it."""
+    """Return the keys of an INSERT that has run, and its row count (-1: unknown). Hidden from the caller."""
     context = result.context
     added = statement.__dict__.get(_ADDED)
     if context._is_implicit_returning or not result.returns_rows:
@@ -59,9 +59,9 @@ def returned_keys(statement: Any, result: Any, shape: Shape) -> tuple[list[Key],
         return keys, count
     rows = result.all()
     if context._rowcount is None if added != _ALL else context._rowcount is not None:
-        context._rowcount = len(rows)  # the driver's count went with its cursor
+        context._rowcount = len(rows)  # the driver's count was lost with its cursor
     if collides(context.compiled.compile_state.statement) and added is None:
-        result._rewind(rows)  # it may return anything, and its rows are found otherwise
+        result._rewind(rows)  # it may return anything; its rows are found differently
         return [], len(rows)
     keys = [tuple([row._mapping[column] for column in shape.key]) for row in rows]
     if added == _ALL:
@@ -74,7 +74,7 @@ def returned_keys(statement: Any, result: Any, shape: Shape) -> tuple[list[Key],
 
 
 def _without_rows(statement: Insert, result: Any, keys: Sequence[Key]) -> None:
-    """Make it the result of an INSERT that returns nothing, as it was written."""
+    """Restore the result of an INSERT that returns nothing, as it was written."""
     context = result.context
     result._soft_close()
     result.cursor_strategy = _NO_CURSOR_DML
@@ -90,11 +90,11 @@ def _without_rows(statement: Insert, result: Any, keys: Sequence[Key]) -> None:
 
 
 def _none() -> None:
-    """What sqlite3 says of the last row of many executions."""
+    """The last row id that sqlite3 reports after many executions."""
 
 
 def _last_made(statement: Insert, keys: Sequence[Key]) -> int:
-    """What MariaDB calls the last id of a statement: the first that it made itself, or the last that it was given."""
+    """Return MariaDB's last insert id of a statement: the first generated id, or the last given one."""
     table = statement.table
     column = table._autoincrement_column if isinstance(table, Table) else None
     if column is None or not isinstance(table, Table) or not keys:

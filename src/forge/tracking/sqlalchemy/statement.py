@@ -1,6 +1,6 @@
-"""What a compiled INSERT, UPDATE or DELETE of SQLAlchemy says of the rows that it touches.
+"""Analysis of a compiled INSERT, UPDATE or DELETE of SQLAlchemy: the rows it touches.
 
-Analysed once for a compiled statement, which SQLAlchemy caches, and then asked with the parameters of each execution.
+It runs once per compiled statement, which SQLAlchemy caches, and is then used with the parameters of each execution.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class Analysis:
         self._selects: dict[Any, tuple[Any, dict[str, str]]] = {}
 
     def keys(self, parameters: Parameters) -> list[Key] | None:
-        """The keys of the rows that the WHERE names one by one; None when it names them otherwise."""
+        """Return the keys that the WHERE lists; None if it selects rows in another way."""
         if self._key_binds is None:
             return None
         names = self._key_binds
@@ -37,9 +37,9 @@ class Analysis:
         return None if any(None in key for key in found) else found
 
     def select(self, filters: tuple[ColumnElement[bool], ...], *, lock: Lock | None) -> tuple[Any, dict[str, str]]:
-        """A SELECT of the rows that the WHERE finds, and its parameters' names by those of the statement.
+        """Return a SELECT of the rows that the WHERE finds, and a map from the statement's parameter names to its own.
 
-        An update that computes a key has the new key's columns at the end of each row.
+        For an update that computes a key, each row ends with the columns of the new key.
         """
         found = self._selects.get((filters, lock))
         if found is None:
@@ -63,7 +63,7 @@ class Analysis:
         return found
 
     def moved(self, key: Key, given: Mapping[str, Any], computed: Sequence[Any] = ()) -> Key:
-        """What a key becomes: by parameters, or by what the database computed in the columns that `select` adds."""
+        """Return the new key: from parameters, or from the computed columns that `select` adds."""
         values = iter(computed)
         return tuple(
             [
@@ -79,22 +79,22 @@ class Analysis:
 
     @property
     def computed(self) -> list[ColumnElement[Any]]:
-        """The columns of the key that an UPDATE computes."""
+        """The key columns that an UPDATE computes."""
         return [new for new in self.new_key if new is not None and not isinstance(new, str)]
 
     @property
     def may_collide(self) -> bool:
-        """Whether an INSERT has a clause for rows that are already there."""
+        """Whether an INSERT has a clause for existing rows."""
         return isinstance(self.statement, Insert) and collides(self.statement)
 
     @property
     def skips(self) -> bool:
-        """Whether an INSERT leaves rows that are already there as they are."""
+        """Whether an INSERT leaves existing rows unchanged."""
         clause = getattr(self.statement, "_post_values_clause", None)
         return getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing"
 
     def _by_key(self) -> tuple[list[str] | None, bool]:
-        """The parameters that a WHERE compares with the whole key, and whether that is all that it says."""
+        """Return the parameters that a WHERE compares with the whole key, and whether it has no other condition."""
         bound: dict[str, str] = {}
         exact = True
         for part in _conjuncts(self.conditions):
@@ -115,7 +115,7 @@ class Analysis:
         return [name for name in names if name is not None], exact
 
     def _new_key(self, given: set[str]) -> list[str | ColumnElement[Any] | None]:
-        """What becomes of each column of the key: a parameter's name, an expression, or None when it stays."""
+        """Return the new value of each key column: a parameter's name, an expression, or None if unchanged."""
         if not isinstance(self.statement, Update):
             return [None] * len(self.shape.key)
         values = {**(self.statement._values or {}), **dict(getattr(self.statement, "_ordered_values", None) or ())}
@@ -131,7 +131,7 @@ class Analysis:
 
 
 def given_parameters(context: Any) -> Parameters:
-    """The parameters of an execution by name, lists for IN whole, as they were before SQLAlchemy spread them."""
+    """Return the parameters of an execution by name, with lists for IN as given, before SQLAlchemy expands them."""
     spread: Mapping[str, list[str]] = context._expanded_parameters
     if not spread:
         found: Parameters = context.compiled_parameters
@@ -146,12 +146,12 @@ def given_parameters(context: Any) -> Parameters:
 
 
 def collides(statement: Insert) -> bool:
-    """Whether an INSERT has a clause for rows that are there: ON CONFLICT, ON DUPLICATE KEY, OR REPLACE, IGNORE."""
+    """Whether an INSERT has a clause for existing rows: ON CONFLICT, ON DUPLICATE KEY, OR REPLACE, IGNORE."""
     return statement._post_values_clause is not None or bool(statement._prefixes)
 
 
 def unique_sets(table: Table) -> list[tuple[Column[Any], ...]]:
-    """The columns, set by set, that no two rows share: the key, unique constraints and unique indexes."""
+    """Return the sets of columns that are unique: the key, unique constraints and unique indexes."""
     found: list[tuple[Column[Any], ...]] = [tuple(table.primary_key.columns)] if table.primary_key.columns else []
     for constraint in table.constraints:
         if isinstance(constraint, UniqueConstraint):
@@ -163,7 +163,7 @@ def unique_sets(table: Table) -> list[tuple[Column[Any], ...]]:
 
 
 def given_rows(statement: Insert, parameters: Parameters) -> list[Mapping[str, Any]]:
-    """The values that an INSERT gives, row by row, by the keys of its columns."""
+    """Return the values of an INSERT, row by row, by the keys of its columns."""
     if not statement._multi_values:
         return list(parameters)
     given = parameters[0]

@@ -1,7 +1,7 @@
-"""Who hears of a table's changes, and what each of them is told.
+"""Subscribers of a table's changes, and the events that each gets.
 
-A subscriber sees the rows that satisfy its filter. A row that an update brings in is `added`, one that it takes out is
-`removed`; where it cannot be known (the row before was not read, rows cannot be named) it is told to `invalidate`.
+A subscriber sees the rows that satisfy its filter. A row that an update moves into the filter is `added`, a row that it
+moves out is `removed`; if that is unknown (the row before was not read, rows are unknown), the event is `invalidate`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ Callback: TypeAlias = Callable[[Event], object]
 
 
 class Done(msgspec.Struct):
-    """One change of a transaction, before anybody is told; `filters` are the conditions that the flags answer."""
+    """One change of a transaction, before delivery; `filters` are the conditions that the flags answer."""
 
     op: Op
     schema: str | None
@@ -35,7 +35,7 @@ class Done(msgspec.Struct):
     after_flags: tuple[Any, ...] = ()
 
     def event(self, transaction: str, kind: Kind | None = None) -> Event:
-        """What somebody without a filter is told."""
+        """Return the event for a subscriber without a filter."""
         kind = kind or _KINDS.get(self.op, "invalidate")
         if kind == "invalidate" and self.key is None:
             return Event(kind, self.table, self.name, self.schema, context=self.context, transaction=transaction)
@@ -61,13 +61,13 @@ class Subscriber:
             self._matches = _predicate(where)
 
     def hears(self, schema: str | None, table: str | None) -> bool:
-        """Whether a table is the subscriber's; None is every table."""
+        """Whether the subscriber wants a table; None is every table."""
         if self.table is None or table is None or self.table.casefold() == table.casefold():
             return True
         return schema is not None and self.table.casefold() == f"{schema}.{table}".casefold()
 
     def told(self, done: Done, transaction: str) -> Event | None:
-        """What the subscriber is told of a change; None when it does not see it."""
+        """Return the event of a change for the subscriber; None if it does not see the change."""
         if not self.hears(done.schema, done.table):
             return None
         if self.clause is None and self._matches is None:
@@ -93,7 +93,7 @@ class Subscriber:
         return "added" if now else None
 
     def _sees(self, done: Done, row: Mapping[str, Any] | None, flags: tuple[Any, ...]) -> bool | None:
-        """Whether a row satisfies the filter; None when that is unknown."""
+        """Whether a row satisfies the filter; None if that is unknown."""
         if row is None:
             return None
         if self.clause is not None:

@@ -1,4 +1,4 @@
-"""Which tables are tracked, how a writer calls them, and which of them have Forge's triggers."""
+"""The tracked tables, their resource names, and the tables with Forge's triggers."""
 
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -11,7 +11,7 @@ from forge.errors import TrackingError
 from forge.tracking.record import NAME, OWN
 
 FRESH: Final = 5.0
-"""Seconds for which it is believed which tables have triggers."""
+"""Lifetime of the cached list of tables with triggers, in seconds."""
 
 _TRIGGERS: Final = text(
     "SELECT DISTINCT n.nspname, c.relname, pg_catalog.pg_table_is_visible(c.oid)"
@@ -24,7 +24,7 @@ _INSTALLED: Final = text("SELECT pg_catalog.to_regprocedure('public.forge_contex
 
 
 class Names:
-    """A choice of tables, by name; a name without a schema means that table in any."""
+    """A set of tables, by name; a name without a schema matches that table in any schema."""
 
     def __init__(self, tables: Iterable[Any]) -> None:
         self._found = {name.casefold() for table in tables for name in [table_name(table)]}
@@ -36,7 +36,7 @@ class Names:
 
 
 class Registry:
-    """The tables that are tracked."""
+    """The tracked tables."""
 
     def __init__(
         self, tables: Iterable[Any] | MetaData | None, skip: Collection[Any], names: Mapping[str, str]
@@ -48,21 +48,21 @@ class Registry:
         self._names = dict(names)
 
     def tracked(self, schema: str | None, table: str) -> bool:
-        """Whether a table is."""
+        """Whether a table is tracked."""
         if (schema, table) in self._skip:
             return False
         if self._chosen is None or (schema, table) in self._chosen:
             return True
-        # a MetaData may have learnt of more tables since
+        # tables may have been added to the MetaData since
         return self._metadata is not None and (f"{schema}.{table}" if schema else table) in self._metadata.tables
 
     def resource(self, schema: str | None, table: str) -> str:
-        """The name by which subscribers know the table."""
+        """Return the resource name of the table for subscribers."""
         return self._names.get(f"{schema}.{table}") or self._names.get(table) or table
 
 
 def table_name(table: Any) -> str:
-    """A table's name, with its schema if it has one: of a name, a Table or a mapped class."""
+    """Return a table's name, with its schema if it has one, from a name, a Table or a mapped class."""
     if isinstance(table, str):
         return table
     if not isinstance(table, Table):
@@ -76,7 +76,7 @@ def table_name(table: Any) -> str:
 
 
 class Triggers:
-    """Which tables of a PostgreSQL database have Forge's triggers."""
+    """The tables of a PostgreSQL database that have Forge's triggers."""
 
     def __init__(self) -> None:
         self.installed = False
@@ -84,7 +84,7 @@ class Triggers:
         self._read_at = float("-inf")
 
     def refresh(self, connection: Connection) -> None:
-        """Read them again if that was too long ago."""
+        """Read them again if the cached list is too old."""
         if connection.dialect.name != "postgresql" or time.monotonic() - self._read_at < FRESH:
             return
         self.installed = bool(connection.execute(_INSTALLED, execution_options=OWN).scalar())
@@ -101,7 +101,7 @@ class Triggers:
 
 
 def written_table(statement: Any) -> Table | None:
-    """The table that an INSERT, UPDATE or DELETE writes, as its MetaData has it; None for what is not a table."""
+    """Return the table that an INSERT, UPDATE or DELETE writes, as in its MetaData; None if it is not a table."""
     found = statement.table
     if not isinstance(found, Table):
         found = getattr(found, "element", None)  # an alias

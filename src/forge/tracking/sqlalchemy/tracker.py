@@ -1,17 +1,17 @@
-"""Every write of an engine in; its record in the same transaction, and its events after the commit, out.
+"""Tracker of one engine: every write in; its record in the same transaction, and its events after the commit, out.
 
-SQLAlchemy announces each statement before and after it runs; ORM flushes, bulk operations and Core statements all
-come through there. For each write to a tracked table:
+SQLAlchemy announces each statement before and after it runs; this includes ORM flushes, bulk operations and Core
+statements. For each write to a tracked table:
 
-- before an UPDATE or DELETE, the rows that it will touch are read, locked where the database can (the same WHERE with
-  the same parameters; by key where that names the keys). An INSERT with a conflict clause is preceded by a look at the
-  rows that it could collide with.
-- after it, the rows are read by their keys. What differs is what happened: nothing, when nothing does.
-- what cannot be said row by row (raw SQL, a table without a key, more rows touched than were seen, rows that the
-  database changes by itself) is recorded and told as `invalidate`, for the table. No write passes in silence.
+- Before an UPDATE or DELETE, the affected rows are read, with locks if the database supports them (the same WHERE with
+  the same parameters; by key if the WHERE lists the keys). Before an INSERT with a conflict clause, the rows that it
+  could collide with are read.
+- After it, the rows are read by their keys. The difference is the change; no difference means no change.
+- A change that cannot be described per row (raw SQL, a table without a key, more rows touched than were read, rows that
+  the database changes on its own) is recorded and delivered as `invalidate`, for the table. No write is silent.
 
-Where Forge's triggers record a table's changes, only the context is sent, once for a transaction; rows are read only if
-somebody subscribed.
+If Forge's triggers record a table's changes, only the context is sent, once per transaction; rows are read only for
+subscribers.
 """
 
 from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ class Tracker:
         on_end(engine, self._committed)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Tell it of changes; returns how to stop it."""
+        """Add a subscriber; return a function to remove it."""
         with self._lock:
             self._subscribers = (*self._subscribers, subscriber)
 
@@ -97,12 +97,12 @@ class Tracker:
 
         return stop
 
-    # What SQLAlchemy announces
+    # Events of SQLAlchemy
 
     def _before_execute(
         self, connection: Connection, element: Any, many: Any, one: Any, options: Any
     ) -> tuple[Any, Any, Any]:
-        """An INSERT that would not tell its keys is made to."""
+        """Make an INSERT return its keys if it would not."""
         if isinstance(element, Insert) and not options.get(record.MARK) and not paused():
             table = written_table(element)
             if table is not None and table.primary_key.columns and self._tracked(table):
@@ -120,7 +120,7 @@ class Tracker:
             context.__dict__[_PLAN] = None
             self._prepare(connection, sql, context)
         if hub.listening:
-            began(context)  # whoever heard of it first: what was read here is not the statement's time
+            began(context)  # the statement's time excludes the reads here, for every observer
 
     def _prepare(self, connection: Connection, sql: str, context: Any) -> None:
         if not _is_dml(context):
@@ -152,7 +152,7 @@ class Tracker:
     def _after_cursor(
         self, connection: Connection, cursor: Any, sql: str, given: Any, context: Any, executemany: bool
     ) -> None:
-        """Raw SQL, and a SELECT that has writes within: known by the text."""
+        """Handle raw SQL, and a SELECT that contains writes, by their text."""
         if hub.listening:
             ended(context)
         if context.execution_options.get(record.MARK) or _is_dml(context):
@@ -167,23 +167,23 @@ class Tracker:
             for write in found.writes:
                 self._invalidate(connection, write.schema, write.table, write.verb)
         if alone and (found.everything or found.writes):
-            # what the statement did is committed, so its record must be; nothing else is open
+            # the statement has committed, so its record must be committed too; nothing else is open
             connection.connection.commit()
             self._told(connection)
 
     def _failed(self, failure: ExceptionContext) -> None:
-        """DDL that fails has committed what was before it, unless it was not understood."""
+        """Handle failed DDL: it has committed the work before it, unless its syntax was not understood."""
         connection, context = failure.connection, failure.execution_context
         if connection is None or context is None or failure.is_disconnect or _is_dml(context):
             return
         if not connection.invalidated and transaction(connection).done:
             cursor = connection.connection.cursor()
-            cursor.execute("DO 0")  # an error does not say how the transaction stands, any other answer does
+            cursor.execute("DO 0")  # an error does not report the transaction status, any other answer does
             cursor.close()
             self._ended_by(connection, failure.statement or "")
 
     def _ended_by(self, connection: Connection, sql: str) -> bool:
-        """Whether a statement has ended the transaction by itself; what that had done before is told, or forgotten."""
+        """Whether a statement ended the transaction implicitly; its earlier changes are then delivered, or dropped."""
         if still_open(connection) or connection._is_autocommit_isolation():
             return False
         if verb(sql) == "rollback":
@@ -217,7 +217,7 @@ class Tracker:
                 self._invalidate(connection, other.schema, other.name, "cascade", options)
 
     def _differences(self, connection: Connection, plan: Plan, element: Any, result: Any) -> bool:
-        """What a statement of which there is a plan has done; whether that is anything."""
+        """Record the effects of a statement with a plan; return whether there are any."""
         context = result.context
         if context.isinsert:
             keys, count = returned_keys(element, result, plan.shape)
@@ -233,7 +233,7 @@ class Tracker:
         return bool(found.rows) or found.beyond
 
     def _cascaded(self, context: Any, table: Table) -> list[Table]:
-        """The tables whose rows the database itself may have changed because of a DELETE or of a changed key."""
+        """Return the tables whose rows the database itself may have changed because of a DELETE or a changed key."""
         place = (table, context.isdelete, len(table.metadata.tables))
         found = self._cascades.get(place)
         if found is None:
@@ -292,7 +292,7 @@ class Tracker:
         verb: str,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> None:
-        """Rows changed that cannot be named."""
+        """Record that unknown rows changed."""
         place = placed(schema, options)
         if table is not None and not self._registry.tracked(schema, table):
             return
@@ -341,7 +341,7 @@ class Tracker:
             record.create(self._engine)
         self._log_made = True
 
-    # Telling
+    # Delivery
 
     def _heard(self, schema: str | None, table: str | None) -> bool:
         return heard() or any(one.hears(schema, table) for one in self._subscribers)
@@ -365,7 +365,7 @@ class Tracker:
                 tell(listener, self._engine, list(events), wait=self._wait)
 
     def _say_who(self, connection: Connection) -> None:
-        """Before the first write of a transaction, and when the context has changed: tell the triggers who it is."""
+        """Before the first write of a transaction, and after a context change: send the context to the triggers."""
         self._triggers.refresh(connection)
         if not self._triggers.installed:
             return
@@ -374,7 +374,7 @@ class Tracker:
             connection.execute(_SET, parameters(now), execution_options=record.OWN)
             doing.told = now
 
-    # What is tracked, and how
+    # Tracked tables
 
     def _tracked(self, table: Table) -> bool:
         return self._registry.tracked(table.schema, table.name)
@@ -389,7 +389,7 @@ class Tracker:
         return self._recording == "always"
 
     def _analysis(self, compiled: Any, statement: Any, table: Table) -> Analysis | None:
-        """What a statement says of its rows; None when it is of a kind that this does not understand."""
+        """Return the analysis of a statement; None if its kind is not supported."""
         if compiled in self._analyses:
             return self._analyses[compiled]
         found = None
@@ -398,13 +398,13 @@ class Tracker:
             if shape is None:
                 shape = self._shapes[table] = Shape(table, self._engine.dialect)
             found = Analysis(compiled, statement, shape)
-        except Exception:  # whatever it is, the application's write goes on, and invalidates its table
+        except Exception:  # after any error, the application's write continues, and invalidates its table
             LOGGER.exception("a write of %s is not understood; its rows are not recorded one by one", table.fullname)
         self._analyses[compiled] = found
         return found
 
     def _text(self, sql: str, context: Any) -> Written:
-        """What a statement writes that is no INSERT, UPDATE or DELETE of SQLAlchemy's."""
+        """Return the writes of a statement that is not an INSERT, UPDATE or DELETE of SQLAlchemy."""
         element = None if context.compiled is None or context.isddl else context.compiled.statement
         if isinstance(element, (Select, CompoundSelect)):
             return _written_within(context.compiled)
@@ -412,7 +412,7 @@ class Tracker:
 
 
 def _written_within(compiled: Any) -> Written:
-    """The tables that a statement writes in its WITH."""
+    """Return the tables that a statement writes in its WITH."""
     found = [cte.element for cte in compiled.ctes or ()]
     tables = [(one, written_table(one)) for one in found if isinstance(one, (Insert, Update, Delete))]
     if not tables:
@@ -423,7 +423,7 @@ def _written_within(compiled: Any) -> Written:
 
 
 def cascades(table: Table, *, deleted: bool) -> list[Table]:
-    """The tables whose rows the database itself may change when rows of a table are deleted, or change their keys."""
+    """Return the tables whose rows the database itself may change when rows of a table are deleted or change keys."""
     found: dict[Table, None] = {}
     todo = [table]
     while todo:

@@ -1,13 +1,13 @@
-"""What a connection's transaction has done so far, kept with the DBAPI connection until it commits or rolls back.
+"""State of a connection's transaction, kept with the DBAPI connection until it commits or rolls back.
 
-A `Transaction` begins with the first write after a commit or rollback. It holds what to tell once the commit has
-succeeded, marks savepoints so that what happened after one is forgotten with it, and knows which context the database
-was told.
+A `Transaction` starts with the first write after a commit or rollback. It holds the events to deliver after a
+successful commit, marks savepoints so that a rollback to one drops the later events, and knows which context the
+database has.
 
-SQLAlchemy announces a commit before it happens; what must happen after it is done by `on_end`, around the dialect's own
-commit and rollback, so that also a connection which goes back to its pool with an open transaction is noticed. A
-statement may end a transaction too: DDL in MySQL and MariaDB commits it. Their servers say so with every answer, and
-`still_open` asks for that.
+SQLAlchemy announces a commit before it happens. `on_end` therefore wraps the dialect's own commit and rollback to run
+code after them; this also covers a connection that returns to its pool with an open transaction. A statement may also
+end a transaction: DDL in MySQL and MariaDB commits it. Their servers report this with every answer, and `still_open`
+reads it.
 """
 
 from collections.abc import Callable
@@ -23,27 +23,27 @@ _PLACE: Final = "forge.transaction"
 
 
 class Transaction:
-    """The writes of one transaction of the database, in order."""
+    """The writes of one database transaction, in order."""
 
     def __init__(self) -> None:
         self.id: Final = uuid4().hex
         self.done: list[Any] = []
         self.told: Current | None = NOTHING
-        """The context that the database knows; None when a rollback to a savepoint may have changed it."""
+        """The context that the database has; None if a rollback to a savepoint may have changed it."""
         self._savepoints: dict[str, int] = {}
 
     def savepoint(self, name: str) -> None:
-        """From here on, what is done may be undone."""
+        """Mark a savepoint; later writes may be undone."""
         self._savepoints[name] = len(self.done)
 
     def rollback_to(self, name: str) -> None:
-        """Forget what was done since a savepoint."""
+        """Drop the writes since a savepoint."""
         del self.done[self._savepoints.get(name, 0) :]
         self.told = None
 
 
 def transaction(connection: Connection) -> Transaction:
-    """The transaction of a connection; a new one after each commit or rollback."""
+    """Return the transaction of a connection; a new one after each commit or rollback."""
     info = connection.info
     found: Transaction | None = info.get(_PLACE)
     if found is None:
@@ -52,23 +52,23 @@ def transaction(connection: Connection) -> Transaction:
 
 
 def taken(connection: Connection) -> Transaction | None:
-    """The transaction of a connection, which begins again; None when it has not done anything."""
+    """Remove and return the transaction of a connection; None if it has done nothing."""
     found: Transaction | None = connection.info.pop(_PLACE, None)
     return found if found is not None and found.done else None
 
 
 def still_open(connection: Connection) -> bool:
-    """Whether the server had a transaction open when it last answered; True when its driver does not tell."""
+    """Whether the server had an open transaction at its last answer; True if the driver does not report it."""
     status = getattr(connection.connection.driver_connection, "server_status", None)
     return not isinstance(status, int) or bool(status & _IN_TRANSACTION)
 
 
 _IN_TRANSACTION: Final = 1
-"""SERVER_STATUS_IN_TRANS of the protocol of MySQL."""
+"""SERVER_STATUS_IN_TRANS of the MySQL protocol."""
 
 
 def on_end(engine: Engine, committed: Callable[[Transaction], object]) -> None:
-    """Call `committed` after each successful commit of a transaction that did something; a rollback forgets it."""
+    """Call `committed` after each successful commit of a transaction that wrote; a rollback drops it."""
     dialect: Any = engine.dialect
 
     def ended(connection: Any, *, kept: bool) -> None:
