@@ -157,8 +157,7 @@ class LogSource:
         """Do nothing: the log is not trimmed by acknowledgement."""
 
     async def until_now(self, after: str) -> AsyncGenerator[Batch]:
-        """Yield what is committed after the cursor and before this call; first the batch that the cursor is inside
-        of."""
+        """Yield what is committed after the cursor and before this call; first the batch that contains the cursor."""
         cursor, unfinished = _outside(after), True
         await self._check()
         async with Reader.open(self._url) as reader:
@@ -330,8 +329,7 @@ class _Tables:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, filter: Filter) -> AsyncIterator["_Tables"]:
-        """Open a connection for rows, one for other queries, and a listener that closes both if the server is
-        silent."""
+        """Open a connection for rows, one for other queries, and a listener that closes both on silence."""
         async with AsyncExitStack() as stack:
 
             async def connected() -> AsyncConnection:

@@ -237,8 +237,7 @@ class Upstream:
         return f"{begin} ({', '.join(options)})"
 
     async def _feedback(self, connection: ReplicationConnection, control: AsyncConnection, name: str) -> None:
-        """Tell the server that we are alive, and watch the slot, while the stream is open, however slow its
-        consumer."""
+        """Tell the server that we are alive, and watch the slot, as long as the stream is open."""
         while True:
             await asyncio.sleep(self._options.interval)
             connection.send_status()
