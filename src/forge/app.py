@@ -60,15 +60,15 @@ _log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Function)
 _NOTHING: Final = object()
 SERVE_FLAGS: Final = "_FORGE_SERVE_FLAGS"
-"""The variable by which `forge serve` hands its flags to its processes."""
+"""The environment variable that passes the flags of `forge serve` to its processes."""
 
 
 class Forge:
     """Queries that stay current, and mutations, on one database.
 
-    Without a URL the database is the configured one (`FORGE_DATABASE_URL`, `forge.toml`), or the embedded server.
-    A function that takes longer than `timeout` seconds fails, and its connection is free again. What is given here wins
-    over the configuration; what is not given is taken from there, else the default.
+    Without a URL the database is the configured one (`FORGE_DATABASE_URL`, `forge.toml`), or the embedded server. A
+    function that takes longer than `timeout` seconds fails, and its connection is released. Arguments given here
+    override the configuration; the others are taken from there, else the default.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Forge:
         self._timeout = timeout
         self._title = title
         self.cache = cache or Cache()
-        """Where results of queries marked with `cache=` are kept; in this process unless another is given."""
+        """The store for results of queries marked with `cache=`; in this process unless another is given."""
         self.consumers = Consumers()
         self.outbox = Routes()
         self._asgi: ForgeApp | None = None
@@ -129,7 +129,7 @@ class Forge:
     @overload
     def mutation(self, /, *, name: str | None = None, permission: str | None = None) -> Callable[[F], F]: ...
     def mutation(self, function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
-        """Mark an async function as a mutation: it runs in one transaction, with who called it in the log."""
+        """Mark an async function as a mutation: it runs in one transaction, with its caller in the log."""
 
         def mark(marked: F) -> F:
             self.registry.mutation(marked, **options)
@@ -151,9 +151,9 @@ class Forge:
     ) -> Callable[[F], F]:
         """Mark an async function as a durable consumer: it gets every change, at least once, in the order of each row.
 
-        With a `source` (`mysql://…`, `sqlite:///…`, `mongodb://…`, `postgresql://…?feed=wal`) it gets those of that
-        database in place of this one's. Options: `batch` (a list of up to so many changes a call), `shards`, `tries`,
-        `timeout`, `backoff`, `start`; see `forge.deliver.consumers.Consumer`.
+        With a `source` (`mysql://…`, `sqlite:///…`, `mongodb://…`, `postgresql://…?feed=wal`) it gets the changes of
+        that database instead of this one's. Options: `batch` (a list of up to this many changes per call), `shards`,
+        `tries`, `timeout`, `backoff`, `start`; see `forge.deliver.consumers.Consumer`.
         """
         _free(name)
         wanted: dict[str, Any] = {"tables": tables, "ops": ops, "columns": columns, "where": where}
@@ -174,9 +174,9 @@ class Forge:
         topic: str | None = None,
         **options: Any,
     ) -> None:
-        """Send every change to a sink: a durable consumer whose handler is the sink, of a `source` as for `consumer`.
+        """Send every change to a sink: a durable consumer whose handler is the sink; `source` as for `consumer`.
 
-        `columns` chooses what of a row is sent; a `payload` is a body of your own, with places to fill: see
+        `columns` selects the columns that are sent; `payload` is a custom body with placeholders: see
         `forge.deliver.payload`.
         """
         _free(name)
@@ -184,24 +184,24 @@ class Forge:
         self.consumers.deliver(name, to=to, envelope=envelope, payload=payload, topic=topic, **wanted, **options)
 
     def on_outbox(self, topic: str, /, **options: Any) -> Callable[[F], F]:
-        """Mark an async function of one message as the receiver of a topic of the outbox, or of many: `order.*`.
+        """Mark an async function of one message as the receiver of an outbox topic, or of many: `order.*`.
 
         Options: `batch`, `workers`, `concurrency`, `tries`, `timeout`, `backoff`; see `forge.deliver.outbox.Route`.
         """
         return self.outbox.on(topic, **options)
 
     def outbox_to(self, topic: str, sink: Sink, /, **options: Any) -> None:
-        """Send the messages of a topic of the outbox, or of many, to a sink."""
+        """Send the messages of an outbox topic, or of many, to a sink."""
         self.outbox.to(topic, sink, **options)
 
     def as_of(self, at: datetime | None) -> "AsOf":
-        """The application's queries as they would have been answered at an instant; None is now."""
+        """Return the application's queries as of an instant; None means now."""
         return AsOf(self, at)
 
     async def replay(
         self, name: str, since: datetime, until: datetime, /, *, auth: Auth = ANYONE, **arguments: Any
     ) -> AsyncIterator[tuple[datetime, Any]]:
-        """What a query returned, again and again: each result with the recorded instant from which it held."""
+        """Yield each successive result of a query, with the recorded instant from which it held."""
         call = self.registry.call(name, arguments, auth)
         with database(self._config()) as found:
             last: Any = _NOTHING
@@ -219,7 +219,7 @@ class Forge:
         await node.bus.publish("revoke", {"user": user, "tenant": tenant, "token_id": token_id, "at": node.bus.now()})
 
     def _config(self) -> Config:
-        """What is in force: as everywhere, with the flags of `forge serve`; a URL of the application's own wins."""
+        """Return the effective configuration, with the flags of `forge serve`; the application's URL overrides it."""
         given = _serve_flags()
         file = given.pop("config", None)
         given.pop("host", None)
@@ -227,10 +227,9 @@ class Forge:
         return config if self._url is None else msgspec.structs.replace(config, database_url=self._url)
 
     def check(self, waiting: Callable[[str], None] | None = None) -> None:
-        """Raise what would keep the application from starting.
+        """Raise any error that would prevent the application from starting.
 
-        With `waiting`, a server that starts up or shuts down is waited for, after this was called with a line that
-        says so.
+        With `waiting`, wait for a server that starts up or shuts down, after calling it once with a line that says so.
         """
         with database(self._config(), create=True) as found:
             if not found.embedded:
@@ -241,7 +240,7 @@ class Forge:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
-        """A node of this application while the block lasts; it looks after the log too."""
+        """Run a node of this application during the block; it also maintains the log."""
         config = self._config()
         with database(config, create=True) as found:
             if found.embedded:
@@ -279,7 +278,7 @@ class Forge:
                 await node.stop()
 
     async def consume(self) -> None:
-        """Work on the consumers, without serving, until cancelled; `forge consumers run` does this."""
+        """Run the consumers, without serving, until cancelled; `forge consumers run` does this."""
         config = self._config()
         with database(config, create=True) as found:
             if found.embedded:
@@ -302,7 +301,7 @@ class Forge:
         config: Config,
         settings: ConsumerSettings = ConsumerSettings(),  # noqa: B008
     ) -> AsyncIterator[ConsumerNode]:
-        """Work on the consumers while the block lasts; the calls that are under way may end."""
+        """Run the consumers during the block; calls in progress may finish."""
         settings = in_force(settings, config)
         consuming = ConsumerNode(url, self.consumers.named.values(), settings, configured=Configured())
         consuming.told = functools.partial(bus.publish, "own", ["consumer", "dead_letter"])
@@ -329,7 +328,7 @@ class Forge:
 
     @contextlib.asynccontextmanager
     async def _draining(self, url: str, bus: Bus, config: Config) -> AsyncIterator[OutboxNode]:
-        """Send the outbox's messages while the block lasts; the batches that are under way may end."""
+        """Send the outbox's messages during the block; batches in progress may finish."""
         draining = OutboxNode(url, self.outbox, in_force(OutboxSettings(), config))
         draining.told = functools.partial(bus.publish, "own", ["outbox", "outbox_later", "outbox_dead"])
         try:
@@ -339,13 +338,13 @@ class Forge:
             await draining.close()
 
     def asgi(self) -> ForgeApp:
-        """The application as ASGI, to be served or mounted; always the same one."""
+        """Return the application as ASGI, to be served or mounted; always the same one."""
         if self._asgi is None:
             self._asgi = ForgeApp(self.running, title=self._title, hosts=self._hosts)
         return self._asgi
 
     def _hosts(self) -> tuple[str, ...] | None:
-        """The hosts that requests may be for, beside this machine; None for all, where there are tokens."""
+        """Return the hosts that requests may be for, besides this machine; None for all, if there are tokens."""
         if self.options.auth is not None:
             return None
         allowed = in_force(self.options.allowed_hosts, self._config())
@@ -353,15 +352,15 @@ class Forge:
         return allowed if told is None else (*allowed, told)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application is its own ASGI app: `uvicorn shop:app` serves it."""
+        """Serve as an ASGI app: `uvicorn shop:app` works."""
         await self.asgi()(scope, receive, send)
 
 
 class AsOf:
-    """An application at an instant of its past.
+    """An application at a past instant.
 
-    `gap` tells of the last query: the instants asked and answered, and how many changes of its tables lie between; None
-    before the first one, and where it read no table.
+    `gap` is about the last query: the requested and the answered instant, and the number of changes of its tables in
+    between; None before the first query, and if it read no table.
     """
 
     def __init__(self, app: Forge, at: datetime | None) -> None:
@@ -370,7 +369,7 @@ class AsOf:
         self.gap: Gap | None = None
 
     async def query(self, name: str, /, *, auth: Auth = ANYONE, **arguments: Any) -> Any:
-        """What the query would have returned then."""
+        """Return what the query would have returned then."""
         call = self._app.registry.call(name, arguments, auth)
         with database(self._app._config()) as found:
             then = await past.ask(found.url, call, self._at)
@@ -385,7 +384,7 @@ def _free(name: str) -> None:
 
 
 def _serve_flags() -> dict[str, Any]:
-    """What `forge serve` was told, if that runs this process."""
+    """Return the flags of `forge serve`, if it runs this process."""
     given: dict[str, Any] = msgspec.json.decode(os.environ.get(SERVE_FLAGS, "{}"))
     return given
 

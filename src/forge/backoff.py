@@ -1,4 +1,4 @@
-"""How long to wait before the next try: twice as long each time up to a limit, and never the same for two that wait."""
+"""Exponential backoff with jitter."""
 
 import random
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Final
 
 
 class Backoff:
-    """Seconds between tries.
+    """Seconds between retries: doubled each time up to a limit, with jitter so that two waiters differ.
 
     >>> backoff = Backoff(0.25, 1.0, chance=lambda: 1.0)
     >>> [backoff.next() for _ in range(4)], backoff.spent, backoff.next(at_least=5.0)
@@ -24,14 +24,14 @@ class Backoff:
 
     @property
     def spent(self) -> bool:
-        """Whether the next wait is one of the longest."""
+        """Tell whether the next wait is one of the longest."""
         return self._limit >= self._most
 
     def next(self, at_least: float = 0.0) -> float:
-        """From half of the limit to all of it, after what the other side asked to wait."""
+        """Return the next wait: `at_least`, plus a random time from half of the limit to all of it."""
         limit, self._limit = self._limit, min(self._most, self._limit * 2)
         return at_least + limit * (0.5 + 0.5 * self._chance())
 
     def reset(self) -> None:
-        """All is well again."""
+        """Start again with the shortest wait, after a success."""
         self._limit = self._first

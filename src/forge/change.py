@@ -1,8 +1,8 @@
-"""The noun that all of Forge speaks: one row of one table changed, once.
+"""The Change: one change of one row of one table, used throughout Forge.
 
-A `Change` is immutable. Its `id` names it for good: a consumer that has seen an id has seen the change.
-`before` and `after` hold column values in the forms that `forge.values` states; a value that the source
-did not send is `UNAVAILABLE`, never None, so None always means SQL NULL.
+A `Change` is immutable. Its `id` identifies it permanently: a consumer that has seen an id has seen the change.
+`before` and `after` hold column values in the forms of `forge.values`; a value that the source did not send is
+`UNAVAILABLE`, never None, so None always means SQL NULL.
 """
 
 import json
@@ -21,25 +21,25 @@ T = TypeVar("T")
 
 
 class Op(StrEnum):
-    """What happened. The first four carry rows or empty a table; the rest speak of a whole table."""
+    """The kind of change. The first four carry rows or empty a table; the rest concern a whole table."""
 
     INSERT = "insert"
     UPDATE = "update"
     DELETE = "delete"
     TRUNCATE = "truncate"
     READ = "read"
-    """A row of a snapshot: it was so, nobody changed it."""
+    """An existing row of a snapshot, without a change."""
     INVALIDATE = "invalidate"
-    """Something changed that cannot be said row by row: what was derived from the table must be read again."""
+    """A change that is not known row by row: anything derived from the table must be read again."""
     SCHEMA = "schema"
-    """The table's definition changed, and with it perhaps its rows: read it again."""
+    """The table's definition changed, and perhaps its rows: read it again."""
     REDACT = "redact"
     """Values were removed from history."""
 
 
 @final
 class Unavailable:
-    """The type of `UNAVAILABLE`; it has one instance, which is false in a condition and equal only to itself."""
+    """The type of `UNAVAILABLE`; its one instance is false in a condition and equal only to itself."""
 
     _only: "Unavailable | None" = None
 
@@ -88,7 +88,7 @@ JSON_NULL: Final = JsonNull()
 
 
 class Context(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Who changed it and why. Every field is None (or empty) when the writer did not say."""
+    """The actor and the reason of a change. Every field is None (or empty) if the writer did not set it."""
 
     user_id: str | None = None
     function_name: str | None = None
@@ -102,7 +102,7 @@ NO_CONTEXT: Final = Context()
 
 
 class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Where a change was captured: `position` orders changes of one source that touch the same row."""
+    """The origin of a change: `position` orders changes of one source that touch the same row."""
 
     kind: str
     name: str
@@ -113,9 +113,9 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One change of one row, or of one table as a whole.
 
-    `key` maps primary-key columns to values and is None when it is unknown (a table without a key, a whole
-    table). An insert has no `before`, a delete no `after`; an update has both and its key never changes:
-    a changed key is a delete and an insert.
+    `key` maps primary-key columns to values and is None if it is unknown (a table without a key, a whole table). An
+    insert has no `before`, a delete no `after`; an update has both and its key never changes: a changed key is a delete
+    and an insert.
     """
 
     id: str
@@ -133,7 +133,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The columns that an update changed, in the table's order, hidden ones last; empty for other operations.
+        """Return the columns that an update changed, in the table's order, hidden ones last; empty for other
+        operations.
 
         >>> from datetime import datetime, timezone
         >>> change = Change(id="1", op=Op.UPDATE, schema="public", table="t", source=Source("log", "x", "1"),
@@ -149,7 +150,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def row_id(self) -> str:
-        """The key as one word: the value of a one-column key, a JSON array of a longer one, `*` when unknown."""
+        """Return the key as one string: the value of a one-column key, a JSON array of a longer one, `*` if unknown."""
         if self.key is None:
             return "*"
         values = list(self.key.values())
@@ -165,11 +166,11 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         image: Literal["before", "after"] | None = None,
         unknown: Literal["ignore", "error"] = "ignore",
     ) -> T:
-        """The row as a value of the application's type: a SQLAlchemy model (transient), a dataclass, a msgspec Struct,
-        a pydantic model, a TypedDict or dict.
+        """Return the row as a value of the application's type: a SQLAlchemy model (transient), a dataclass, a msgspec
+        Struct, a pydantic model, a TypedDict or dict.
 
-        It is the row after the change, and before it for a delete, unless `image` says which. Columns that the type
-        does not have are ignored, or an error. Raises RowMismatch; see `forge.row_mapping`.
+        It is the row after the change, or before it for a delete, unless `image` selects one. Columns that the type
+        does not have are ignored, or an error. Raise RowMismatch; see `forge.row_mapping`.
         """
         from forge.row_mapping import row_into
 
@@ -187,7 +188,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 def same(left: object, right: object) -> bool:
-    """Whether two values have the same representation: NaN is the same as NaN, 1.0 is not the same as 1.00 or 1.
+    """Tell whether two values have the same representation: NaN is the same as NaN, 1.0 differs from 1.00 and 1.
 
     >>> from decimal import Decimal
     >>> same(Decimal("1.0"), Decimal("1.00")), same(float("nan"), float("nan")), same(True, 1)
@@ -207,7 +208,7 @@ def same(left: object, right: object) -> bool:
 
 
 def text(value: object) -> str:
-    """A key value as the log prints it in `row_id`.
+    """Return a key value as the log prints it in `row_id`.
 
     >>> from decimal import Decimal
     >>> [text(value) for value in (True, 7, Decimal("1E-7"), 1.0, 1e15, float("nan"), b"\\x01", ["a", 1])]
@@ -229,7 +230,7 @@ def text(value: object) -> str:
 
 
 def _float_text(value: float) -> str:
-    """The shortest text that names the float, with an exponent where PostgreSQL has one: from 1e+15 on, below 1e-04."""
+    """Return the shortest text of the float, with an exponent as in PostgreSQL: from 1e+15 on, below 1e-04."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(Decimal(value))
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()

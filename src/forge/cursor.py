@@ -1,11 +1,11 @@
-"""Where a reader of the log stands.
+"""Cursors: the position of a reader of the log.
 
-A cursor is a snapshot, not a number: all that was visible in it has been read, nothing else has. The batch
-between two cursors is the same set of changes for ever. Within a batch changes have an order, and a cursor
-may stand inside one: `Cursor(old, new, last)` has read all of `old`, and of `new` what comes up to `last`.
+A cursor is a snapshot, not a number: all that was visible in it has been read, nothing else has. The batch between two
+cursors is always the same set of changes. Within a batch changes have an order, and a cursor may be inside one:
+`Cursor(old, new, last)` has read all of `old`, and of `new` what comes up to `last`.
 
-A cursor belongs to one log on one server and one timeline (`LogIdentity`); anywhere else it means nothing.
-Its text form is stable, has no spaces and can be pasted into a shell:
+A cursor belongs to one log on one server and one timeline (`LogIdentity`); it is meaningless anywhere else. Its text
+form is stable, has no spaces and can be pasted into a shell:
 
 >>> log = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "7310000000000000001", 1)
 >>> cursor = Cursor(log, Snapshot.parse("5:9:6,7"))
@@ -39,7 +39,7 @@ _MOST_AFTER: Final = 64
 
 
 class LogIdentity(msgspec.Struct, frozen=True):
-    """Which log this is: a restored, promoted or re-made server is another log."""
+    """The identity of a log: a restored, promoted or recreated server is another log."""
 
     uuid: str
     system_identifier: str
@@ -50,7 +50,7 @@ class LogIdentity(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The transactions that were finished: all below `xmax` except `running`. PostgreSQL's pg_snapshot.
+    """The finished transactions: all below `xmax` except `running`. PostgreSQL's pg_snapshot.
 
     >>> snapshot = Snapshot.parse("5:9:6,7")
     >>> [xid for xid in range(4, 11) if snapshot.sees(xid)]
@@ -63,7 +63,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, value: str) -> "Snapshot":
-        """Read PostgreSQL's text form `xmin:xmax:xid,xid`."""
+        """Parse PostgreSQL's text form `xmin:xmax:xid,xid`."""
         match = re.fullmatch(r"([0-9]{1,20}):([0-9]{1,20}):((?:[0-9]{1,20}(?:,[0-9]{1,20})*)?)", value)
         if match is None:
             raise CursorInvalid(f"{value[:60]!r} is not a snapshot", fix="use a cursor that forge printed")
@@ -80,7 +80,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def bounds(self) -> dict[str, str | list[str]]:
-        """Parameters of the SQL fragment `since`, which holds for what this snapshot does not see.
+        """Return the parameters of the SQL fragment `since`, which holds for what this snapshot does not see.
 
         >>> Snapshot.parse("5:9:6,7").bounds
         {'xmax': '9', 'running': ['6', '7']}
@@ -88,14 +88,14 @@ class Snapshot(msgspec.Struct, frozen=True):
         return {"xmax": str(self.xmax), "running": [str(xid) for xid in self.running]}
 
     def sees(self, xid: int) -> bool:
-        """Whether the transaction was finished in this snapshot."""
+        """Tell whether the transaction was finished in this snapshot."""
         if xid >= self.xmax or not self.running:
             return xid < self.xmax
         place = bisect_left(self.running, xid)  # a client's cursor may name thousands
         return place == len(self.running) or self.running[place] != xid
 
     def without(self, xids: Iterable[int]) -> "Snapshot":
-        """The snapshot that does not see some transactions that this one sees.
+        """Return a snapshot that does not see some transactions that this one sees.
 
         >>> str(Snapshot.parse("6:9:6").without([8, 4]))
         '4:9:4,6,8'
@@ -104,7 +104,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         return Snapshot(min((self.xmin, *running)), self.xmax, running)
 
     def covers(self, older: "Snapshot") -> bool:
-        """Whether all that another snapshot sees is seen in this one.
+        """Tell whether this snapshot sees all that another one sees.
 
         >>> [Snapshot.parse("5:9:5").covers(Snapshot.parse(old)) for old in ("5:9:5,7", "5:7:5", "5:9:7", "5:10:5")]
         [True, True, False, False]
@@ -113,14 +113,14 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Position(NamedTuple):
-    """A place in the order of a batch: changes go by `rank`, then by `id`."""
+    """A position in the order of a batch: changes are ordered by `rank`, then by `id`."""
 
     rank: int
     id: int
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Where a reader stands; `until` and `last` are set together, when it stands inside a batch."""
+    """The position of a reader; `until` and `last` are set together, if it is inside a batch."""
 
     log: LogIdentity
     snapshot: Snapshot
@@ -129,7 +129,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, value: str) -> "Cursor":
-        """Read the text form; raise CursorInvalid for anything else."""
+        """Parse the text form; raise CursorInvalid for anything else."""
         match = re.fullmatch(_FORM, value.strip())
         fix = "use a cursor that forge printed, or --from start or --from now"
         if match is None:
@@ -151,7 +151,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 def wal_position(lsn: str) -> int:
-    """A position in the WAL, as PostgreSQL writes it, as a number that can be compared.
+    """Convert PostgreSQL's text of a WAL position to a number that can be compared.
 
     >>> wal_position("1/10") - wal_position("0/FFFFFFFF")
     17
@@ -161,11 +161,11 @@ def wal_position(lsn: str) -> int:
 
 
 class After(msgspec.Struct, frozen=True):
-    """What somebody must be shown at least: transactions that were acknowledged to them, each of `xids`, all to `upto`.
+    """The transactions a client must see at least, because they were acknowledged to it: each of `xids`, all to `upto`.
 
-    A mutation's answer has the number of its transaction, and who sends it back (the header `Forge-After`) is shown no
-    result without it. Several are needed only for mutations that were under way at once: a snapshot that shows one
-    transaction shows all that was acknowledged before that began.
+    A mutation's answer has the number of its transaction; a client that sends it back (the header `Forge-After`) gets
+    no result without it. Several are needed only for concurrent mutations: a snapshot that shows one transaction shows
+    all that was acknowledged before that one began.
 
     >>> after = After.parse("775,~771")
     >>> [after.seen(Snapshot.parse(text)) for text in ("772:776:", "772:776:775", "771:776:771", "780:780:")]
@@ -179,7 +179,7 @@ class After(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str | None) -> "After":
-        """Read the text form, as in a header; none is no condition."""
+        """Parse the text form, as in a header; None is no condition."""
         if not text:
             return NOW
         form = r"~?[0-9]{1,20}(?:,~?[0-9]{1,20})*"
@@ -196,18 +196,18 @@ class After(msgspec.Struct, frozen=True):
         return bool(self.xids or self.upto)
 
     def seen(self, *snapshots: Snapshot) -> bool:
-        """Whether each transaction is shown by one of the snapshots."""
+        """Tell whether each transaction is shown by one of the snapshots."""
         if self.upto and not any(snapshot.xmin > self.upto for snapshot in snapshots):
             return False
         return all(any(snapshot.sees(xid) for snapshot in snapshots) for xid in self.xids)
 
     def also(self, xids: Iterable[int]) -> "After":
-        """And these."""
+        """Add these transactions."""
         more = self.xids.union(xids)
         return self if len(more) == len(self.xids) else After(more, self.upto)
 
     def superseded(self, known: "After", xid: int) -> "After":
-        """After a transaction too that began when `known` had been acknowledged, all of which it shows.
+        """Add a transaction that began when `known` had been acknowledged, all of which it shows.
 
         >>> known = After(frozenset({5}))
         >>> str(known.also([6]).superseded(known, 9))
@@ -219,4 +219,4 @@ class After(msgspec.Struct, frozen=True):
 
 
 NOW: Final = After()
-"""Whatever is current."""
+"""No condition: any current state."""

@@ -1,6 +1,6 @@
-"""The database that a configuration means: the one it names, or the embedded server while in use.
+"""The database of a configuration: the one it names, or the embedded server while in use.
 
-An error of a connection to it names in its fix where the URL in force is written: a flag, a variable, a file.
+The fix of a connection error names where the URL in force is set: a flag, a variable, a file.
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,9 @@ class Database(msgspec.Struct, frozen=True):
 
 @contextmanager
 def database(config: Config, *, create: bool = False) -> Iterator[Database]:
-    """The database to use, and the server's errors as Forge's while it is.
+    """Yield the database to use; convert the server's errors into Forge's within the block.
 
-    An embedded server is started if need be, and stops with its last user. Only with `create` is one made where there
-    is none.
+    An embedded server is started if needed, and stops with its last user. One is created only with `create`.
     """
     with _database(config, create=create) as found:
         try:
@@ -45,7 +44,7 @@ def database(config: Config, *, create: bool = False) -> Iterator[Database]:
 
 
 def connection_fix(error: ForgeError, config: Config) -> str | None:
-    """What to do about a connection that failed; None for an error of another kind."""
+    """Return the fix for a failed connection; None for another kind of error."""
     malformed = isinstance(error, ConfigError) and isinstance(error.__context__, psycopg.ProgrammingError)
     cause = error.__cause__
     lost = isinstance(cause, psycopg.OperationalError) and (not cause.sqlstate or cause.sqlstate in _REFUSED)
@@ -78,7 +77,7 @@ def _database(config: Config, *, create: bool) -> Iterator[Database]:
 
 
 def _postgresql(url: str, config: Config) -> str:
-    """The URL without its feed, which says how changes are read, not where; raise ConfigError for another database."""
+    """Return the URL without its feed, which says how changes are read; raise ConfigError for another database."""
     kind = database_kind(url)
     if kind not in (None, "PostgreSQL"):
         raise ConfigError(
@@ -89,13 +88,13 @@ def _postgresql(url: str, config: Config) -> str:
         return url
     try:
         return split_option(url, "feed")[0]
-    except ValueError:  # what is wrong with it is told by who connects
+    except ValueError:  # connecting reports what is wrong with it
         return url
 
 
 def _made(data: Path) -> bool:
-    """Whether an embedded server was made there; initdb's result gets its name only when it is whole."""
+    """Tell whether an embedded server was created there; initdb's result gets its name only when it is complete."""
     try:
         return (data / "cluster").is_dir()
-    except PermissionError:  # somebody else's: to use it is refused, with the reason
+    except PermissionError:  # it belongs to another user: using it is refused, with the reason
         return True

@@ -1,7 +1,7 @@
-"""Every error that Forge raises on purpose.
+"""Every error that Forge raises deliberately.
 
-One root, `ForgeError`. `str(error)` is one line that says what is wrong; `error.fix` is one line that
-says what to do about it. The command line prints both and nothing else.
+All derive from `ForgeError`. `str(error)` is one line that says what is wrong; `error.fix` is one line that says how to
+fix it. The command line prints both and nothing else.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from datetime import datetime
 
 
 class ForgeError(Exception):
-    """Something that Forge can name went wrong; `fix` says what to do."""
+    """A failure that Forge can name; `fix` says how to fix it."""
 
     def __init__(self, message: str, *, fix: str) -> None:
         super().__init__(message)
@@ -26,15 +26,15 @@ class ServerError(ForgeError):
 
 
 class NotInstalled(ForgeError):
-    """The database has no Forge schema, or only half of one."""
+    """The database has no Forge schema, or an incomplete one."""
 
 
 class SchemaTooNew(ForgeError):
-    """The database's Forge schema was made by a newer Forge than this one."""
+    """A newer Forge than this one created the database's Forge schema."""
 
 
 class TrackingError(ForgeError):
-    """A table cannot be tracked as asked; nothing was changed."""
+    """A table cannot be tracked as requested; nothing was changed."""
 
 
 class ContextError(ForgeError):
@@ -46,7 +46,7 @@ class NotifyError(ForgeError):
 
 
 class OutboxError(ForgeError):
-    """A message cannot be put into the outbox, or taken out of it, as asked; nothing was written."""
+    """A message cannot be put into the outbox, or taken out of it, as requested; nothing was written."""
 
 
 class CursorError(ForgeError):
@@ -62,23 +62,23 @@ class CursorForeign(CursorError):
 
 
 class CursorExpired(CursorError):
-    """What follows the cursor has been trimmed from the log."""
+    """Changes after the cursor were trimmed from the log."""
 
 
 class EncodeError(ForgeError):
-    """A change has a value that the form asked for cannot hold."""
+    """A change has a value that the requested form cannot hold."""
 
 
 class DecodeError(ForgeError):
-    """An encoded change is not in the form it claims to be in."""
+    """An encoded change is not in the form that it claims."""
 
 
 class RowMismatch(ForgeError):
-    """A change has no such row, or its row does not fit the type that it was to become."""
+    """A change has no such row, or its row does not fit the requested type."""
 
 
 class HistoryUnavailable(ForgeError):
-    """The log cannot tell what was then; no answer is given. `oldest` is the oldest instant that it can tell of."""
+    """The log cannot answer for that instant; no answer is given. `oldest` is the oldest instant that it can answer."""
 
     def __init__(self, message: str, *, fix: str, oldest: datetime | None = None) -> None:
         super().__init__(message, fix=fix)
@@ -86,7 +86,7 @@ class HistoryUnavailable(ForgeError):
 
 
 class RevertRefused(ForgeError):
-    """Changes cannot be undone as asked; nothing was written. `conflicts` has a line for each reason."""
+    """Changes cannot be undone as requested; nothing was written. `conflicts` has a line for each reason."""
 
     def __init__(self, message: str, *, fix: str, conflicts: Sequence[str] = ()) -> None:
         super().__init__(message, fix=fix)
@@ -94,15 +94,15 @@ class RevertRefused(ForgeError):
 
 
 class RedactError(ForgeError):
-    """Values cannot be redacted as asked; nothing was changed."""
+    """Values cannot be redacted as requested; nothing was changed."""
 
 
 class LakeError(ForgeError):
-    """A lake cannot be used as asked; nothing in it was changed."""
+    """A lake cannot be used as requested; nothing in it was changed."""
 
 
 class SourceError(ForgeError):
-    """A database's feed cannot be read as it is set up; nothing was changed."""
+    """A database's feed cannot be read in its current setup; nothing was changed."""
 
 
 class SlotInUse(SourceError):
@@ -110,11 +110,11 @@ class SlotInUse(SourceError):
 
 
 class SlotLost(CursorExpired):
-    """The replication slot is gone, or the server has dropped what it still needed."""
+    """The replication slot is gone, or the server has dropped WAL that it still needed."""
 
 
 class CapabilityMissing(SourceError):
-    """The source lacks what its consumer needs."""
+    """The source lacks a capability that its consumer needs."""
 
 
 class TooLarge(ForgeError):
@@ -122,7 +122,7 @@ class TooLarge(ForgeError):
 
 
 def one_line(error: BaseException, *, named: bool = False) -> str:
-    """The first line of what an error says, after the name of its type if `named`; that name where it says nothing.
+    """Return the first line of an error's text, after its type's name if `named`; that name if the text is empty.
 
     >>> one_line(ValueError("no\\nfix: yes")), one_line(ValueError("no"), named=True), one_line(ValueError())
     ('no', 'ValueError: no', 'ValueError')

@@ -1,4 +1,4 @@
-"""What a generator that goes on after failures must know: whether it fails because it is being ended."""
+"""Tell whether an exception came from the consumer closing the generator; for generators that survive failures."""
 
 import asyncio
 from types import TracebackType
@@ -38,7 +38,7 @@ class Closing:
         self._closed = self._closed or kind is GeneratorExit
 
     def ends(self, error: BaseException) -> bool:
-        """Whether a failure is no reason to go on, as it came in ending; a task that is cancelled goes on being so."""
+        """Tell whether a failure came from closing, so the generator must end; a cancelled task stays cancelled."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError from error

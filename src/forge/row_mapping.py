@@ -1,16 +1,16 @@
-"""A row of a Change as a value of the application's own type: `change.into(Order)`.
+"""Convert a row of a Change to a value of the application's own type: `change.into(Order)`.
 
-In go a row, whose values have the forms that `forge.values` states, and a type: a SQLAlchemy model, a dataclass, a
-msgspec Struct, a pydantic model or dataclass, a TypedDict or dict. Out comes one value of it, of fields that are named
-like columns.
+In: a row, whose values have the forms of `forge.values`, and a type: a SQLAlchemy model, a dataclass, a msgspec Struct,
+a pydantic model or dataclass, a TypedDict or dict. Out: one value of that type, whose fields have the names of columns.
 
-What always holds:
+Invariants:
 
-- Values are exact: a numeric is a Decimal as it is in the database, times are read from their text to the microsecond,
-  and what a field's type cannot hold ('infinity' in a datetime, an interval of months in a timedelta) is a RowMismatch.
-- What the source did not send is never made up: a field whose value is UNAVAILABLE takes its default, and without one
-  is a RowMismatch. A plain dict leaves it out.
-- A model of SQLAlchemy comes as if loaded, transient: it belongs to no session, and nothing of it is pending.
+- Values are exact: a numeric is a Decimal as in the database, times are read from their text to the microsecond,
+  and a value that a field's type cannot hold ('infinity' in a datetime, an interval of months in a timedelta) is a
+  RowMismatch.
+- Values that the source did not send are never invented: a field whose value is UNAVAILABLE takes its default, and
+  without one is a RowMismatch. A plain dict omits it.
+- A SQLAlchemy model is as if loaded, transient: it belongs to no session, and nothing of it is pending.
 """
 
 import json
@@ -32,12 +32,12 @@ Unknown = Literal["ignore", "error"]
 Row = Mapping[str, Any]
 
 _NOT_TEXT: Final = frozenset({"dict_type", "list_type", "model_type", "model_attributes_type", "dataclass_type"})
-"""What pydantic calls a text where an object or array is wanted: it may be a json column's."""
+"""Pydantic's error types for a text where an object or array is expected: it may be from a json column."""
 _FROM_TEXT: Final = (datetime, date, time, timedelta, UUID)
 
 
 def row_into(wanted: type[T], row: Row, *, table: str, unknown: Unknown = "ignore") -> T:
-    """The row as a value of that type; `table` is what errors call it."""
+    """Return the row as a value of that type; `table` is its name in errors."""
     if unknown not in ("ignore", "error"):
         raise RowMismatch(f"unknown is {unknown!r}", fix='pass "ignore" or "error"')
     row = {name: None if value is JSON_NULL else value for name, value in row.items()}
@@ -60,7 +60,7 @@ def row_into(wanted: type[T], row: Row, *, table: str, unknown: Unknown = "ignor
 
 
 class _Row:
-    """A row on its way into a type's fields."""
+    """A row being converted to a type's fields."""
 
     def __init__(self, row: Row, table: str, unknown: Unknown, wanted: str) -> None:
         self._row = row
@@ -69,7 +69,7 @@ class _Row:
         self._wanted = wanted
 
     def known(self, names: Collection[str]) -> dict[str, Any]:
-        """The values of these columns, as far as there are any."""
+        """Return the available values of these columns."""
         more = [name for name in self._row if name not in names]
         if more and self._unknown == "error":
             raise RowMismatch(
@@ -79,7 +79,7 @@ class _Row:
         return {name: value for name, value in self._row.items() if name in names and value is not UNAVAILABLE}
 
     def lacking(self, *names: str) -> RowMismatch:
-        """A field without a default has no value, under any of its names."""
+        """Return the error for a field without a default that has no value, under any of its names."""
         name = next((name for name in names if name in self._row), names[0])
         if name in self._row:
             return RowMismatch(
@@ -91,7 +91,7 @@ class _Row:
         )
 
     def unfit(self, reason: object) -> RowMismatch:
-        """A value does not fit its field."""
+        """Return the error for a value that does not fit its field."""
         line = str(reason).splitlines()[0]
         return RowMismatch(
             f"a row of {self._table} is no {self._wanted}: {line}", fix="give the field a type that holds it"
@@ -99,7 +99,7 @@ class _Row:
 
 
 def _structured(wanted: Any, row: _Row) -> Any:
-    """Dataclasses, Structs and TypedDicts, by msgspec."""
+    """Convert to dataclasses, Structs and TypedDicts, by msgspec."""
     try:
         info: Any = msgspec.inspect.type_info(wanted)
     except TypeError as error:
@@ -113,7 +113,7 @@ def _structured(wanted: Any, row: _Row) -> Any:
         elif _holds_json(field.type):
             values[name] = _json(values[name])
     if is_dataclass(wanted):
-        # msgspec leaves out what has init=False, and a dataclass may
+        # msgspec omits fields with init=False, and a dataclass may have such fields
         values = {name: value for name, value in values.items() if name in _initial(wanted)}
     try:
         return msgspec.convert(values, wanted)
@@ -126,7 +126,7 @@ def _initial(wanted: Any) -> set[str]:
 
 
 def _holds_json(kind: Any) -> bool:
-    """Whether a field holds an object or array, and no text: a json column's text is then read."""
+    """Tell whether a field holds an object or array, and no text: a json column's text is then parsed."""
     of = msgspec.inspect
     kinds = kind.types if isinstance(kind, of.UnionType) else (kind,)
     structured = (of.DictType, of.ListType, of.StructType, of.DataclassType, of.TypedDictType)
@@ -134,7 +134,7 @@ def _holds_json(kind: Any) -> bool:
 
 
 def _json(text: Any) -> Any:
-    """What a json column's text says; anything else as it is."""
+    """Parse a json column's text; return anything else unchanged."""
     if not isinstance(text, str):
         return text
     try:
@@ -180,7 +180,7 @@ def _aliases(name: str, field: Any) -> list[str]:
 
 
 def _mapper(wanted: Any) -> Any:
-    """SQLAlchemy's mapper of the class; None when it is no model."""
+    """Return SQLAlchemy's mapper of the class; None if it is not a model."""
     if "sqlalchemy.orm" not in sys.modules:
         return None
     from sqlalchemy import inspect
@@ -203,7 +203,7 @@ def _model(mapper: Any, row: _Row) -> Any:
                 raise row.unfit(f"{name}: {error}") from None
         elif (default := getattr(column, "default", None)) is not None and default.is_scalar:
             found[attribute.key] = default.arg
-        elif hasattr(column, "table"):  # what is computed by the mapping alone has no column to lack
+        elif hasattr(column, "table"):  # a value computed by the mapping alone has no column that could be missing
             raise row.lacking(name)
     model = mapper.class_manager.new_instance()
     for key, value in found.items():
@@ -212,7 +212,7 @@ def _model(mapper: Any, row: _Row) -> Any:
 
 
 def _column_value(kind: Any, value: Any) -> Any:
-    """A value as SQLAlchemy's type would give it when it loads it."""
+    """Return a value as SQLAlchemy's type would load it."""
     from sqlalchemy import types
 
     if isinstance(kind, types.TypeDecorator) and not isinstance(kind, types.Interval):

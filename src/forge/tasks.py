@@ -1,6 +1,6 @@
-"""Background tasks whose failures are logged or taken, never left to asyncio's "exception was never retrieved".
+"""Background tasks whose failures are logged or handled, never left to asyncio's "exception was never retrieved".
 
-Invariants: a task is referenced until it ends; a failure that nobody awaits is logged once, by whom it belongs to.
+Invariants: a task is referenced until it ends; a failure that nothing awaits is logged once, by its owner.
 
 >>> async def failing():
 ...     raise OSError("the server is gone")
@@ -22,7 +22,7 @@ Awaited = TypeVar("Awaited", bound="asyncio.Future[Any]")
 
 
 def spawn(work: Coroutine[Any, Any, T], running: "set[asyncio.Task[T]]", logger: logging.Logger) -> "asyncio.Task[T]":
-    """Start work that nobody awaits: `running` has it until it ends, and a failure is logged."""
+    """Start work that nothing awaits: `running` has it until it ends, and a failure is logged."""
 
     def ended(task: "asyncio.Task[T]") -> None:
         running.discard(task)
@@ -36,7 +36,7 @@ def spawn(work: Coroutine[Any, Any, T], running: "set[asyncio.Task[T]]", logger:
 
 
 def observed(task: Awaited) -> Awaited:
-    """A task that is awaited unless its owner ends first, who then does not care how it ended."""
+    """Return a task that is awaited unless its owner ends first; its failure is then ignored."""
     task.add_done_callback(_take)
     return task
 

@@ -1,12 +1,17 @@
-"""A change as one line for people: `tail` and the demo print these.
+"""Format a change as one line for people, for `tail` and the demo.
 
     12:01:07.114  orders     UPDATE 4711  status: placed → paid      ada · checkout · 3f2a…    2.1 ms
 
-In comes a Change and the time it was seen, out goes text. What always holds: one change is one line, whatever
-its values contain (control characters are shown escaped, so no value can steer the terminal), and without
-colour there is not one escape sequence in it. With a width, no line is longer: values are shortened first, then
-the list of columns, then the trace and the function behind the user's name. Below 100 columns there is less space
-between the parts and no fraction of a second. Columns only ever grow, up to limits that the width sets.
+In: a Change and the time it was seen. Out: text. With a width, values are shortened first, then the list of columns,
+then the trace and the function after the user's name. Below 100 columns there is less space between the parts and no
+fraction of a second.
+
+Invariants:
+- One change is one line, whatever its values contain: control characters are escaped, so no value can control the
+  terminal.
+- Without colour there is no escape sequence in it.
+- With a width, no line is longer.
+- Columns only grow, up to limits that the width sets.
 """
 
 import json
@@ -46,7 +51,7 @@ _NO_LIMIT: Final = sys.maxsize
 
 
 class _Layout(NamedTuple):
-    """How lines of one width are set: digits of the time, space between parts, and the widest that each may be."""
+    """The layout of lines of one width: digits of the time, space between parts, and the maximum width of each."""
 
     time: int
     gap: int
@@ -64,7 +69,7 @@ class _Layout(NamedTuple):
 
 
 class _Column:
-    """A column as wide as what was seen in it so far, between its bounds; what is beyond them stands out."""
+    """A column as wide as the widest text so far, between its bounds; longer texts stick out."""
 
     def __init__(self, least: int, most: int) -> None:
         self._width, self._most = min(least, most), most
@@ -75,12 +80,12 @@ class _Column:
 
 
 class Feed:
-    """Lines for one terminal: columns are as wide as what was seen so far, each table keeps its colour."""
+    """Lines for one terminal: columns are as wide as the texts so far, each table keeps its colour."""
 
     def __init__(
         self, *, colour: bool = False, width: int | None = None, schema: str = "public", key: int | None = None
     ) -> None:
-        """Tables of `schema` go by their bare name; keys are cut to `key` characters, and their column is so wide."""
+        """Show tables of `schema` by their bare name; cut keys to `key` characters, and make their column this wide."""
         self._colour = colour
         self._width = width
         self._schema = schema
@@ -93,7 +98,7 @@ class Feed:
         self._tables: dict[str, str] = {}
 
     def line(self, change: Change, seen: datetime) -> str:
-        """One change, seen at that instant; no line break at its end."""
+        """Format one change, seen at that instant; without a line break at its end."""
         layout = self._layout
         name = shown(change.table if change.schema == self._schema else f"{change.schema}.{change.table}")
         key = self._key.padded(cut(key_text(change), layout.key))
@@ -117,7 +122,7 @@ class Feed:
         return self._joined(parts)
 
     def _room(self, head: list[tuple[str, str]], tail: list[tuple[str, str]]) -> int:
-        """How wide the details may be beside everything else."""
+        """Return the width left for the details."""
         assert self._width is not None
         return max(self._width - sum(len(part) + self._layout.gap for part, _ in (*head, *tail)), 0)
 
@@ -140,12 +145,12 @@ class Feed:
 
 
 def key_text(change: Change) -> str:
-    """The key's values, * for a change of a whole table or of one without a key."""
+    """Return the key's values, * for a change of a whole table or of one without a key."""
     return shown(",".join(map(text, change.key.values()))) if change.key else "*"
 
 
 def details(change: Change, width: int | None = None) -> str:
-    """What changed: old → new for an update, the row for an insert or a delete; no wider than that."""
+    """Return what changed: old → new for an update, the row for an insert or a delete; at most `width` wide."""
     if change.op is not Op.UPDATE and change.after is None and change.before is None:
         more = shown(json.dumps(dict(change.context.more), default=str)) if change.context.more else ""
         return more if width is None else cut(more, width)
@@ -163,7 +168,7 @@ def details(change: Change, width: int | None = None) -> str:
 
 
 def _columns(change: Change) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The columns to speak of, each with its values as texts: one, or the old and the new."""
+    """Yield the columns to show, each with its values as texts: one, or the old and the new."""
     if change.op is Op.UPDATE:
         before, after = change.before or {}, change.after or {}
         for name in change.changed:
@@ -185,7 +190,7 @@ def _listed(columns: Iterable[tuple[str, tuple[str, ...]]], limit: int) -> str:
 
 
 def who(change: Change, width: int | None = None) -> str:
-    """Who did it, in which function, in which trace, as far as known and as far as it fits; the first always."""
+    """Return user, function and trace, as far as known and as far as they fit; the first always."""
     context = change.context
     named = (context.user_id, context.function_name, short(context.trace_id))
     known = [shown(word) for word in named if word] or [shown(context.session_user or "")]
@@ -204,7 +209,7 @@ def short(trace_id: str | None) -> str | None:
 
 
 def value_text(value: Any) -> str:
-    """A value, short enough to sit beside others."""
+    """Format a value, short enough to be shown beside others."""
     if value is None:
         return ABSENT
     if value is UNAVAILABLE:
@@ -246,7 +251,7 @@ def cut(line: str, width: int) -> str:
 
 
 def shown(words: str) -> str:
-    """Text that cannot steer a terminal: control and direction characters are escaped.
+    """Escape control and direction characters, so that the text cannot control a terminal.
 
     >>> shown("a\\x1b[2Jb\\nc"), shown("zażółć")
     ('a\\\\x1b[2Jb\\\\nc', 'zażółć')

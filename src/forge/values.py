@@ -1,6 +1,6 @@
-"""What a column value is in a Change, and how a logged row image becomes such values.
+"""Column values in a Change, and the decoding of logged row images to such values.
 
-A value has one stated form, whatever the writer's session was set to, and nothing is rounded:
+A value has one defined form, whatever the settings of the writer's session, and nothing is rounded:
 
 ==========================  ========================================  ====================================
 PostgreSQL                  in a Change                               on the wire (`forge.wire`)
@@ -32,7 +32,7 @@ not sent, or redacted       UNAVAILABLE                               {"$unavail
 
 A `real` is the float that its shortest text names: 0.1 stays 0.1. A whole number of more than 4,300 digits
 inside a jsonb value is a Decimal. A jsonb value nested deeper than 200 levels is a str, its JSON text, so that
-whatever is done with values by recursion ends well before Python's limit.
+recursion over values ends well before Python's limit.
 
 `Images` is compiled once for a version of a table and decodes its row images, JSON objects as row_to_json
 prints them:
@@ -47,7 +47,7 @@ prints them:
 >>> {**row, **images.partial('{"price": 12}')}
 {'id': 9007199254740993, 'price': Decimal('12'), 'secret': UNAVAILABLE}
 
-Where values were taken out of the log, the image names their columns under `$redacted`:
+If values were redacted from the log, the image names their columns under `$redacted`:
 
 >>> images.row('{"id": 1, "price": {"$redacted": true}, "$redacted": ["price"]}')
 {'id': 1, 'price': UNAVAILABLE, 'secret': UNAVAILABLE}
@@ -65,10 +65,10 @@ from forge.change import JSON_NULL, UNAVAILABLE
 from forge.errors import DecodeError
 
 MOST_LEVELS: Final = 200
-"""How deep arrays and objects are nested in a value at the most."""
+"""Maximum nesting depth of arrays and objects in a value."""
 
 REDACTED: Final = "$redacted"
-"""Under this name an image lists the columns whose values were taken out of it; a column of that name is a column."""
+"""The name under which an image lists its redacted columns; a column of that name is a column."""
 
 _MOST_DIGITS = 4300
 _parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -78,8 +78,8 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
 class Column(msgspec.Struct, frozen=True):
     """A column of a table: `type` as PostgreSQL's format_type prints it, `kind` how its values are logged.
 
-    The kinds are `plain`, `masked` (both taken as they are), `float`, `numeric`, `bytea`, `jsonb`, `hidden`
-    (never in an image), and `plain[]`, `float[]`, `numeric[]`, `bytea[]`.
+    The kinds are `plain`, `masked` (both used unchanged), `float`, `numeric`, `bytea`, `jsonb`, `hidden` (never in an
+    image), and `plain[]`, `float[]`, `numeric[]`, `bytea[]`.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Images:
         self._decode = self._decode_nested if any(column.kind == "jsonb" for column in self.columns) else self._read
 
     def row(self, raw: bytes | str) -> dict[str, Any]:
-        """All columns in the order of the image, which is the table's, then what the table does not have.
+        """Return all columns in the order of the image, which is the table's, then names that the table does not have.
 
         A column that the image lacks, and every hidden one, is UNAVAILABLE.
         """
@@ -126,7 +126,7 @@ class Images:
         return row
 
     def partial(self, raw: bytes | str) -> dict[str, Any]:
-        """Only the columns that the image has."""
+        """Return only the columns that the image has."""
         row = self._decode(raw)
         if REDACTED in row and self._marks:
             _take_out(row)
@@ -142,14 +142,14 @@ class Images:
         return row
 
     def key(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The key columns of a row that `row()` returned; None when the table has no key."""
+        """Return the key columns of a row that `row()` returned; None if the table has no key."""
         name = self._only_key
         if name is not None:
             return {name: row[name]}
         return {name: row[name] for name in self.key_names} or None
 
     def _decode_nested(self, raw: bytes | str) -> dict[str, Any]:
-        """As `_read`, for tables with jsonb. Few texts have so many brackets that they are worth a closer look."""
+        """Do the same as `_read`, for tables with jsonb. Only texts with many brackets are checked for their depth."""
         row = self._read(raw)
         marks = ("[", "{") if isinstance(raw, str) else (b"[", b"{")
         if sum(map(raw.count, marks)) > MOST_LEVELS and too_deep(row):  # type: ignore[arg-type]
@@ -189,13 +189,13 @@ def _decode(raw: bytes | str) -> dict[str, Any]:
 
 
 def _decode_negative_zero(raw: bytes | str) -> dict[str, Any]:
-    """As `_decode`, for tables with floats: there a -0 stands for -0.0, and not for the integer."""
+    """Do the same as `_decode`, for tables with floats: there -0 means -0.0, and not the integer."""
     found = _zero_in_text(raw) if isinstance(raw, str) else _zero_in_bytes(raw)
     return _decode(raw) if found is None else _decode_slowly(raw)
 
 
 def _decode_slowly(raw: bytes | str) -> dict[str, Any]:
-    """Numbers that msgspec refuses (too many digits) or changes (-0) go through the standard library."""
+    """Decode numbers that msgspec refuses (too many digits) or changes (-0) with the standard library."""
     try:
         row = json.loads(raw, parse_float=Decimal, parse_int=_whole_number, parse_constant=_no_constant)
     except RecursionError:
@@ -208,7 +208,7 @@ def _decode_slowly(raw: bytes | str) -> dict[str, Any]:
 
 
 def _decode_deep(raw: bytes | str) -> dict[str, Any]:
-    """An image with a value nested too deep: that value stays its JSON text.
+    """Decode an image with a value that is nested too deep: that value stays its JSON text.
 
     >>> _decode_deep('{"a": [1, "],{"], "b": {}}')
     {'a': [1, '],{'], 'b': {}}
@@ -227,7 +227,7 @@ def _decode_deep(raw: bytes | str) -> dict[str, Any]:
 
 
 def too_deep(row: Mapping[str, Any]) -> bool:
-    """Whether a decoded value is nested deeper than it may be; looked at level by level, not by recursion."""
+    """Tell whether a decoded value is nested too deep; checked level by level, without recursion."""
     level: list[Any] = [row]
     for _ in range(MOST_LEVELS + 1):
         level = [
@@ -242,7 +242,7 @@ def too_deep(row: Mapping[str, Any]) -> bool:
 
 
 def _levels(text: str) -> int:
-    """How deep a JSON text is nested.
+    """Return the nesting depth of a JSON text.
 
     >>> _levels('1'), _levels('[{"a": "[["}, []]')
     (0, 2)
@@ -255,7 +255,8 @@ def _levels(text: str) -> int:
 
 
 def parts(image: str | bytes) -> dict[str, msgspec.Raw]:
-    """The values of a row image as they are written, however deep they are nested; raise msgspec.DecodeError for none.
+    """Return the values of a row image as raw JSON, at any nesting depth; raise msgspec.DecodeError if it is
+    malformed.
 
     >>> {name: bytes(value) for name, value in parts('{"id": 1, "doc": {"a": [1.50]}}').items()}
     {'id': b'1', 'doc': b'{"a": [1.50]}'}
@@ -276,7 +277,7 @@ def parts(image: str | bytes) -> dict[str, msgspec.Raw]:
 
 
 def members(text: str) -> Iterator[tuple[str, str]]:
-    """The names of a JSON object and the texts of its values, unread; raise ValueError where it has no end.
+    """Yield the names of a JSON object and the raw texts of its values; raise ValueError if it has no end.
 
     >>> dict(members('{"a": [1, "],{"], "b":{}}'))
     {'a': ' [1, "],{"]', 'b': '{}'}

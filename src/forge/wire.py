@@ -1,13 +1,12 @@
-"""Forge's wire form: a Change in, one JSON object out, and exactly the same Change back.
+"""Forge's wire form: encode a Change to one JSON object, and decode exactly the same Change.
 
-The object has `table`, `schema`, `operation` in upper case, `id` (the key as one word, null when unknown),
-`timestamp` (ISO 8601, UTC, microseconds, Z) and, for an update, `changed_columns`, for a redaction
-`redacted_columns`; then what Forge adds:
-`change_id`, `key`, `before`, `after`, `source`, `context`, and `hidden` if there is any.
+The object has `table`, `schema`, `operation` in upper case, `id` (the key as one string, null if unknown), `timestamp`
+(ISO 8601, UTC, microseconds, Z) and, for an update, `changed_columns`, for a redaction `redacted_columns`; then Forge's
+additions: `change_id`, `key`, `before`, `after`, `source`, `context`, and `hidden` if there is any.
 
-`JSON.parse` in a browser must harm nothing, so a value that it would round or could not read is tagged with
-a key in `$`: see the table in `forge.values`. An object of a jsonb value that has such a key of its own is
-wrapped as `{"$object": …}`, so a tag is always a tag. Column names are never tags.
+`JSON.parse` in a browser must lose nothing, so a value that it would round or could not read is tagged with a key in
+`$`: see the table in `forge.values`. An object of a jsonb value that has such a key of its own is wrapped as
+`{"$object": …}`, so a tag is always a tag. Column names are never tags.
 
 >>> from decimal import Decimal
 >>> encode_value([1, 9007199254740993, Decimal("12.30"), {"$int": None}])
@@ -33,13 +32,13 @@ from forge.errors import DecodeError, EncodeError
 from forge.values import MOST_LEVELS
 
 MOST_EXACT_INT: Final = 2**53 - 1
-"""The greatest whole number that a browser holds exactly, and with a minus sign the least."""
+"""The greatest whole number that a browser holds exactly; its negative is the least."""
 
 
 def encode(change: Change, *, rows: bool = True) -> bytes:
-    """The change as one JSON object; without `rows`, only what names it and `change_id`.
+    """Encode the change as one JSON object; without `rows`, only its identification and `change_id`.
 
-    Raise EncodeError for a value nested deeper than Python can follow, which no reader of a log returns.
+    Raise EncodeError for a value nested deeper than Python can handle, which no reader of a log returns.
     """
     try:
         return msgspec.json.encode(_wire(change, rows=rows))
@@ -85,7 +84,7 @@ def _wire(change: Change, *, rows: bool) -> dict[str, Any]:
 
 
 def decode(raw: bytes | str) -> Change:
-    """The change that `encode` was given, with its rows."""
+    """Return the change that `encode` was given, with its rows."""
     try:
         wire = _decoder.decode(raw)
         return Change(
@@ -108,17 +107,17 @@ def decode(raw: bytes | str) -> Change:
 
 
 def encode_row(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Column values in their wire form; the names are not looked at."""
+    """Return column values in their wire form; the names are not examined."""
     return None if row is None else {name: encode_value(value) for name, value in row.items()}
 
 
 def decode_row(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The inverse of `encode_row`; raise DecodeError for what it never returns."""
+    """Invert `encode_row`; raise DecodeError for anything that it never returns."""
     return None if row is None else {name: decode_value(value) for name, value in row.items()}
 
 
 def encode_value(value: Any) -> Any:
-    """A value of a Change as what JSON can say exactly."""
+    """Convert a value of a Change to what JSON can represent exactly."""
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, int):
@@ -142,7 +141,7 @@ def encode_value(value: Any) -> Any:
 
 
 def decode_value(value: Any) -> Any:
-    """The inverse of `encode_value`; raise DecodeError for what it never returns."""
+    """Invert `encode_value`; raise DecodeError for anything that it never returns."""
     if isinstance(value, dict):
         tagged = [name for name in value if name.startswith("$")]
         if not tagged:
@@ -160,7 +159,7 @@ def decode_value(value: Any) -> Any:
 
 
 def timestamp(at: datetime) -> str:
-    """ISO 8601 in UTC, always with microseconds.
+    """Format as ISO 8601 in UTC, always with microseconds.
 
     >>> timestamp(datetime(2026, 1, 31, tzinfo=UTC))
     '2026-01-31T00:00:00.000000Z'
@@ -169,14 +168,14 @@ def timestamp(at: datetime) -> str:
 
 
 def special_float(value: float) -> str | None:
-    """The name of a float that JSON numbers, or those who read them, do not keep."""
+    """Return the name of a float that JSON numbers, or their readers, do not preserve."""
     if math.isfinite(value):
         return "-0" if value == 0 and math.copysign(1, value) < 0 else None
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def too_deep(change: Change) -> EncodeError:
-    """The error for a change with a value that is nested too deep to be written."""
+    """Return the error for a change with a value that is nested too deep to encode."""
     return EncodeError(
         f"a value in a change of {change.schema}.{change.table} is nested too deep to be written",
         fix=f"give a value of more than {MOST_LEVELS} levels as its JSON text",
@@ -184,7 +183,7 @@ def too_deep(change: Change) -> EncodeError:
 
 
 def malformed(reason: object) -> DecodeError:
-    """The error for a text that is not an encoded change."""
+    """Return the error for a text that is not an encoded change."""
     line = " ".join(str(reason).split())[:200].encode(errors="replace").decode()
     return DecodeError(f"not an encoded change: {line}", fix="pass what forge encoded, whole and unaltered")
 

@@ -1,4 +1,4 @@
-"""A database's own feed in, changes out: every source in one form, and each says what it cannot do.
+"""Sources: read changes from a database's own feed, all in one form; each source states what it cannot do.
 
 async with open_source("sqlite:///shop.db") as source:
     async for batch in changes(source, after=saved):

@@ -1,4 +1,4 @@
-"""What a source can do, in its own words. A claim here is proven by the conformance suite, or it is false."""
+"""The capabilities that a source declares. The conformance suite proves every claim made here."""
 
 from typing import Final, Literal
 
@@ -7,37 +7,37 @@ import msgspec
 from forge.errors import CapabilityMissing
 
 Part = Literal["tables", "operations", "columns", "rows"]
-"""What a filter may choose by."""
+"""The parts that a filter can have."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a source promises. Whoever needs what it lacks is refused when it starts (`need`)."""
+    """The guarantees of a source. A caller that needs a missing one is refused at start (`need`)."""
 
     durable: bool
-    """Nothing is lost while nobody reads, as long as the source retains it."""
+    """Nothing is lost while there is no reader, as long as the source retains it."""
     replayable: bool
-    """A cursor may be read from more than once, also after it was acknowledged."""
+    """A cursor may be read from more than once, even after it was acknowledged."""
     retention: str
     """How far back it can be read, in a sentence."""
     other_processes: bool
-    """Sees what other processes write."""
+    """Sees the writes of other processes."""
     before: Literal["always", "some", "never"]
-    """Whether updates and deletes carry the row as it was; `some` means where the database is set up for it."""
+    """Whether updates and deletes carry the row before; `some` means if the database is set up for it."""
     context: bool
-    """Carries who and why."""
+    """Carries the actor and the reason."""
     ordered: bool
-    """Changes come in the order of commits, and those of one transaction together. Those of one row, and of one writer,
-    come in order from every source."""
+    """Changes come in commit order, and those of one transaction together. Changes of one row, and of one writer, come
+    in order from every source."""
     transactions: bool
     """Names the transaction of each change."""
     snapshots: bool
-    """Can read what is there first, without a gap or an overlap to the stream."""
+    """Can read the existing rows first, without a gap or an overlap with the stream."""
     truncates: bool
-    """A table that is emptied at once is a change."""
+    """Reports the truncation of a table as a change."""
     schema_changes: bool
-    """Says so when a table's definition changes."""
+    """Reports changes of a table's definition."""
     rollbacks: bool = True
-    """What is rolled back is never seen."""
+    """Rolled-back writes are never seen."""
     filters: tuple[Part, ...] = ()
     """The parts of a filter that run in the feed; the others run in Forge."""
 
@@ -58,7 +58,7 @@ _CAN: Final = {
 
 
 def described(capabilities: Capabilities) -> tuple[list[str], list[str]]:
-    """What a source can do and what it cannot, in words.
+    """Return what a source can do and what it cannot, in words.
 
     >>> hook = Capabilities(False, False, "none", False, "some", False, True, False, False, False, False)
     >>> described(hook)[0]

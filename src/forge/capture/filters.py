@@ -1,7 +1,7 @@
-"""Which changes a reader wants: by table, operation, columns and rows. What a feed cannot filter is filtered here.
+"""Filter changes by table, operation, columns and rows. Forge applies the parts that a feed cannot.
 
-A filter never drops what it cannot decide: a change of a whole table passes when its table does, and a row passes
-when its image before or its image after may satisfy the condition.
+A filter never drops what it cannot decide: a change of a whole table passes if its table does, and a row passes if its
+image before or its image after may satisfy the condition.
 
 >>> Filter(tables=("orders", "shop.*"), where="status = 'paid' AND total > 10").parts
 ('tables', 'rows')
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from forge.capture.source import Batch
 
 MOST_NAMED = 30
-"""So many columns are named to who misspelt one."""
+"""Maximum number of columns listed in the error for a misspelt one."""
 ROWS = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)
 
 
 class Filter(msgspec.Struct, frozen=True, dict=True):
-    """What is wanted; an empty part wants everything."""
+    """The wanted changes; an empty part wants everything."""
 
     tables: tuple[str, ...] = ()
     """Names, with or without schema, with `*` and `?`."""
@@ -38,11 +38,11 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
     columns: tuple[str, ...] = ()
     """Images keep these columns and the key; an update that changed none of these is dropped."""
     where: str | None = None
-    """A condition of SQL on the columns of a row."""
+    """An SQL condition on the columns of a row."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts that are asked for."""
+        """Return the parts that are set."""
         found: list[Part] = []
         if self.tables:
             found.append("tables")
@@ -79,11 +79,11 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def names_columns(self) -> bool:
-        """Whether it is on columns, which a table may lack."""
+        """Tell whether it names columns, which a table may lack."""
         return bool(self.columns) or self.where is not None
 
     def check_columns(self, known: Iterable[tuple[str, str, Collection[str]]]) -> None:
-        """Raise ConfigError for a column that no wanted table has. Known are tables: schema, name, columns.
+        """Raise ConfigError for a column that no wanted table has. `known` has tables: schema, name, columns.
 
         >>> Filter(tables=("orders",), columns=("statsu",)).check_columns([("public", "orders", ["id", "status"])])
         Traceback (most recent call last):
@@ -121,7 +121,7 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
         return found
 
     def without(self, *parts: Part) -> "Filter":
-        """What is left to Forge when these parts run in the feed.
+        """Return what is left to Forge when these parts run in the feed.
 
         >>> Filter(tables=("orders",), columns=("id",)).without("tables").parts
         ('columns',)
@@ -134,7 +134,7 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
         )
 
     def batch(self, batch: "Batch") -> "Batch":
-        """A batch with what the reader wants of it, perhaps nothing; its cursor stays."""
+        """Return the batch with only the wanted changes, perhaps none; its cursor stays."""
         if self._all or not batch.changes:
             return batch
         kept = [
@@ -147,7 +147,7 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
         )
 
     def keep(self, change: Change) -> Change | None:
-        """The change as the reader wants it, or None."""
+        """Return the change as the reader wants it, or None."""
         if self._all:
             return change
         if not self.wants_table(change.schema, change.table):
@@ -173,7 +173,7 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
 
 
 def _images(change: Change) -> list[Row]:
-    """The row before and after, as far as there was one; of an image that was not sent only the key is known."""
+    """Return the row before and after, if there was one; of an image that was not sent only the key is known."""
     images = []
     if change.op in (Op.UPDATE, Op.DELETE):
         images.append(change.key or {} if change.before is None else change.before)

@@ -1,20 +1,20 @@
-"""The trigger log of a PostgreSQL database as a source, kind `log`: in a URL and a filter, out batches.
+"""The trigger log of a PostgreSQL database as a source, kind `log`. In: a URL and a filter. Out: batches.
 
-The stream is `forge.changelog.follow`. Its cursors are those of `forge.cursor`, and one that `forge tail` printed is
-good here too. Nothing has to be acknowledged: the log keeps what its retention says, whoever has read it.
+The stream is `forge.changelog.follow`. Its cursors are those of `forge.cursor`, and a cursor printed by `forge tail`
+works here too. Nothing has to be acknowledged: the log keeps changes for its retention time, read or not.
 
-A snapshot reads the tracked tables in one transaction whose own snapshot is the cursor behind it: what it shows is
-read, everything else is streamed, so there is no gap and no overlap. Rows come in the order of their key, one table
-after the other. A cursor inside it says where it stands:
+A snapshot reads the tracked tables in one transaction; the cursor behind it is that transaction's own snapshot: what it
+shows is read, everything else is streamed, so there is no gap and no overlap. Rows come in the order of their key, one
+table after the other. A cursor inside a snapshot has its position:
 
     {cursor}+{time of the snapshot}.{number of the tracked table}.{key of its last row}
 
-Who goes on from there reads the tables as they were then: what they are now, less what the log says happened since. So
-the rest is the same rows with the same ids, however much was written meanwhile, and no transaction is held open between
-the two. Two things end that. Of a table that was truncated since, nothing more is read: the truncate follows in the
-stream. Of a table that was defined again since, or changed in a way that was not logged, and of a log that was trimmed,
-the rows of then cannot be told: CursorExpired. The rows of a snapshot have no place in the log, so their `position` is
-`0.0`, and no transaction.
+A reader that resumes there reads the tables as of that snapshot: the current rows, minus what the log says happened
+since. So the rest is the same rows with the same ids, however much was written meanwhile, and no transaction is held
+open in between. There are two exceptions. A table that was truncated since is not read further: the truncate follows in
+the stream. If a table was redefined since, or changed in a way that was not logged, or the log was trimmed, its past
+rows are unknown: CursorExpired. The rows of a snapshot have no place in the log, so their `position` is `0.0`, and they
+have no transaction.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ CAPABILITIES: Final = Capabilities(
     other_processes=True,
     before="always",
     context=True,
-    ordered=False,  # transactions that are committed between two reads come mixed, each row's changes in order
+    ordered=False,  # transactions committed between two reads come mixed, each row's changes in order
     transactions=True,
     snapshots=True,
     truncates=True,
@@ -65,13 +65,13 @@ CAPABILITIES: Final = Capabilities(
     filters=("tables",),
 )
 PAGE_BYTES: Final = 4 * 1024 * 1024
-"""A batch of a snapshot ends when its rows have so many bytes, or there are as many as a page of the log has."""
+"""A batch of a snapshot ends at this many bytes of rows, or at the number of rows of a log page."""
 
 _SORTABLE: Final = (
     "boolean", "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid", "bytea", "date",
     "timestamp without time zone", "timestamp with time zone",
 )  # fmt: skip
-"""Types of keys whose text can be cast back, so that their index gives the order."""
+"""Types of keys whose text can be cast back, so that their index provides the order."""
 _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE: Final = re.compile(r"([0-9]{1,17})(?:\.([0-9]{1,10})\.([A-Za-z0-9_=-]*))?")
@@ -104,7 +104,7 @@ class LogSource:
         return None
 
     async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """What is committed after the cursor, or from now on, for ever."""
+        """Yield what is committed after the cursor, or from now on, without end."""
         cursor = None if after is None else _outside(after)
         await self._check()
         batches = follow(self._url, after=cursor, tables=self._tables, wakeup=self._wakeup)
@@ -113,7 +113,7 @@ class LogSource:
                 yield self._left.batch(Batch(batch.changes, str(batch.cursor), batch.columns))
 
     async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """The rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
+        """Yield the rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
         place = None if after is None else _Place.parse(after)
         await self._check()
         connected, backoff, closing = False, Backoff(), Closing()
@@ -144,20 +144,20 @@ class LogSource:
                 raise translate(error) or error from error
 
     async def now(self) -> str:
-        """The cursor behind all that is committed, safe to keep."""
+        """Return the cursor behind all that is committed, safe to keep."""
         async with Reader.open(self._url) as reader:
             return str(await reader.now())
 
     async def start(self) -> str:
-        """The cursor before the oldest change that is retained."""
+        """Return the cursor before the oldest retained change."""
         async with Reader.open(self._url) as reader:
             return str(reader.start())
 
     async def ack(self, cursor: str) -> None:
-        """Nothing is forgotten for it."""
+        """Do nothing: the log is not trimmed by acknowledgement."""
 
     async def until_now(self, after: str) -> AsyncGenerator[Batch]:
-        """What is committed after the cursor and before this call; a batch that a cursor stands inside comes first."""
+        """Yield what is committed after the cursor and before this call; first the batch that contains the cursor."""
         cursor, unfinished = _outside(after), True
         await self._check()
         async with Reader.open(self._url) as reader:
@@ -171,7 +171,7 @@ class LogSource:
                         yield self._left.batch(Batch(batch.changes, str(cursor), batch.columns))
 
     def behind(self, change: Change, after: str | None, cursor: str) -> str:
-        """The cursor right behind a change of a batch, be it a row of a snapshot."""
+        """Return the cursor right behind a change of a batch, even for a row of a snapshot."""
         if change.op is Op.READ:
             place = _Place.parse(cursor)
             own = change.id.removeprefix(f"{place.cursor.log.uuid}:{place.cursor.snapshot}:")
@@ -181,7 +181,7 @@ class LogSource:
         return str(inside(_outside(after), _outside(cursor), change))
 
     async def _check(self) -> None:
-        """Raise ConfigError for a condition that is none, or a column that no tracked table has or had."""
+        """Raise ConfigError for an invalid condition, or a column that no tracked table has or had."""
         self._filter.check()
         if self._filter.names_columns:
             async with Reader.open(self._url) as reader:
@@ -190,7 +190,7 @@ class LogSource:
                 self._filter.check_columns(known)
 
     async def status(self) -> Status:
-        """How the log stands; readers keep their own cursors, so there is no lag to tell."""
+        """Return the status of the log; readers keep their own cursors, so there is no lag to report."""
         async with Reader.open(self._url) as reader:
             with typed_errors():
                 row = await (await reader.connection.execute(_query("facts"))).fetchone()
@@ -209,13 +209,13 @@ class LogSource:
 
 
 def inside(before: Cursor, behind: Cursor, change: Change) -> Cursor:
-    """The cursor right behind a change of the log that lies between two cursors."""
+    """Return the cursor right behind a change of the log that lies between two cursors."""
     place, _, number = change.source.position.partition(".")
     return Cursor(behind.log, before.snapshot, behind.until or behind.snapshot, Position(int(place), int(number)))
 
 
 def columns_query() -> Any:
-    """Asks for the columns that tracked tables have, or had: schema, table, names."""
+    """Return the query for the columns that tracked tables have, or had: schema, table, names."""
     return _query("columns")
 
 
@@ -226,7 +226,7 @@ def _outside(cursor: str) -> Cursor:
 
 
 class _Place(NamedTuple):
-    """Where a snapshot stands: in the table of this number, behind the row of this key; at its beginning without."""
+    """A position in a snapshot: in the table of this number, behind the row of this key; without one, at its start."""
 
     cursor: Cursor
     at: datetime
@@ -276,7 +276,7 @@ class _Ordered:
         self._sortable = all(name in _SORTABLE for name in table.key_types)
 
     def statement(self, connection: AsyncConnection, since: Mapping[str, Any], last: str | None, *, fresh: bool) -> str:
-        """The rows as of a snapshot, `(row_id, image)`, behind the row of a key."""
+        """Return the SQL of the rows as of a snapshot, `(row_id, image)`, behind the row of a key."""
         binder = psycopg.AsyncClientCursor(connection)
         if not self.now.key:
             rows = f"SELECT r.n::text, r.image::text FROM ({self.now.counted()}) r"
@@ -303,7 +303,7 @@ class _Ordered:
         return binder.mogrify(f"SELECT r.row_id, r.image::text FROM ({rows}) r ORDER BY {', '.join(order)}", since)
 
     def _key(self, row_id: str, row: str | None) -> list[str]:
-        """The expressions that a key is sorted by: from a row of the table, or from the word for its key."""
+        """Return the expressions that a key is sorted by: from a row of the table, or from its key string."""
         types = zip(self.now.key_types, self.now.collations, strict=True)
         if not self._sortable:
             return [f'({row_id}) COLLATE "C"']
@@ -317,7 +317,7 @@ class _Ordered:
 
 
 class _Tables:
-    """The tracked tables, read over one connection in one transaction; another one sees to it that it lives."""
+    """The tracked tables, read over one connection in one transaction; another connection checks that it is alive."""
 
     def __init__(self, connection: AsyncConnection, reader: Reader, first_id: int, filter: Filter) -> None:
         self._connection = connection
@@ -329,7 +329,7 @@ class _Tables:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, filter: Filter) -> AsyncIterator["_Tables"]:
-        """One for the rows, one for what is around them, and ears that end both when the server is silent."""
+        """Open a connection for rows, one for other queries, and a listener that closes both on silence."""
         async with AsyncExitStack() as stack:
 
             async def connected() -> AsyncConnection:
@@ -346,7 +346,7 @@ class _Tables:
             yield cls(connection, reader, row[3], filter)
 
     async def begin(self) -> _Place:
-        """The place before the first row, in the snapshot that this transaction takes."""
+        """Return the place before the first row, in the snapshot that this transaction takes."""
         row = await (await self._connection.execute(_query("taken"))).fetchone()
         assert row is not None
         self._own = Snapshot.parse(row[0])
@@ -354,7 +354,7 @@ class _Tables:
         return _Place(Cursor(self._reader.identity, self._own), row[2].astimezone(UTC))
 
     async def batches(self, place: _Place) -> AsyncGenerator[Batch]:
-        """Every row behind the place, in batches."""
+        """Yield every row behind the place, in batches."""
         if place.cursor.log != self._reader.identity:
             raise CursorForeign("the cursor belongs to another log, or to this one before a failover", fix=_AGAIN)
         fresh = self._own == place.cursor.snapshot
@@ -399,7 +399,7 @@ class _Tables:
 
 
 async def _pages(connection: AsyncConnection, text: str) -> AsyncIterator[list[tuple[str, str]]]:
-    """The rows in pages of bounded size; the server sends no more than the consumer takes."""
+    """Yield the rows in pages of bounded size; the server sends no more than the consumer takes."""
     page: list[tuple[str, str]] = []
     size = 0
     async with connection.cursor() as cursor, aclosing(cursor.stream(text.encode())) as rows:  # type: ignore[type-var]

@@ -1,9 +1,9 @@
-"""What every source offers, and the one way to read any of them.
+"""The interface of every source, and the functions that read any of them.
 
-A cursor is a text that only its source understands; it has no spaces and can be pasted into a shell. It begins with
-the source's kind and names the server it belongs to, so that one of another source or server is refused
-(CursorForeign), and one whose successors are gone is too (CursorExpired). A cursor with a `+` stands inside a
-snapshot: `snapshot` goes on from there.
+A cursor is a text that only its source understands; it has no spaces and can be pasted into a shell. It begins with the
+source's kind and names the server it belongs to, so a cursor of another source or server is refused (CursorForeign),
+and so is one after which changes are gone (CursorExpired). A cursor with a `+` is inside a snapshot: `snapshot` resumes
+there.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from forge.values import Column
 class Batch(msgspec.Struct, frozen=True):
     """Changes in order, and the cursor of a consumer that has handled them all.
 
-    `columns` has for each change the columns that its table had at the time, where the source knows them. A batch
-    without changes only moves the cursor on.
+    `columns` has for each change the columns that its table had at that time, if the source knows them. A batch without
+    changes only advances the cursor.
     """
 
     changes: Sequence[Change]
@@ -32,7 +32,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """How a source stands: what it can do, how far it is, and what is wrong."""
+    """The status of a source: its capabilities, its position, and its problems."""
 
     kind: str
     name: str
@@ -49,36 +49,36 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """One feed of one database; an async context manager that connects nothing before it must.
+    """One feed of one database; an async context manager that connects as late as possible.
 
-    Not to be shared by two tasks that read. Every method may raise SourceError with what to do.
+    Two tasks must not read from it at once. Every method may raise SourceError with a fix.
     """
 
     @property
     def kind(self) -> str:
-        """`log`, `wal`, `mysql`, `sqlite`, `hook` or `mongo`: what its cursors begin with."""
+        """Return `log`, `wal`, `mysql`, `sqlite`, `hook` or `mongo`: the prefix of its cursors."""
 
     @property
     def name(self) -> str:
-        """The database, without secrets."""
+        """Return the name of the database, without secrets."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """The rows that are there, as `read`; the last batch's cursor is where the stream goes on without a gap."""
+        """Yield the existing rows, as `read`; from the last batch's cursor the stream continues without a gap."""
 
     def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """What is committed after the cursor, or from now on, for ever.
+        """Yield what is committed after the cursor, or from now on, without end.
 
-        It connects again by itself and goes on where it was; it raises only when going on would be a lie.
+        It reconnects and resumes on its own; it raises only when it cannot continue correctly.
         """
 
     async def now(self) -> str:
-        """The cursor behind all that is committed."""
+        """Return the cursor behind all that is committed."""
 
     async def ack(self, cursor: str) -> None:
-        """The consumer has saved this cursor: the source may forget what is before it."""
+        """Acknowledge a cursor that the consumer has saved: the source may forget what is before it."""
 
     async def status(self) -> Status: ...
 
@@ -89,10 +89,10 @@ class Source(Protocol):
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A source that can read up to now and end, in a way that is exact."""
+    """A source that can read up to now, exactly, and end."""
 
     def until_now(self, after: str) -> AsyncGenerator[Batch]:
-        """What is committed after the cursor and before this call; the last batch's cursor is behind all of it."""
+        """Yield what is committed after the cursor and before this call; the last cursor is behind all of it."""
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class Beginning(Protocol):
     """A source that can be read from the oldest change that it retains."""
 
     async def start(self) -> str:
-        """The cursor before it."""
+        """Return the cursor before the oldest retained change."""
 
 
 @runtime_checkable
@@ -108,15 +108,15 @@ class Exact(Protocol):
     """A source that knows a cursor behind each change of a batch, not only behind the last one."""
 
     def behind(self, change: Change, after: str | None, cursor: str) -> str:
-        """The cursor right behind a change of a batch; `after` is the cursor before that batch, `cursor` its own."""
+        """Return the cursor right behind a change of a batch; `after` is the batch's start, `cursor` its end."""
 
 
 QUIET: Final = 2.0
-"""Seconds after which a source that cannot say that it has come to its end is taken to have."""
+"""Seconds without changes after which a source that cannot report its end is assumed to have reached it."""
 
 
 def in_snapshot(cursor: str) -> bool:
-    """Whether a cursor stands inside a snapshot.
+    """Tell whether a cursor is inside a snapshot.
 
     >>> in_snapshot("mysql1_0-1-7"), in_snapshot("mysql1_0-1-7+b3JkZXJz")
     (False, True)
@@ -125,7 +125,7 @@ def in_snapshot(cursor: str) -> bool:
 
 
 async def changes(source: Source, after: str | None = None, *, snapshot: bool = False) -> AsyncGenerator[Batch]:
-    """Everything after the cursor, for ever; a snapshot first if one was begun, or is asked for and none was."""
+    """Yield everything after the cursor, without end; a snapshot first if the cursor is in one, or on request."""
     if in_snapshot(after) if after is not None else snapshot:
         async with aclosing(source.snapshot(after)) as batches:
             async for batch in batches:
@@ -137,9 +137,9 @@ async def changes(source: Source, after: str | None = None, *, snapshot: bool = 
 
 
 async def until_now(source: Source, after: str | None = None, *, snapshot: bool = False) -> AsyncGenerator[Batch]:
-    """As `changes`, and ends behind all that is committed by now.
+    """Do the same as `changes`, but end behind all that is committed by now.
 
-    A source that is not `Bounded` has come to its end at the cursor of now, or when nothing came for `QUIET` seconds.
+    A source that is not `Bounded` ends at the cursor of now, or when nothing came for `QUIET` seconds.
     """
     if in_snapshot(after) if after is not None else snapshot:
         async with aclosing(source.snapshot(after)) as batches:

@@ -1,6 +1,6 @@
-"""From a URL to its source: `postgresql://…?feed=log|wal`, `mysql://`, `mariadb://`, `sqlite:///`, `mongodb://`.
+"""Open the source of a URL: `postgresql://…?feed=log|wal`, `mysql://`, `mariadb://`, `sqlite:///`, `mongodb://`.
 
-A source's own libraries are imported when it is opened, and an error says which extra has them.
+A source's own libraries are imported when it is opened; if they are missing, the error names the extra to install.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def open_source(url: str, filter: Filter | None = None) -> "Source":
-    """The source that a URL names; it connects when it is entered or read."""
+    """Return the source that a URL names; it connects when it is entered or read."""
     scheme = urlsplit(url).scheme
     filter = filter or Filter()
     if scheme in ("postgresql", "postgres"):
@@ -52,7 +52,7 @@ def open_source(url: str, filter: Filter | None = None) -> "Source":
 
 
 def split_option(url: str, name: str) -> tuple[str, str | None]:
-    """A URL without one of its options, and that option.
+    """Return a URL without one of its options, and that option.
 
     >>> split_option("postgresql://h/d?feed=wal&connect_timeout=3", "feed")
     ('postgresql://h/d?connect_timeout=3', 'wal')

@@ -1,4 +1,4 @@
-"""Debezium's change-event envelope: a Change in, one JSON object (the value's payload, no schema part) out.
+"""Debezium's change-event envelope. In: a Change. Out: one JSON object (the value's payload, no schema part).
 
 The `source` block is that of the connector of the change's database (`forge.debezium.connectors`), and so are the forms
 of values: PostgreSQL's below, the others' at the end.
@@ -20,25 +20,25 @@ interval                       microseconds, a month being 365.25 / 12 days
 bytea                          base64
 json, jsonb                    string of JSON
 bit(1); bit(n)                 boolean; base64 with the lowest byte first
-arrays                         lists of such values, literals with other bounds as they are
+arrays                         lists of such values, literals with other bounds unchanged
 anything else                  as in a Change: time with time zone, money, geometry, hstore and
                                arrays of json keep PostgreSQL's text form, which the connector does not
 =============================  =====================================================================
 
-Without columns nothing is known but the values: Decimal becomes a string, bytes base64, UNAVAILABLE the
-placeholder, a JSON null null, and the rest stays.
+Without columns only the values are known: Decimal becomes a string, bytes base64, UNAVAILABLE the
+placeholder, a JSON null null, and the rest is unchanged.
 
-What a log of Forge does not know is null: `lsn`, `xmin`, and in `sequence` the commit's place; `db` is empty.
-`ts_ms` and its kin are the change's own time, so an event is the same whenever it is encoded. What the
+Values that a log of Forge lacks are null: `lsn`, `xmin`, and in `sequence` the commit's position; `db` is empty.
+`ts_ms` and related fields are the change's own time, so an event is the same whenever it is encoded. What the
 envelope has no place for goes to a field `forge`, which consumers ignore and `decode` reads.
 
-Of MySQL and MariaDB, with `time.precision.mode=adaptive_time_microseconds`: date, decimal, floats, binary and json as
+For MySQL and MariaDB, with `time.precision.mode=adaptive_time_microseconds`: date, decimal, floats, binary and json as
 above; datetime milliseconds, or microseconds beyond precision 3; timestamp ISO 8601 with Z;
-what is no day, as 0000-00-00, null; time microseconds, signed; bit(1) a boolean, longer bits base64 with the lowest
-byte first; geometry base64, where the connector has a struct.
-Of MongoDB `before` and `after` are texts of extended JSON (`forge.debezium.documents`), with an `updateDescription`.
+an invalid day, such as 0000-00-00, null; time microseconds, signed; bit(1) a boolean, longer bits base64 with the
+lowest byte first; geometry base64, where the connector has a struct.
+For MongoDB `before` and `after` are texts of extended JSON (`forge.debezium.documents`), with an `updateDescription`.
 
-`decode` inverts `encode` when it is given the same columns, but what is no day comes back as None, an interval as
+`decode` inverts `encode` if given the same columns, but an invalid day comes back as None, an interval as
 hours, minutes and seconds, and a text that equals the placeholder as UNAVAILABLE.
 """
 

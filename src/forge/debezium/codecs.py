@@ -1,4 +1,4 @@
-"""The forms of values in an envelope, by the type of their column; both ways."""
+"""The forms of values in an envelope, by the type of their column; encode and decode them."""
 
 import json
 import re
@@ -16,11 +16,11 @@ from forge.debezium import times
 from forge.values import Column
 
 PLACEHOLDER: Final = "__debezium_unavailable_value"
-"""What stands for UNAVAILABLE; in a bytea column its base64, in some arrays a list of it or of its codes."""
+"""Stands for UNAVAILABLE; in a bytea column its base64, in some arrays a list of it or of its codes."""
 
 
 class _Form(NamedTuple):
-    """How the values of a type are written and read, None and UNAVAILABLE apart."""
+    """Encoder and decoder of the values of a type, except None and UNAVAILABLE."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -61,7 +61,7 @@ def decode_row(
 
 @lru_cache(maxsize=4096)
 def _form(type_name: str, kind: str, connector: str) -> _Form:
-    """The form of a column; `kind` knows what a domain's name does not tell."""
+    """Return the form of a column; `kind` has what a domain's name does not show."""
     if connector in ("mysql", "mariadb"):
         return _mysql_form(type_name, kind)
     if connector != "postgresql":
@@ -92,7 +92,7 @@ def _form(type_name: str, kind: str, connector: str) -> _Form:
 
 
 def _mysql_form(type_name: str, kind: str) -> _Form:
-    """The form of a column of MySQL: its times have other names than PostgreSQL's, and bits are bytes."""
+    """Return the form of a column of MySQL: its times have other names than PostgreSQL's, and bits are bytes."""
     match = re.fullmatch(r"([a-z ]+?)(?:\(([0-9]+)(?:,[0-9]+)?\))?(?: unsigned| zerofill| null)*", type_name.lower())
     if match is None or kind in ("masked", "hidden"):
         return _PLAIN
@@ -113,7 +113,7 @@ def _mysql_form(type_name: str, kind: str) -> _Form:
 
 
 def _real(form: _Form) -> _Form:
-    """As the form, but what is no day of any calendar, such as 0000-00-00, is null, as the connector has it."""
+    """Return the form with null for an invalid day, such as 0000-00-00, as in the connector."""
 
     def write(value: Any) -> Any:
         return None if isinstance(value, str) and _NO_DAY.match(value) else form.write(value)
@@ -129,7 +129,7 @@ def _bit_form(digits: int) -> _Form:
 
 
 def _bits(digits: int) -> _Form:
-    """Bits as the connector has them: bytes, the least significant first.
+    """Return the connector's form of bits: bytes, the least significant first.
 
     >>> form = _bits(10)
     >>> form.write("1000000101"), form.read(form.write("1000000101"))
@@ -198,7 +198,7 @@ def _read_bytes(value: Any) -> bytes:
 
 
 def _json(value: Any) -> str:
-    """JSON as PostgreSQL prints a jsonb value."""
+    """Return JSON as PostgreSQL prints a jsonb value."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_json(name)}: {_json(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -222,7 +222,7 @@ def _counted(
     unit: int,
     special: Mapping[str, int],
 ) -> _Form:
-    """Times as a number of `unit`s of what `write` counts, with numbers of their own for the infinities."""
+    """Return the form of times: a number of `unit`s of what `write` counts, special numbers for the infinities."""
     texts = {number: text for text, number in special.items()}
 
     def encode_time(value: Any) -> Any:

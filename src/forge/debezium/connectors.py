@@ -1,7 +1,7 @@
 """The `source` block of an envelope, as the connector of the change's database writes it.
 
 =================  ==========  ===============================================================================
-Change.source      connector   what it has of its own
+Change.source      connector   its own fields
 =================  ==========  ===============================================================================
 postgres-log       postgresql  `schema`, `table`, `txId`; `lsn` and `xmin` are null
 wal                postgresql  the same with `lsn`, and `db`
@@ -27,7 +27,7 @@ _NUMBER: Final = re.compile("[0-9]{1,20}")
 
 
 def connector(change: Change) -> str:
-    """The connector that would have captured the change."""
+    """Return the connector that would have captured the change."""
     kind = change.source.kind
     if kind == "mysql":
         return "mariadb" if _MARIADB_GTID.fullmatch(change.source.transaction or "") else "mysql"
@@ -38,7 +38,7 @@ _CONNECTORS: Final = {"mongo": "mongodb", "sqlite": "sqlite", "hook": "sqlite"}
 
 
 def block(change: Change, name: str, version: str, times: dict[str, int]) -> dict[str, Any]:
-    """The whole block; `name` is the connector's."""
+    """Return the whole block; `name` is the connector's."""
     return {
         "version": version,
         "connector": name,

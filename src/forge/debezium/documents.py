@@ -1,7 +1,7 @@
-"""Documents of MongoDB in an envelope: texts of extended JSON, and back.
+"""Convert MongoDB documents in an envelope to texts of extended JSON, and back.
 
-A Change knows no types but its own, so a whole number is `$numberLong` only beyond 32 bits, and an ObjectId, a UUID or
-a time is the text that it is in the Change.
+A Change has only its own types, so a whole number is `$numberLong` only beyond 32 bits, and an ObjectId, a UUID or a
+time is the same text as in the Change.
 """
 
 import json
@@ -39,7 +39,7 @@ def decode(text: str | None) -> dict[str, Any] | None:
 
 
 def description(change: Change) -> dict[str, Any] | None:
-    """What an update set and removed, as far as the row before is known."""
+    """Return what an update set and removed, as far as the row before is known."""
     if change.op is not Op.UPDATE or change.before is None or change.after is None:
         return None
     removed = [name for name in change.before if name not in change.after]

@@ -1,4 +1,4 @@
-"""The envelope around the values: a Change in, the event out, and back."""
+"""The envelope around the values: encode a Change to an event, and decode it."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -21,19 +21,18 @@ _VERSION: Final = version("forge-changes")
 
 
 class Order(NamedTuple):
-    """The place of an event in its transaction, counted from 1: among all, and among those of its table."""
+    """The position of an event in its transaction, counted from 1: among all, and among those of its table."""
 
     total: int
     in_table: int
 
 
 def encode(change: Change, *, columns: Sequence[Column] | None = None, order: Order | None = None) -> bytes | None:
-    """The envelope; None for a change that is no row event: schema, invalidate, redact.
+    """Return the envelope; None for a change that is not a row event: schema, invalidate, redact.
 
-    So who reads envelopes alone does not hear of a redaction.
+    So a reader of envelopes alone does not learn of a redaction.
 
-    With `order`, and a transaction that is known, there is a `transaction` block. Raise EncodeError as `wire.encode`
-    does.
+    With `order`, and a known transaction, there is a `transaction` block. Raise EncodeError as `wire.encode` does.
     """
     op = _OPS.get(change.op)
     if op is None:
@@ -85,9 +84,9 @@ def _rows(change: Change, connector: str, columns: Sequence[Column] | None) -> d
 
 
 def decode(raw: bytes | str, columns: Sequence[Column] | None = None) -> Change:
-    """The change as far as the envelope carries it; raise DecodeError for what is no envelope.
+    """Return the change as far as the envelope carries it; raise DecodeError if it is not an envelope.
 
-    An event that Forge did not write has no key, no context, and an id made of its content.
+    An event that Forge did not write has no key, no context, and an id computed from its content.
     """
     try:
         envelope = _decoder.decode(raw)
@@ -168,7 +167,7 @@ _decoder: Final = msgspec.json.Decoder(_Envelope)
 
 
 def _foreign(envelope: _Envelope) -> _Forge:
-    """What Forge would have said of an event that a Debezium connector wrote."""
+    """Return Forge's fields for an event that a Debezium connector wrote."""
     source, transaction = envelope.source, envelope.transaction
     content = msgspec.json.encode([source, envelope.op, envelope.before, envelope.after])
     if source.txId is not None:

@@ -1,7 +1,7 @@
-"""Times as Debezium counts them: PostgreSQL's text in, numbers or ISO 8601 out, and back.
+"""Times as Debezium counts them: convert PostgreSQL's text to numbers or ISO 8601, and back.
 
-PostgreSQL's years run from 4713 BC to 294276, beyond what datetime knows, so days are counted here. What is no time
-(a mask, an infinity) comes out as it went in.
+PostgreSQL's years run from 4713 BC to 294276, beyond the range of datetime, so days are counted here. A value that is
+not a time (a mask, an infinity) is returned unchanged.
 """
 
 import re
@@ -25,7 +25,7 @@ _DURATION: Final = re.compile(
 
 
 def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 in the proleptic Gregorian calendar; the year 0 is 1 BC.
+    """Return days since 1970-01-01 in the proleptic Gregorian calendar; the year 0 is 1 BC.
 
     >>> _days(1970, 1, 1), _days(2000, 3, 1), _civil(_days(-4712, 2, 29))
     (0, 11017, (-4712, 2, 29))
@@ -46,7 +46,7 @@ def _civil(days: int) -> tuple[int, int, int]:
 
 
 def clock(value: Any) -> Any:
-    """Microseconds since midnight, or what is no time of day as it is."""
+    """Return microseconds since midnight; return a value that is not a time of day unchanged."""
     match = _CLOCK.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value
@@ -61,7 +61,7 @@ def read_clock(micros: int) -> str:
 
 
 def span(value: Any) -> Any:
-    """Microseconds of MySQL's TIME, which has a sign and up to 838 hours.
+    """Return the microseconds of MySQL's TIME, which has a sign and up to 838 hours.
 
     >>> span("-838:59:59.5"), read_span(span("-838:59:59.5")), read_span(span("12:00:00"))
     (-3020399500000, '-838:59:59.5', '12:00:00')
@@ -81,7 +81,7 @@ def read_span(micros: Any) -> Any:
 
 
 def moment(value: Any) -> Any:
-    """Microseconds since 1970, or what is no timestamp or date as it is."""
+    """Return microseconds since 1970; return a value that is not a timestamp or date unchanged."""
     match = _MOMENT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value
@@ -92,7 +92,7 @@ def moment(value: Any) -> Any:
 
 
 def read_date(days: int) -> tuple[str, str]:
-    """A date as PostgreSQL prints it, and what follows when it is before the year 1."""
+    """Return a date as PostgreSQL prints it, and its suffix if it is before the year 1."""
     year, month, day = _civil(days)
     era = " BC" if year <= 0 else ""
     return f"{1 - year if era else year:04}-{month:02}-{day:02}", era
@@ -143,7 +143,7 @@ def interval(value: Any) -> Any:
 
 
 def read_interval(micros: Any) -> Any:
-    """The duration in hours, minutes and seconds: months and days are not told apart in microseconds.
+    """Return the duration in hours, minutes and seconds: microseconds do not distinguish months and days.
 
     >>> read_interval(93_784_500_000), read_interval(-1), read_interval(0)
     ('PT26H3M4.5S', 'PT-0.000001S', 'PT0S')

@@ -111,8 +111,7 @@ def seal(connection: Connection, most: int = PAGE) -> int:
 
 
 def heads(connection: Connection) -> list[Head]:
-    """Return the newest head of every day with seals, oldest first. Keep them out of reach of this database's
-    writers."""
+    """Return the newest head of every day with seals, oldest first. Keep them where no writer of this database can."""
     with typed_errors():
         rows = connection.cursor(row_factory=tuple_row).execute(
             "SELECT DISTINCT ON (day) CASE WHEN isfinite(day) THEN day ELSE NULL END, id, encode(head, 'hex'),"

@@ -1,10 +1,10 @@
-"""The trigger log against the WAL: in come both feeds over the same transactions, out comes every difference.
+"""Compare the trigger log with the WAL. In: both feeds over the same transactions. Out: every difference.
 
-Two feeds that know nothing of each other saw the same writes. Where they disagree, one of them is wrong: a write that
-no trigger saw, a log that was tampered with, a value that is decoded in two ways.
+The two feeds see the same writes independently. If they disagree, one of them is wrong: a write that no trigger saw, a
+log that was tampered with, a value that is decoded in two ways.
 
-`window` decides which transactions and tables are compared and reads both feeds, `spool` keeps them on disk and brings
-them together row by row, `compare` says what differs.
+`window` selects the transactions and tables to compare and reads both feeds, `spool` keeps them on disk and joins them
+row by row, `compare` finds the differences.
 """
 
 from forge.capture.crosscheck.compare import Difference, Kind

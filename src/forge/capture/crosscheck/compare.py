@@ -1,4 +1,4 @@
-"""What two feeds say of one row in one transaction → how they differ. Nothing here needs a server.
+"""Compare two feeds' changes of one row in one transaction. Nothing here needs a server.
 
 A value that one side did not send agrees with any. A delete and an insert of one key agree with an update: a row that
 moves to another partition is the former in the WAL and the latter in the log.
@@ -22,19 +22,19 @@ from forge.change import UNAVAILABLE, Op, Row, same
 
 
 class Kind(StrEnum):
-    """How two feeds disagree."""
+    """The kinds of disagreement between two feeds."""
 
     MISSING_IN_LOG = "missing_in_log"
     """A write that no trigger saw, or whose entry is gone."""
     MISSING_IN_WAL = "missing_in_wal"
     DIFFERS = "differs"
-    """Both tell of it, with other values."""
+    """Both have the change, with different values."""
     ORDER = "order"
-    """Both tell of the same changes of a row, one after the other in another order."""
+    """Both have the same successive changes of a row, in a different order."""
 
 
 class Seen(NamedTuple):
-    """A change as one feed tells of it; `position` is where that feed has it."""
+    """A change as one feed reports it; `position` is its position in that feed."""
 
     op: Op
     before: Row | None
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A column that the feeds disagree on, in one of the two images."""
+    """A column on which the feeds disagree, in one of the two images."""
 
     column: str
     image: Literal["before", "after"]
@@ -52,7 +52,7 @@ class Value(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One disagreement. `position` is that of the feed which has the change, the WAL's where both have it."""
+    """One disagreement. `position` is that of the feed that has the change, the WAL's if both have it."""
 
     kind: Kind
     table: str
@@ -68,7 +68,7 @@ _IMAGES: Final[tuple[Literal["before", "after"], ...]] = ("before", "after")
 
 
 def values(log: Seen, wal: Seen) -> tuple[Value, ...]:
-    """The columns on which two changes disagree. A column that one side does not have is not compared."""
+    """Return the columns on which two changes disagree. A column that one side does not have is not compared."""
     found = []
     for image in _IMAGES:
         left: Row = getattr(log, image) or {}
@@ -85,7 +85,7 @@ def agree(log: Seen, wal: Seen) -> bool:
 
 
 def compare(log: Sequence[Seen], wal: Sequence[Seen]) -> list[Found]:
-    """Every difference between what two feeds say of one row in one transaction, each in its order."""
+    """Return every difference between two feeds' changes of one row in one transaction, each in its order."""
     if _alike(log, wal):
         return []
     joined, merged = _fused(log), _fused(wal)
@@ -119,7 +119,7 @@ def _alike(log: Sequence[Seen], wal: Sequence[Seen]) -> bool:
 
 
 def _middle(log: Sequence[Seen], wal: Sequence[Seen]) -> tuple[Sequence[Seen], Sequence[Seen]]:
-    """Both without what agrees at the beginning and at the end."""
+    """Return both without the changes that agree at the start and at the end."""
     most, start, end = min(len(log), len(wal)), 0, 0
     while start < most and agree(log[start], wal[start]):
         start += 1
@@ -129,7 +129,7 @@ def _middle(log: Sequence[Seen], wal: Sequence[Seen]) -> tuple[Sequence[Seen], S
 
 
 def _fused(changes: Sequence[Seen]) -> Sequence[Seen]:
-    """A delete and the insert that follows it as an update.
+    """Replace a delete and the insert that follows it by an update.
 
     >>> [seen.op.value for seen in _fused([Seen(Op.DELETE, {"a": 1}, None), Seen(Op.INSERT, None, {"a": 2})])]
     ['update']

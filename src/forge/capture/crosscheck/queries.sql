@@ -1,4 +1,5 @@
--- tables: Every table, and why it cannot be compared: NULL for one that can. Without a publication, as if all were published.
+-- tables: Every table, and why it cannot be compared: NULL for one that can. Without a publication, as if all were
+-- published.
 WITH relation AS (
     SELECT c.oid, n.nspname::text AS schema, c.relname::text AS name, c.relreplident AS identity, t.id AS tracked, forge.key_columns(c.oid) AS key
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -38,5 +39,5 @@ SELECT p.pubname::text FROM pg_publication p
 WHERE p.pubname ~ '^forge_crosscheck_[0-9]+$' AND pg_has_role(p.pubowner, 'USAGE')
   AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = substr(p.pubname, 18)::bigint);
 
--- snapshot: What this transaction sees.
+-- snapshot: The snapshot of this transaction.
 SELECT pg_current_snapshot()::text;

@@ -1,7 +1,8 @@
-"""Changes of two feeds in any order in; out come, transaction by transaction and row by row, what each said of it.
+"""Group the changes of two feeds by transaction and row. In: changes in any order. Out: the changes of each feed per
+group.
 
-They are kept in a temporary SQLite file that is gone when it is closed, or with the process. SQLite sorts it outside of
-memory, so what is held at a time is what one transaction did to one row.
+They are kept in a temporary SQLite file that is deleted when it is closed, or with the process. SQLite sorts it outside
+of memory, so memory holds only what one transaction did to one row.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from forge.errors import SourceError
 
 LOG, WAL = 0, 1
 WHOLE: Final = b""
-"""The key of what concerns a table as a whole; it sorts before all rows."""
+"""The key of a change of a table as a whole; it sorts before all rows."""
 _CACHE_KILOBYTES: Final = 16 * 1024
 _SQL: Final = """
     PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA temp_store = FILE; PRAGMA cache_size = -{};
@@ -27,7 +28,7 @@ _SQL: Final = """
 
 
 class Group(NamedTuple):
-    """What both feeds said of one row in one transaction; `place` is its table's."""
+    """The changes of both feeds to one row in one transaction; `place` is its table's."""
 
     transaction: int
     place: int
@@ -38,7 +39,7 @@ class Group(NamedTuple):
 
 
 class Spool:
-    """One file; `columns` has for each table the columns that tell rows without a key apart."""
+    """One file; `columns` has for each table the columns that distinguish rows without a key."""
 
     def __init__(self, columns: Sequence[Sequence[str]]) -> None:
         self._columns = columns
@@ -51,13 +52,13 @@ class Spool:
         self._file.close()
 
     def add(self, side: int, changes: Iterable[tuple[int, int, Change]]) -> None:
-        """Keep changes, each with its transaction and its table's place."""
+        """Store changes, each with its transaction and its table's place."""
         rows = ((xid, place, self._key(place, change), side, _packed(change)) for xid, place, change in changes)
         with self._typed():
             self._file.executemany("INSERT INTO seen VALUES (?, ?, ?, ?, ?)", rows)
 
     def groups(self) -> Iterator[Group]:
-        """Everything, in the order of transactions."""
+        """Yield all groups, in the order of transactions."""
         with self._typed():
             rows = self._file.execute("SELECT * FROM seen ORDER BY xid, place, key, side, rowid")
         for (xid, place, key), found in groupby(rows, key=lambda row: row[:3]):
@@ -70,7 +71,7 @@ class Spool:
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """The first failure is told, then and ever after: without a journal, a file that was full once is none."""
+        """Report the first failure in every later call too: without a journal, a file that was full is unusable."""
         try:
             if self._failure is not None:
                 raise self._failure

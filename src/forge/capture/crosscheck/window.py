@@ -1,15 +1,15 @@
-"""One window: which transactions and tables are compared, both feeds read over exactly those, and the report.
+"""One comparison window: select the transactions and tables, read both feeds over exactly those, and report.
 
-It begins with the snapshot that a temporary replication slot exports, and ends with one that the log's reader takes: of
-interest is each transaction which the first does not see and the second does. The WAL has those from the slot on, up to
-where it stood after the second snapshot; the log is asked for what lies between the two. So the window is exact while
-traffic goes on, and long transactions and prepared ones fall on the same side of it in both feeds.
+It begins with the snapshot that a temporary replication slot exports, and ends with one that the log's reader takes: it
+contains each transaction that the first does not see and the second does. The WAL has those from the slot on, up to its
+position after the second snapshot; the log is queried for what lies between the two. So the window is exact during
+traffic, and long transactions and prepared ones are on the same side of it in both feeds.
 
-A named slot exports no snapshot. Then the window begins with the first transaction that is given a number after it was
-opened, and what was running by then is left out of both. The slot is read and not acknowledged: its consumer misses
+A named slot exports no snapshot. Then the window begins with the first transaction number assigned after it was opened,
+and transactions running by then are left out of both. The slot is read and not acknowledged: its consumer misses
 nothing.
 
-What the WAL left out is not filled in from the log here: that would compare the log with itself.
+Values that the WAL left out are not filled in from the log here: that would compare the log with itself.
 """
 
 import asyncio
@@ -47,28 +47,28 @@ from forge.values import Column
 _sql: Final = query_file("forge.capture.crosscheck")
 
 MOST: Final = 1_000
-"""Differences that a report lists; all are counted."""
+"""Maximum number of differences that a report lists; all are counted."""
 BEAT: Final = 0.1
-"""Seconds after which a silent server is asked how far it is."""
+"""Seconds after which a silent server is asked for its position."""
 _ROWS: Final = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE)
 _log = logging.getLogger("forge.capture.crosscheck")
 
 
 class Report(msgspec.Struct):
-    """What a window found."""
+    """The result of a window."""
 
     transactions: int = 0
     changes: int = 0
-    """In the WAL, of the tables that are compared."""
+    """Number of changes in the WAL, in the compared tables."""
     logged: int = 0
     missing_in_log: int = 0
     missing_in_wal: int = 0
     differing: int = 0
     reordered: int = 0
     invalidated: int = 0
-    """Changes that the log tells of only by saying that their table must be read again; these are no differences."""
+    """Changes that the log reports only by an invalidation of their table; these are not differences."""
     differences: list[Difference] = []
-    """The first of them."""
+    """The first differences."""
     tables: tuple[str, ...] = ()
     left_out: Mapping[str, str] = {}
     """Tables that were not compared, and why."""
@@ -89,7 +89,7 @@ class Report(msgspec.Struct):
 
 
 class Scope(NamedTuple):
-    """The tables that are compared, by name, each with its place and the columns that both feeds have."""
+    """The compared tables, by name, each with its place and the columns that both feeds have."""
 
     places: Mapping[tuple[str, str], int]
     columns: Sequence[Sequence[str]]
@@ -101,7 +101,7 @@ class Scope(NamedTuple):
 
 
 class Window:
-    """Reads the WAL from the time it is opened; `close` ends it and compares. Made by `open_window`."""
+    """Reads the WAL from the time it is opened; `close` ends it and compares. Created by `open_window`."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Window:
         self.scope = scope
         self.since = since
         self.changes = 0
-        """How many the WAL had by now."""
+        """Number of changes read from the WAL so far."""
         self.quiet_since = asyncio.get_running_loop().time()
         self._control = control
         self._reader = reader
@@ -129,7 +129,7 @@ class Window:
         self._reading = asyncio.create_task(self._read_wal())
 
     async def during(self, seconds: float) -> None:
-        """Return when the time is over; raise what ends the reading before that."""
+        """Return when the time is over; raise the error that ends the reading before that."""
         done, _ = await asyncio.wait([self._reading], timeout=seconds)
         for task in done:
             task.result()
@@ -150,7 +150,7 @@ class Window:
 
     async def stop(self) -> None:
         self._reading.cancel()
-        with suppress(asyncio.CancelledError, psycopg.Error, ForgeError, OSError):  # told by `during`, or not wanted
+        with suppress(asyncio.CancelledError, psycopg.Error, ForgeError, OSError):  # raised by `during`, or not wanted
             await self._reading
 
     async def _read_wal(self) -> None:
@@ -185,7 +185,7 @@ class Window:
         last, whole = 0, (0, -1)
         for number, group in enumerate(self._spool.groups()):
             if not number % 1_000:
-                await asyncio.sleep(0)  # an interrupt is heard here
+                await asyncio.sleep(0)  # lets an interrupt through
             if not until.sees(group.transaction):
                 continue
             if group.transaction != last:
@@ -209,7 +209,7 @@ class Window:
 
 
 class _Visible:
-    """Changes of the log without their masked columns, whose values the WAL has as they are."""
+    """Changes of the log without their masked columns, whose values the WAL has unmasked."""
 
     def __init__(self) -> None:
         self._masked: dict[tuple[Column, ...], frozenset[str]] = {}
@@ -232,10 +232,10 @@ class _Visible:
 async def open_window(
     url: str, wanted: Filter | None = None, *, slot: str | None = None, publication: str | None = None
 ) -> AsyncIterator[Window]:
-    """A window over the tables that are wanted, open when this is entered.
+    """Open a window over the wanted tables; it is open when this is entered.
 
-    Without a slot's name one of its own is made, which ends with its connection; without a publication's, that of the
-    slot's name, or one of its own, which is dropped in the end.
+    Without a slot name it creates its own slot, which ends with its connection; without a publication name it uses the
+    slot's name, or creates its own publication, which is dropped in the end.
     """
     opened = False
     try:
@@ -324,7 +324,7 @@ async def _scope(control: AsyncConnection, wanted: Filter, publication: str | No
 
 
 async def _publish(stack: AsyncExitStack, control: AsyncConnection, name: str, scope: Scope, server: Server) -> None:
-    """A publication of the compared tables for as long as the window is open; those that were left behind go too."""
+    """Publish the compared tables while the window is open; drop publications left behind by earlier windows."""
     for (stale,) in await (await control.execute(_sql("stale"))).fetchall():
         await publications.drop(control, stale)
     try:
@@ -347,7 +347,7 @@ async def _publish(stack: AsyncExitStack, control: AsyncConnection, name: str, s
 
 
 async def _temporary(control: AsyncConnection, connection: ReplicationConnection, name: str) -> tuple[Snapshot, int]:
-    """Make a slot that ends with its connection; what it does not send, and where it begins."""
+    """Create a slot that ends with its connection; return the snapshot of what it does not send, and its start LSN."""
     async with slots.typed(name):
         [made] = await connection.command(f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT")
     async with control.transaction():
@@ -359,8 +359,8 @@ async def _temporary(control: AsyncConnection, connection: ReplicationConnection
 
 
 def exported(text: str) -> Snapshot:
-    """What a slot's snapshot sees. Its upper end stands behind the last commit that the slot came by when it was made,
-    and may be below the lower one, where only aborted transactions lie between the two.
+    """Return what a slot's snapshot sees. Its upper end is behind the last commit that the slot passed when it was
+    created, and may be below the lower one, if only aborted transactions lie between the two.
 
     >>> str(exported("798:790:")), str(exported("5:9:6,7"))
     ('798:798:', '5:9:6,7')

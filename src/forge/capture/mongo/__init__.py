@@ -1,6 +1,6 @@
 """MongoDB's change streams as a source, kind `mongo`: `mongodb://host/shop` or `mongodb://host/shop.orders`.
 
-PyMongo is imported when `MongoSource` is first asked for.
+PyMongo is imported at the first use of `MongoSource`.
 """
 
 from typing import TYPE_CHECKING, Any

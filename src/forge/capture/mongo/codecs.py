@@ -50,7 +50,7 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
 )
-"""How replies of the server are decoded."""
+"""Options for decoding the server's replies."""
 
 _JSON: Final = json_util.JSONOptions(
     json_mode=json_util.JSONMode.CANONICAL, uuid_representation=UuidRepresentation.STANDARD
@@ -59,12 +59,12 @@ _PLAIN: Final[frozenset[type]] = frozenset({str, int, float, bool, type(None)})
 
 
 def row(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document as a row."""
+    """Convert a document to a row."""
     return {name: value if type(value) in _PLAIN else form(value) for name, value in document.items()}
 
 
 def form(value: Any) -> Any:
-    """A value in the form that is stated above."""
+    """Convert a value to the form stated above."""
     make = _FORMS.get(type(value))
     return _extended(value) if make is None else make(value)
 

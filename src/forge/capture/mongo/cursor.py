@@ -1,9 +1,9 @@
-"""Where a reader of a change stream stands, as a type and as a text.
+"""Cursors of a change stream, as a type and as a text.
 
 `mongo1_{server}_{place}`, and inside a snapshot `+{progress}`. A place is `t` and a cluster time in hex, behind which
-the reader stands, or a resume token: its `_data`, or `b` and the whole token as BSON in base64url where it has more
-than that. The progress of a snapshot is the collection being read and the `_id` of its last row: all that sorts before
-is read, as of the place.
+the reader is, or a resume token: its `_data`, or `b` and the whole token as BSON in base64url if it has more than that.
+The progress of a snapshot is the collection being read and the `_id` of its last row: all that sorts before is read, as
+of the place.
 
 >>> cursor = Cursor.parse("mongo1_5e1f.9b2c_t6afa902a00000003")
 >>> cursor.place, cursor.progress
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
     @property
     def reached(self) -> Timestamp | None:
-        """The cluster time that it stands at, where that can be told.
+        """Return the cluster time of the place, if it is known.
 
         >>> Place(token={"_data": "826AFA902A000000032B0429296E1404"}).reached
         Timestamp(1794805802, 3)
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a snapshot is: the collection, and the `_id` of its last row; `last` is NOTHING before the first."""
+    """Progress of a snapshot: the collection, and the `_id` of its last row; `last` is NOTHING before the first."""
 
     collection: str
     last: Any
@@ -85,7 +85,7 @@ NOTHING: Final = _Nothing()
 
 
 class Cursor(NamedTuple):
-    """A place on a server, and how far the snapshot is that was begun there."""
+    """A place on a server, and the progress of the snapshot that was started there."""
 
     server: str
     place: Place
@@ -93,7 +93,7 @@ class Cursor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Cursor":
-        """Read a cursor; raise CursorInvalid for what is none, CursorForeign for one of another kind of source."""
+        """Parse a cursor; raise CursorInvalid for an invalid one, CursorForeign for one of another kind of source."""
         found = _FORM.fullmatch(text)
         if found is None:
             kind = re.match(r"([a-z]+)1_", text)
@@ -126,7 +126,7 @@ class Cursor(NamedTuple):
 
 
 def hexed(time: Timestamp) -> str:
-    """A cluster time as 16 hex digits, which sort as it does.
+    """Return a cluster time as 16 hex digits, which sort in the same order.
 
     >>> hexed(Timestamp(1794805802, 3))
     '6AFA902A00000003'
@@ -135,7 +135,7 @@ def hexed(time: Timestamp) -> str:
 
 
 def following(time: Timestamp) -> Timestamp:
-    """The next cluster time.
+    """Return the next cluster time.
 
     >>> following(Timestamp(7, 4294967295))
     Timestamp(8, 0)

@@ -1,7 +1,7 @@
-"""What an update did, applied to the document before it: in the row before and `updateDescription`, out the row after.
+"""Apply an update to the document before it. In: the row before and `updateDescription`. Out: the row after.
 
-Paths have dots and numbers, and which of these are names and which are steps is told by the document they are applied
-to. Where even that leaves a doubt (a field whose name has a dot), there is no answer.
+Paths have dots and numbers; the document decides which of these are names and which are steps. If that is ambiguous (a
+field whose name has a dot), there is no answer.
 
 >>> before = {"_id": 1, "a": [1, {"b": 2}, 3], "c": 4}
 >>> applied(before, {"updatedFields": {"a.1.b": 5}, "removedFields": ["c"],
@@ -21,11 +21,11 @@ from forge.capture.mongo.codecs import form
 
 
 class _Doubtful(Exception):
-    """A path that the document does not explain."""
+    """A path that is ambiguous in the document."""
 
 
 def applied(before: Mapping[str, Any], description: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row after an update, or None when it cannot be told; what did not change is shared with `before`."""
+    """Return the row after an update, or None if it is unknown; unchanged values are shared with `before`."""
     after = dict(before)
     try:
         for cut in description.get("truncatedArrays") or ():
@@ -40,7 +40,7 @@ def applied(before: Mapping[str, Any], description: Mapping[str, Any]) -> dict[s
 
 
 def touched(description: Mapping[str, Any]) -> set[str]:
-    """The top-level fields that an update changed.
+    """Return the top-level fields that an update changed.
 
     >>> sorted(touched({"updatedFields": {"a.1.b": 5, "x": 1}, "removedFields": ["c"]}))
     ['a', 'c', 'x']
@@ -54,7 +54,7 @@ def touched(description: Mapping[str, Any]) -> set[str]:
 
 
 def _at(place: Any, steps: Sequence[str], act: Callable[[Any, Any], None]) -> None:
-    """Act on the last step of a path; every container on the way there becomes a copy."""
+    """Act on the last step of a path; copy every container on the way."""
     first = _step(place, steps)
     if len(steps) == 1:
         act(place, first)

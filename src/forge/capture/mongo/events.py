@@ -1,20 +1,20 @@
-"""Events of a change stream as changes: events in, the changes that they say out.
+"""Convert events of a change stream into changes.
 
-insert, update, replace and delete are changes of a row. A collection that is dropped has lost its rows: `truncate`. One
-that is renamed has too, and what its new name holds now cannot be said row by row: `truncate` and `invalidate`. The
-others (`dropDatabase`, which comes behind the drop of each collection, and `invalidate`, which ends a stream that the
-source opens again) say nothing of rows.
+insert, update, replace and delete are changes of a row. A dropped collection has lost its rows: `truncate`. So has a
+renamed one, and the rows under its new name are not known one by one: `truncate` and `invalidate`. The others
+(`dropDatabase`, which follows the drop of each collection, and `invalidate`, which ends a stream that the source opens
+again) do not concern rows.
 
-What the images of an update and a delete hold:
+Images of an update and a delete:
 
-- With a pre-image, `before` is it, and `after` is what the update made of it: both are exact.
+- With a pre-image, `before` is it, and `after` is the result of the update: both are exact.
 - Without one, `after` is the document as it was looked up, which may be newer than the event, and `before` is the same
-  with UNAVAILABLE for what the update touched. A document that was gone when it was looked up leaves only its `_id`
-  and what the update set; a field that is not in the image then is unknown.
+  with UNAVAILABLE for what the update touched. If the document was gone at lookup, only its `_id` and what the update
+  set are known; a field that is not in the image then is unknown.
 - The `before` of a replacement without a pre-image has UNAVAILABLE for each field of `after`, that of a delete only
   the `_id`.
 
-A change's id is made of the event's cluster time and its resume token, so it is the same each time it is read.
+A change's id consists of the event's cluster time and its resume token, so it is the same each time it is read.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ Event = Mapping[str, Any]
 
 
 class Fragments:
-    """Puts events together that a server has split because they were too large.
+    """Joins events that a server has split because they were too large.
 
     >>> fragments = Fragments()
     >>> fragments.joined([{"_id": {"_data": "8201" "2904"}, "splitEvent": {"fragment": 1, "of": 2}, "a": 1}])
@@ -50,15 +50,15 @@ class Fragments:
     def __init__(self) -> None:
         self._parts: dict[str, Any] = {}
         self.behind: Mapping[str, Any] | None = None
-        """The token behind the last event that is whole."""
+        """The token behind the last complete event."""
 
     @property
     def waiting(self) -> bool:
-        """Whether an event has begun and has not ended."""
+        """Tell whether an event has started and has not ended."""
         return bool(self._parts)
 
     def joined(self, batch: Sequence[Event]) -> Sequence[Event]:
-        """The events of a reply that are whole by now."""
+        """Return the complete events of a reply."""
         if not self._parts and not any("splitEvent" in event for event in batch):
             if batch:
                 self.behind = batch[-1]["_id"]
@@ -87,7 +87,7 @@ class Fragments:
 
 
 def _unsplit(token: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The token that the event would have if it had not been split: a first fragment adds a zero before the end."""
+    """Return the token that the event would have without the split: a first fragment adds a zero before the end."""
     data = token.get("_data")
     if isinstance(data, str) and data.endswith("2904"):
         return {**token, "_data": f"{data[:-4]}04"}
@@ -95,14 +95,14 @@ def _unsplit(token: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Events:
-    """Makes changes of the events of one database."""
+    """Converts the events of one database into changes."""
 
     def __init__(self, name: str, database: str) -> None:
         self._name = name
         self._database = database
 
     def changes(self, events: Iterable[Event]) -> list[Change]:
-        """What events say; nothing, for one that is not about rows."""
+        """Return the changes of events; none for an event that does not concern rows."""
         made: list[Change] = []
         for event in events:
             found = _ROWS.get(event["operationType"])
@@ -133,7 +133,7 @@ class Events:
         return []
 
     def read(self, collection: str, document: Mapping[str, Any], time: Timestamp) -> Change:
-        """A document of a snapshot that was taken at a cluster time."""
+        """Convert a document of a snapshot that was taken at a cluster time."""
         identity = document["_id"]
         mark = blake2b(collection.encode() + bson.encode({"": identity}, codec_options=CODEC), digest_size=8)
         digits = hexed(time)
@@ -154,7 +154,7 @@ class Events:
         return Change(mark + end, op, place["db"], place["coll"], source, at)
 
     def _where(self, event: Event) -> tuple[datetime, str, Source]:
-        """When, under which id, and at which position: the token, which sorts as events do and begins with its time."""
+        """Return time, id and position: the token, which sorts as events do and begins with its time."""
         data = event["_id"].get("_data")
         if type(data) is str and data[:2] == "82":
             digits, position = data[2:18], data[2:]
@@ -203,7 +203,7 @@ def _updated(event: Event) -> _Images:
 
 
 def _set_whole(description: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of the fields that an update touched: those that it set, and the others UNAVAILABLE."""
+    """Return what is known of the fields that an update touched: those that it set, and the others UNAVAILABLE."""
     removed = {path for path in description.get("removedFields", ()) if "." not in path}
     fields: dict[str, Any] = dict.fromkeys(sorted(touched(description) - removed), UNAVAILABLE)
     return fields | row(

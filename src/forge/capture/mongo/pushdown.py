@@ -1,12 +1,12 @@
-"""A filter as stages of an aggregation: what of it the server decides, so that what nobody wants is never sent.
+"""Translate a filter to aggregation stages, so that the server does not send unwanted events.
 
-The stages let through at least what the filter keeps; Forge applies the filter itself to what arrives. So a part that
-cannot be said here is let through, and only costs its way. A condition on rows is said with `$expr`, by the type that
-a field has, because that is how Forge decides it: a number is compared with numbers, what is missing, NaN or of another
-type is undecided and passes, null does not.
+The stages pass at least what the filter keeps; Forge applies the filter itself to what arrives. So a part that cannot
+be expressed here is passed, and only costs traffic. A condition on rows is expressed with `$expr`, by the type of a
+field, as Forge decides it: a number is compared with numbers; a value that is missing, NaN or of another type is
+undecided and passes; null does not.
 
-An update passes when the document looked up may satisfy the condition, when its pre-image may, or when it touched a
-field of the condition.
+An update passes if the document looked up may satisfy the condition, if its pre-image may, or if it touched a field of
+the condition.
 
 >>> tables("shop", Filter(tables=("orders", "shop.line*")))  # doctest: +ELLIPSIS
 {'$or': [{'ns.coll': {'$in': ['orders']}}, {'ns.coll': {'$regex': '^line.*$', '$options': 's'}}, ...]}
@@ -29,10 +29,10 @@ from forge.conditions.tree import All, Compare, Condition, Constant, IsNull, Not
 from forge.conditions.tree import Any as Some
 
 Expression = Mapping[str, Any] | bool
-"""An aggregation expression; True where nothing can be said."""
+"""An aggregation expression; True if nothing can be expressed."""
 
 ALWAYS: Final = ("invalidate", "dropDatabase")
-"""Events that speak of the stream itself."""
+"""Events about the stream itself."""
 
 _TYPES: Final[dict[Op, tuple[str, ...]]] = {
     Op.INSERT: ("insert",),
@@ -47,7 +47,7 @@ _NEGATED: Final = {"$eq": "$ne", "$ne": "$eq", "$lt": "$gte", "$gte": "$lt", "$g
 
 
 def stages(database: str, filter: Filter) -> list[dict[str, Any]]:
-    """What follows `$changeStream`."""
+    """Return the stages after `$changeStream`."""
     wanted: list[Mapping[str, Any]] = []
     if filter.tables:
         found = tables(database, filter)
@@ -64,7 +64,7 @@ def stages(database: str, filter: Filter) -> list[dict[str, Any]]:
 
 
 def in_feed(filter: Filter) -> tuple[Part, ...]:
-    """The parts of a filter that the stages decide.
+    """Return the parts of a filter that the stages decide.
 
     >>> in_feed(Filter(tables=("orders",), columns=("total",), where="total > 10"))
     ('tables', 'rows')
@@ -76,7 +76,7 @@ def in_feed(filter: Filter) -> tuple[Part, ...]:
 
 
 def tables(database: str, filter: Filter) -> dict[str, list[dict[str, Any]]]:
-    """A query for the collections that are wanted, on `ns.coll`."""
+    """Return a query for the wanted collections, on `ns.coll`."""
     names: list[str] = []
     patterns: list[str] = []
     for pattern in dict.fromkeys(filter.tables):
@@ -92,7 +92,7 @@ def tables(database: str, filter: Filter) -> dict[str, list[dict[str, Any]]]:
 
 
 def _rests(pattern: str, head: str) -> list[str]:
-    """What of a pattern is left to match behind a head that it has matched, in every way that it can.
+    """Return every possible rest of a pattern after it has matched a prefix.
 
     >>> _rests("sh*.o*", "shop."), _rests("orders", "shop.")
     (['*.o*', '.o*', 'o*'], [])
@@ -111,7 +111,7 @@ def _rests(pattern: str, head: str) -> list[str]:
 
 
 def _skips(pattern: str, states: set[int]) -> set[int]:
-    """The states of a pattern, with those behind each `*` that stands for nothing."""
+    """Return the states of a pattern, including those behind each `*` that matches nothing."""
     found = set(states)
     for at in states:
         while at < len(pattern) and pattern[at] == "*":
@@ -121,7 +121,7 @@ def _skips(pattern: str, states: set[int]) -> set[int]:
 
 
 def condition(sql: str, prefix: str) -> tuple[Expression, list[str]]:
-    """An expression that holds for every document under `prefix` that may satisfy the condition, and its fields."""
+    """Return an expression that holds for every document at `prefix` that may satisfy the condition, and its fields."""
     parsed = parse(sql)
     fields = sorted({path.names[-1] for path in columns(parsed)})
     return _may(parsed, f"${prefix}." if prefix else "$", negated=False), fields
@@ -149,7 +149,7 @@ def _rows(sql: str) -> Expression:
 
 
 def _touches(fields: Sequence[str]) -> Mapping[str, Any]:
-    """Whether an update changed one of the fields, or something inside of one."""
+    """Test whether an update changed one of the fields, or something inside of one."""
     updated = {"$objectToArray": {"$ifNull": ["$updateDescription.updatedFields", {}]}}
     paths = {
         "$concatArrays": [
@@ -163,7 +163,7 @@ def _touches(fields: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _may(condition: Condition, prefix: str, *, negated: bool) -> Expression:
-    """Whether a part of a condition (or its negation) may be true."""
+    """Test whether a part of a condition (or its negation) may be true."""
     match condition:
         case Not():
             return _may(condition.condition, prefix, negated=not negated)
@@ -189,7 +189,7 @@ def _all(parts: Sequence[Expression]) -> Expression:
 
 
 def _field(column: str, prefix: str) -> str | None:
-    """The path of a column, where it is a name that a path can have."""
+    """Return the path of a column, if its name can be part of a path."""
     name = column.names[-1] if isinstance(column, Path) else column
     return prefix + name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else None
 
@@ -202,7 +202,7 @@ def _is_null(field: str | None, *, negated: bool) -> Expression:
 
 
 def _compared(field: str | None, operator: str, constant: object) -> Expression:
-    """A field against a constant: as the field's type wants it, undecided for a type that the constant has not."""
+    """Compare a field with a constant by the field's type; undecided for a type that the constant does not have."""
     if field is None:
         return True
     kind = {"$type": field}
@@ -229,7 +229,7 @@ def _by_type(kind: Mapping[str, Any], tests: Mapping[str, Any]) -> Expression:
 
 
 def _numbers(value: int | Decimal) -> list[Any]:
-    """A number as the server knows it: exactly, and as the double that is nearest."""
+    """Return a number in the server's forms: exact, and as the nearest double."""
     value = Decimal(value)
     if value == value.to_integral_value() and abs(value) < 2**63:
         return [int(value)]

@@ -1,10 +1,10 @@
-"""The server behind a source: commands to one and the same node, what it can do, and what its refusals mean.
+"""The server behind a source: commands to one node, its capabilities, and the meaning of its errors.
 
-Cursors live on the node that made them, so all commands of a client go to one node as long as it is there: the primary,
-or a node that the URL's `readPreference` allows, or one of several mongos.
+Cursors live on the node that created them, so all commands of a client go to one node as long as it is there: the
+primary, or a node that the URL's `readPreference` allows, or one of several mongos.
 
 A command that is not answered within `patience` counts as a lost connection, half-open ones too. A server that scans a
-long oplog is silent for long, so each time in a row that this happens the patience is doubled; a reply restores it.
+long oplog is silent for long, so each consecutive timeout doubles the patience; a reply resets it.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ _DENIED: Final = frozenset({13, 18, 31, 33, 8000})
 _NO_SUCH_COMMAND: Final = 59
 STANDALONE, HISTORY_LOST, FATAL, TOO_LARGE = 40573, 286, 280, (10334, 17419, 17420, 16493)
 TOO_OLD: Final = frozenset({239, 246})
-"""SnapshotTooOld and SnapshotUnavailable: the server cannot read as of that time any more."""
+"""SnapshotTooOld and SnapshotUnavailable: the server cannot read as of that time."""
 
 
 class Address:
-    """What a URL names.
+    """The parts of a URL.
 
     >>> address = Address("mongodb://forge:secret@a.example,b.example:27018/shop.orders?replicaSet=rs0")
     >>> address.name, address.database, address.collection
@@ -94,7 +94,7 @@ class Server:
         self.sharded = False
 
     async def check(self) -> None:
-        """Learn who it is; raise SourceError when it cannot be followed."""
+        """Identify the server; raise SourceError if it cannot be followed."""
         try:
             async with asyncio.timeout(2 * self._patience):
                 hello = await self._client.admin.command("hello", read_preference=ReadPreference.PRIMARY_PREFERRED)
@@ -114,11 +114,11 @@ class Server:
             ) from None
 
     def new_session(self) -> AsyncClientSession:
-        """A session: a cursor is read only in the one that it was opened in."""
+        """Start a session: a cursor is read only in the session that opened it."""
         return self._client.start_session(causal_consistency=False)
 
     async def command(self, command: dict[str, Any], session: AsyncClientSession) -> dict[str, Any]:
-        """The reply to a command on the database, or the error, soon enough."""
+        """Return the reply to a command on the database, or raise in time."""
         try:
             async with asyncio.timeout(self._limit):
                 reply = await self._database.command(
@@ -131,14 +131,14 @@ class Server:
         return reply
 
     async def now(self) -> Timestamp:
-        """The cluster time of the newest write that the primary has made."""
+        """Return the cluster time of the newest write of the primary."""
         async with asyncio.timeout(self._limit):
             reply = await self._client.admin.command("hello", read_preference=ReadPreference.PRIMARY)
-        time: Timestamp | None = reply.get("operationTime")  # not told to users without any role
+        time: Timestamp | None = reply.get("operationTime")  # hidden from users without any role
         return reply["lastWrite"]["opTime"]["ts"] if time is None else time
 
     async def collections(self) -> list[Mapping[str, Any]]:
-        """The collections that a change stream sees, by name, with their options."""
+        """Return the collections that a change stream sees, by name, with their options."""
         async with asyncio.timeout(self._limit):
             found = await self._database.list_collections(filter={"type": "collection"})
             listed = await found.to_list()
@@ -147,7 +147,7 @@ class Server:
         )
 
     async def oplog(self) -> tuple[Timestamp, Timestamp] | None:
-        """The oldest and the newest entry of the oplog, for who may read it."""
+        """Return the oldest and the newest entry of the oplog, if this user may read it."""
         if self.sharded:
             return None
         entries = self._client.local.get_collection("oplog.rs", read_preference=self._preference)
@@ -165,7 +165,7 @@ class Server:
         await self._client.close()
 
     def refusal(self, error: PyMongoError) -> ForgeError | None:
-        """An error that no second try will heal, as one of Forge's; None for one that passes."""
+        """Return Forge's error for one that no retry fixes; None for a transient one."""
         name, told = self._address.name, _line(error)
         if isinstance(error, ConfigurationError):
             return SourceError(f"{name} cannot be used: {told}", fix="check the options of the URL")
@@ -196,7 +196,7 @@ class Server:
         return SourceError(f"{name} refuses to be followed: {told}", fix="see the server's message")
 
     async def _identify(self, hello: Mapping[str, Any]) -> str:
-        """A word for the replica set, one for what is watched, and the set's own id where this user may read it."""
+        """Return an id of the replica set, one of what is watched, and the set's own id if this user may read it."""
         words = [_word(str(hello.get("setName", "mongos"))), _word(self._address.name.rpartition("/")[2])]
         try:
             if self.sharded:
@@ -229,7 +229,7 @@ class Server:
         return SourceError(f"{self._address.name} cannot be reached: {why}", fix=_FIX_REACH)
 
     def _same_node(self, servers: Sequence[ServerDescription]) -> list[ServerDescription]:
-        """Of the nodes that would do, the one that was chosen before, else the nearest."""
+        """Return the previously chosen node if it is suitable, else the nearest suitable one."""
         if len(servers) < 2:
             return list(servers)
         for server in servers:
@@ -244,7 +244,7 @@ _FIX_REACH: Final = "check host, port, replicaSet and TLS of the URL, and that t
 
 
 def _client(address: Address, patience: float, selector: Any) -> AsyncMongoClient[dict[str, Any]]:
-    """A client; the URL's own timeouts win, and an option that PyMongo would only warn of is an error."""
+    """Create a client; the URL's own timeouts win, and an option that PyMongo would only warn about is an error."""
     timeouts: dict[str, Any] = {
         "serverSelectionTimeoutMS": int(patience * 1000),
         "connectTimeoutMS": int(patience * 1000),
@@ -267,7 +267,7 @@ def _client(address: Address, patience: float, selector: Any) -> AsyncMongoClien
 
 
 def foreign(cursor: str, own: str) -> bool:
-    """Whether two identities are of different servers, as far as can be told: either may lack the last word.
+    """Tell whether two identities are known to be of different servers: either may lack the last part.
 
     >>> foreign("1f.2e", "1f.2e.65f0"), foreign("1f.2e.65f0", "1f.2e.77aa"), foreign("1f.2e", "1f.3d")
     (False, True, True)
@@ -280,6 +280,6 @@ def _word(text: str) -> str:
 
 
 def _line(error: BaseException | object) -> str:
-    """An error of PyMongo in one line, without the reply that it appends."""
+    """Return an error of PyMongo in one line, without the reply that it appends."""
     text = " ".join(str(error).split()).partition(", full error:")[0]
     return text[:200] or type(error).__name__

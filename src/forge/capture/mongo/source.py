@@ -1,15 +1,14 @@
-"""A MongoDB database, or one collection of it, as a source: a URL and a filter in, batches out.
+"""A MongoDB database, or one collection of it, as a source. In: a URL and a filter. Out: batches.
 
-A batch is what one reply of the server holds. Its cursor is the reply's resume token, which also moves on when nothing
-that is wanted happens, so that a quiet collection does not fall out of the oplog. The stream is opened with
-`startAfter`, which goes on behind every event, also behind the `invalidate` that ends a stream whose collection or
-database was dropped.
+A batch is one reply of the server. Its cursor is the reply's resume token, which also advances when no wanted event
+happens, so that a quiet collection does not fall out of the oplog. The stream is opened with `startAfter`, which
+continues behind every event, even behind the `invalidate` that ends a stream whose collection or database was dropped.
 
 A snapshot reads one collection after the other by `_id`, as of one cluster time T (read concern `snapshot`), and the
-stream goes on behind T: no gap and no overlap. A server keeps what it needs to read as of T for five minutes
-(`minSnapshotHistoryWindowInSeconds`). When T is too old, or when a collection was made or indexed since, the snapshot
-goes on as of a newer time: first come the changes between the two of what was read already, then the rest, read as of
-the newer time. So a snapshot may take as long as the oplog reaches back, and may be resumed as long.
+stream continues behind T: no gap and no overlap. A server can read as of T for five minutes
+(`minSnapshotHistoryWindowInSeconds`). If T is too old, or if a collection was created or indexed since, the snapshot
+continues as of a newer time: first come the changes in between of what was already read, then the rest, read as of the
+newer time. So a snapshot may take as long as the oplog reaches back, and may be resumed for that long.
 """
 
 import asyncio
@@ -48,7 +47,7 @@ CAPABILITIES: Final = Capabilities(
     filters=("tables", "operations", "rows"),
 )
 PAUSES: Final = (0.1, 10.0)
-"""The first and the longest pause before connecting again, in seconds."""
+"""The first and the longest pause before reconnecting, in seconds."""
 MOST_TRIES: Final = 5
 """How often in a row a snapshot moves to a newer time without reading anything."""
 DOCUMENTS: Final = ("updateLookup", "whenAvailable", "required", "default")
@@ -59,10 +58,10 @@ _LOG = logging.getLogger("forge.capture.mongo")
 class MongoSource:
     """Follows a database by its change streams.
 
-    `full_document` (also an option of the URL, `fullDocument`) is how the document of an update is had: `updateLookup`
-    is read when the event is, so it may be newer; `whenAvailable` is the exact post-image of collections that record
-    it. `batch_size` bounds the events of a batch, `wait` the seconds that the server waits for a first one, `patience`
-    those that it may be silent.
+    `full_document` (also an option of the URL, `fullDocument`) selects the document of an update: `updateLookup` is
+    read together with the event, so it may be newer; `whenAvailable` is the exact post-image of collections that record
+    it. `batch_size` limits the events of a batch, `wait` the seconds that the server waits for a first one, `patience`
+    the seconds that it may be silent.
     """
 
     kind = KIND
@@ -94,7 +93,7 @@ class MongoSource:
 
     @property
     def name(self) -> str:
-        """Hosts and database, without secrets."""
+        """Return hosts and database, without secrets."""
         return self._address.name
 
     async def __aenter__(self) -> Self:
@@ -106,17 +105,17 @@ class MongoSource:
             await server.close()
 
     async def now(self) -> str:
-        """The cursor behind the newest write of the primary."""
+        """Return the cursor behind the newest write of the primary."""
         server = await self._connected()
         with _typed(server):
             return str(Cursor(server.identity, Place(time=await server.now())))
 
     async def ack(self, cursor: str) -> None:
-        """Nothing to do: the oplog keeps what it can, whoever has read it."""
+        """Do nothing: the oplog keeps what it can, read or not."""
         Cursor.parse(cursor)
 
     async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """The changes behind the cursor, or from now on."""
+        """Yield the changes behind the cursor, or from now on."""
         server = await self._connected()
         cursor = Cursor.parse(after if after is not None else await self.now())
         self._own(cursor, server)
@@ -133,7 +132,7 @@ class MongoSource:
                     yield Batch(changes, str(Cursor(server.identity, place)))
 
     async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """The documents that are there, by collection and `_id`; see the module's docstring for what holds."""
+        """Yield the existing documents, by collection and `_id`; see the module's docstring for the guarantees."""
         server = await self._connected()
         if server.version < (5, 0):
             raise SourceError(
@@ -155,7 +154,7 @@ class MongoSource:
                 yield batch
 
     async def status(self) -> Status:
-        """How it stands; `details` has the server's version and how far back the oplog reaches."""
+        """Return the status; `details` has the server's version and how far back the oplog reaches."""
         server = await self._connected()
         with _typed(server):
             position = await self.now()
@@ -199,7 +198,7 @@ class MongoSource:
     # -- in pieces -------------------------------------------------------------------------------------
 
     async def _connected(self) -> Server:
-        async with self._connecting:  # its status may be asked while a stream begins
+        async with self._connecting:  # the status may be requested while a stream starts
             if self._server is None:
                 server = Server(self._address, patience=self._patience)
                 try:
@@ -218,7 +217,7 @@ class MongoSource:
             )
 
     async def _await_time(self, server: Server, place: Place) -> None:
-        """A server never falls behind a cursor that it gave for long: one that stays behind has lost its past."""
+        """Wait for the place's time: a server that stays behind a cursor it issued has lost its past."""
         wanted = place.reached
         deadline = asyncio.get_running_loop().time() + self._patience
         with _typed(server):
@@ -245,7 +244,7 @@ class MongoSource:
     async def _follow(
         self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]
     ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], Place]]:
-        """Events, perhaps none, and the place behind them, for ever, whatever happens to connections and nodes."""
+        """Yield events, perhaps none, and the place behind them, without end, across lost connections and nodes."""
         backoff = Backoff(*PAUSES)
         given = place
         while True:
@@ -268,7 +267,7 @@ class MongoSource:
     async def _replies(
         self, server: Server, place: Place, stages: Sequence[Mapping[str, Any]]
     ) -> AsyncGenerator[tuple[Sequence[Mapping[str, Any]], Place]]:
-        """The replies of one cursor of the server, until it ends; the next one is asked for while one is handled."""
+        """Yield the replies of one server cursor until it ends; request the next one while one is handled."""
         fragments = Fragments()
         async with server.new_session() as session:
             cursor = (await server.command(self._opening(server, place, stages), session))["cursor"]
@@ -324,7 +323,7 @@ class MongoSource:
     async def _about_token(
         self, server: Server, refusal: ForgeError, given: Place, place: Place, stages: Sequence[Mapping[str, Any]]
     ) -> ForgeError:
-        """A refusal that only the cursor's token is to blame for, because without it the stream opens, says so."""
+        """Return the error to raise: if the stream opens without the cursor's token, only the token is to blame."""
         if type(refusal) is not SourceError or given.token is None or place != given:
             return refusal
         try:
@@ -337,7 +336,7 @@ class MongoSource:
 
 
 class _Snapshot:
-    """One snapshot being read: where it stands, and what moves it on."""
+    """One snapshot being read: its position, and the steps that advance it."""
 
     def __init__(self, source: MongoSource, server: Server, cursor: Cursor) -> None:
         assert cursor.progress is not None
@@ -384,7 +383,7 @@ class _Snapshot:
         await asyncio.sleep(self._backoff.next())
 
     async def _rest(self) -> AsyncGenerator[Batch]:
-        """What is not read yet, as of the snapshot's time."""
+        """Yield what is not read yet, as of the snapshot's time."""
         listing = [each for each in await self._server.collections() if self._source._wants(each["name"])]
         for listed in listing:
             if listed.get("options", {}).get("capped"):
@@ -411,7 +410,7 @@ class _Snapshot:
         return Batch(kept, str(Cursor(self._server.identity, self._place, self._progress)))
 
     async def _documents(self, name: str) -> AsyncGenerator[list[dict[str, Any]]]:
-        """The documents of a collection behind the last one that was read, in pages, by `_id`."""
+        """Yield the documents of a collection behind the last one that was read, in pages, by `_id`."""
         last = self._progress.last
         find: dict[str, Any] = {
             "find": name,
@@ -445,7 +444,7 @@ class _Snapshot:
                     await _forget(self._server, session, name, cursor["id"])
 
     async def _catch_up(self) -> AsyncGenerator[Batch]:
-        """The changes of what was read already, from the snapshot's time up to a newer one, which is its time then."""
+        """Yield the changes of what was already read, up to a newer time, which becomes the snapshot's time."""
         with _typed(self._server):
             target = await self._server.now()
             listing = await self._server.collections()
@@ -475,7 +474,7 @@ class _Snapshot:
 
 @contextmanager
 def _typed(server: Server) -> Iterator[None]:
-    """Errors of one question to the server as Forge's."""
+    """Convert the errors of one request to the server into Forge's."""
     try:
         yield
     except LOST as error:
@@ -486,7 +485,7 @@ def _typed(server: Server) -> Iterator[None]:
 
 
 def _read_already(collection: str, last: Any) -> dict[str, Any]:
-    """A stage for the events of what a snapshot has read: collections before this one, and of this one up to `last`."""
+    """Return a stage for the events of what a snapshot has read: earlier collections, and this one up to `last`."""
     done = [{"$lt": ["$ns.coll", {"$literal": collection}]}, {"$lt": ["$to.coll", {"$literal": collection}]}]
     done[1] = {"$and": [{"$eq": [{"$type": "$to.coll"}, "string"]}, done[1]]}
     if last is not NOTHING:
@@ -500,6 +499,6 @@ def _splits(server: Server) -> bool:
 
 
 async def _forget(server: Server, session: AsyncClientSession, collection: str, cursor: int) -> None:
-    """Let the server free a cursor; if it cannot be told, the cursor ends with its session."""
+    """Let the server free a cursor; if it cannot be reached, the cursor ends with its session."""
     with suppress(PyMongoError, *LOST):
         await server.command({"killCursors": collection, "cursors": [cursor]}, session)

@@ -1,8 +1,8 @@
-"""MySQL and MariaDB: the binary log as changes, and the tables as they are before that.
+"""MySQL and MariaDB as a source: a snapshot of the tables, then the binary log as changes.
 
 In: the URL of a server with `log_bin`, `binlog_format=ROW` and `binlog_row_image=FULL`. Out: a source
-(`forge.capture.source`) whose cursors are places in that log. A value has the same form whether a snapshot or the log
-told it, and none depends on a session's settings:
+(`forge.capture.source`) whose cursors are places in that log. A value has the same form from a snapshot and from the
+log, and none depends on a session's settings:
 
 ==================================  ==========================================================================
 MySQL, MariaDB                      in a Change
@@ -26,9 +26,9 @@ geometry                            bytes: four of the SRID, then WKB
 uuid, inet4, inet6                  str
 ==================================  ==========================================================================
 
-The modules, from the socket up: `address` connects, `feed` brings raw events, `tables` reads the maps of tables and
+The modules, from the socket up: `address` connects, `feed` reads raw events, `tables` reads the maps of tables and
 `rows` their rows, `changes` is the state machine over events, `tail` the thread that runs it, `snapshot` reads tables,
-`source` is the whole. `catalog` and `view` ask the server, `settings` judges what it says.
+`source` combines them. `catalog` and `view` query the server, `settings` checks it.
 """
 
 from forge.capture.mysql.comments import comment

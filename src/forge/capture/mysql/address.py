@@ -1,8 +1,8 @@
-"""From a URL to connections: whom to ask, as whom, and what a refusal means.
+"""Parse a URL, connect to its server, and explain refusals.
 
 `mysql://user:password@host:3306/shop` follows the database `shop`; without a database, all that are not the server's
 own. Options: `ssl=yes` (encrypted, or refused), `ssl=no`, `ssl_ca=FILE` (encrypted and verified), `socket=PATH`,
-`failover=yes` (see `MysqlSource`), `server_id=N`. Without `ssl` it is encrypted where the server can, and not verified.
+`failover=yes` (see `MysqlSource`), `server_id=N`. Without `ssl` it is encrypted if the server can, and not verified.
 
 >>> address = Address.parse("mysql://forge:s%40cret@db.example/shop?failover=yes")
 >>> address.name, address.password, address.failover
@@ -34,7 +34,7 @@ _UNREACHABLE = {2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 1129, 1152
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the server is and who asks."""
+    """The address of the server and the credentials."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Read a URL; raise ConfigError for what is not one."""
+        """Parse a URL; raise ConfigError for an invalid one."""
         fix = "mysql://user:password@host:3306/database, or mariadb://…"
         try:
             parts = urlsplit(url)
@@ -79,16 +79,17 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The server and the database, without secrets."""
+        """Return the server and the database, without secrets."""
         place = self.socket or f"{self.host}:{self.port}"
         return f"{place}/{self.database}" if self.database else place
 
     def connect(
         self, timeout: float, held: list[sockets.socket] | None = None, *, patience: float | None = None
     ) -> Connection:
-        """A connection whose every read and write ends within `patience`, or else `timeout`; or SourceError.
+        """Return a connection whose every read and write ends within `patience`, or else `timeout`; or raise
+        SourceError.
 
-        Texts come as UTF-8, times in UTC. Its socket is put into `held` first, so that another thread can end it.
+        Texts come as UTF-8, times in UTC. Its socket is put into `held` first, so that another thread can close it.
         """
         try:
             import pymysql  # type: ignore[import-untyped]
@@ -144,7 +145,7 @@ class Address(msgspec.Struct, frozen=True):
         return made
 
     def refused(self, error: Exception) -> ForgeError:
-        """What an error of the client library means; Unreachable when it may pass by itself."""
+        """Return the meaning of an error of the client library; Unreachable if it may be transient."""
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         words = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())[:300]
         if "CERTIFICATE_VERIFY_FAILED" in words or code == 2026:
@@ -159,12 +160,12 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Unreachable(SourceError):
-    """The server does not answer, which may pass."""
+    """The server does not answer, which may be transient."""
 
 
 @lru_cache
 def _encryption(ca: str | None) -> ssl.SSLContext:
-    """Made once: the client library would load all certificates of the machine for each connection."""
+    """Create the context once: the client library would load all certificates of the machine for each connection."""
     try:
         if ca is not None:
             return ssl.create_default_context(cafile=ca)

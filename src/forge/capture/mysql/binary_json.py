@@ -1,8 +1,8 @@
-"""MySQL's binary JSON, as it lies in row events, as a value: int, Decimal, str, bool, list, dict; JSON_NULL at the top.
+"""Decode MySQL's binary JSON, as in row events, to int, Decimal, str, bool, list, dict; JSON_NULL at the top.
 
-A value is a byte of type and its data. An object or array begins with its number of members and its size, then entries
-of keys (offset and length) and of values (type, and offset or the value itself); sizes and offsets have 2 bytes in the
-small form and 4 in the large one, and count from where the object or array begins.
+A value is a type byte and its data. An object or array begins with its number of members and its size, then entries of
+keys (offset and length) and of values (type, and offset or the value itself); sizes and offsets have 2 bytes in the
+small form and 4 in the large one, and count from the start of the object or array.
 
 >>> decoded(bytes.fromhex("00 0100 0c00 0b00 0100 050700 61"))
 {'a': 7}
@@ -23,7 +23,7 @@ _NUMBERS = {5: "<h", 6: "<H", 7: "<i", 8: "<I", 9: "<q", 10: "<Q"}
 
 
 def decoded(data: bytes) -> Any:
-    """A whole value; empty data, which MySQL writes for a null that was never set, is JSON null."""
+    """Decode a whole value; empty data, which MySQL writes for a null that was never set, is JSON null."""
     if not data:
         return JSON_NULL
     try:
@@ -76,7 +76,7 @@ def _container(data: bytes, start: int, *, large: bool, keyed: bool) -> Any:
 
 
 def _size(data: bytes, at: int) -> tuple[int, int]:
-    """A length of 7 bits a byte, the lowest first, and where what it measures begins."""
+    """Return a length, stored as 7 bits per byte, the lowest first, and where the measured data begins."""
     size = shift = 0
     while True:
         byte = data[at]
@@ -88,7 +88,7 @@ def _size(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _opaque(field: int, data: bytes) -> Any:
-    """A value of a type that JSON lacks, as MySQL prints it; bytes as MySQL's `base64:type…:…`."""
+    """Return a value of a type that JSON lacks, as MySQL prints it; bytes as MySQL's `base64:type…:…`."""
     if field == 246:
         return forms.decimal(data[0], data[1])(data[2:])
     if field in (7, 10, 11, 12):

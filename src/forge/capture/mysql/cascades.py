@@ -1,4 +1,4 @@
-"""Which tables change with another one's rows, though the log says nothing of it.
+"""Find the tables whose rows change with those of another table although the log does not report it.
 
 >>> keys = {("s", "p"): [Cascade("k1", ("s", "p"), ("s", "c"), (("id", "p_id"),), "CASCADE", "RESTRICT")],
 ...     ("s", "c"): [Cascade("k2", ("s", "c"), ("s", "g"), (("id", "c_id"),), "SET NULL", "CASCADE")]}
@@ -20,7 +20,7 @@ ACTING = ("CASCADE", "SET NULL", "SET DEFAULT")
 
 
 class Cascade(NamedTuple):
-    """A foreign key that changes rows of `child` when rows of `parent` go or change their key."""
+    """A foreign key that changes rows of `child` when rows of `parent` are deleted or change their key."""
 
     constraint: str
     parent: Name
@@ -31,11 +31,11 @@ class Cascade(NamedTuple):
     on_update: str
 
     def rule(self, how: Op) -> str:
-        """What it does when rows of the parent are deleted or updated."""
+        """Return its action when rows of the parent are deleted or updated."""
         return self.on_delete if how is Op.DELETE else self.on_update
 
     def reason(self, how: Op) -> dict[str, Any]:
-        """Why its child is told of, as a Change says it."""
+        """Return the reason for the child's change, in the form of a Change."""
         rule = f"ON {how.value.upper()} {self.rule(how)}"
         return {
             "reason": f"foreign key {self.constraint} {rule}, which the server does not log",
@@ -47,7 +47,7 @@ class Cascade(NamedTuple):
 def reached(
     keys: Mapping[Name, Sequence[Cascade]], parent: Name, how: Op, changed: set[str] | None
 ) -> list[tuple[Cascade, Op]]:
-    """The foreign keys that act when rows of the parent are deleted, or updated in the columns named, and in turn."""
+    """Return the foreign keys that act if rows of the parent are deleted, or updated in these columns, transitively."""
     found: list[tuple[Cascade, Op]] = []
     waiting: list[tuple[Name, Op, set[str] | None]] = [(parent, how, changed)]
     seen: set[tuple[str, Name, Op]] = set()

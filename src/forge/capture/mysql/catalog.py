@@ -1,7 +1,7 @@
-"""What a server says about itself and its tables, asked with plain queries on one connection.
+"""Query a server about itself and its tables, with plain queries on one connection.
 
-Everything here is as of now, while the binary log tells of then: it is used for what the log lacks. `Server` says who
-answers.
+Everything here is current, while the binary log describes the past: it is used for what the log lacks. `Server`
+identifies the server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SETTINGS = (
 
 
 class Server(msgspec.Struct, frozen=True):
-    """Who answers, and how it is set."""
+    """The identity of a server, and its settings."""
 
     identity: str
     version: tuple[int, ...]
@@ -40,7 +40,7 @@ class Server(msgspec.Struct, frozen=True):
     settings: Mapping[str, str]
 
     def setting(self, name: str) -> str:
-        """A global setting, empty where the server has none of that name."""
+        """Return a global setting, empty if the server has none of that name."""
         return self.settings.get(name, "")
 
 
@@ -52,14 +52,14 @@ class Log(NamedTuple):
 
 
 def ask(connection: Connection, sql: str, values: Iterable[object] = ()) -> list[tuple[Any, ...]]:
-    """The rows of a query, each value as text (bytes where the column is binary)."""
+    """Return the rows of a query, each value as text (bytes if the column is binary)."""
     with connection.cursor() as cursor:
         cursor.execute(sql, tuple(values) or None)
         return list(cursor.fetchall())
 
 
 def server(connection: Connection) -> Server:
-    """Who answers. On MariaDB the identity is `server_uid` where there is one, else only its `server_id`."""
+    """Identify the server. On MariaDB the identity is `server_uid` if there is one, else only its `server_id`."""
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
     rows = ask(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
     settings = {str(name).lower(): str(value) for name, value in rows}
@@ -77,12 +77,12 @@ def server(connection: Connection) -> Server:
 
 
 def logs(connection: Connection) -> list[Log]:
-    """The files of the binary log that are still there, oldest first."""
+    """Return the retained files of the binary log, oldest first."""
     return [Log(str(row[0]), int(row[1])) for row in ask(connection, "SHOW BINARY LOGS")]
 
 
 def end(connection: Connection, told: Server) -> tuple[str, int]:
-    """The file and offset behind all that is committed."""
+    """Return the file and offset behind all that is committed."""
     new = told.version >= (8, 2, 0) and not told.mariadb
     found = ask(connection, "SHOW BINARY LOG STATUS" if new else "SHOW MASTER STATUS")
     if not found:
@@ -91,7 +91,7 @@ def end(connection: Connection, told: Server) -> tuple[str, int]:
 
 
 def gtid(connection: Connection, told: Server, file: str, offset: int) -> str:
-    """MariaDB's position by global transaction ids at a place; empty on MySQL."""
+    """Return MariaDB's position by global transaction ids at a place; empty on MySQL."""
     if not told.mariadb:
         return ""
     found = ask(connection, "SELECT BINLOG_GTID_POS(%s, %s)", (file, offset))
@@ -99,7 +99,7 @@ def gtid(connection: Connection, told: Server, file: str, offset: int) -> str:
 
 
 def tables(connection: Connection, schema: str | None) -> dict[Name, str]:
-    """The tables that are followed when no filter is set, with their engines."""
+    """Return the tables that are followed without a filter, with their engines."""
     where = "table_schema = %s" if schema else f"table_schema NOT IN ({', '.join(['%s'] * len(OWN))})"
     rows = ask(
         connection,
@@ -111,7 +111,7 @@ def tables(connection: Connection, schema: str | None) -> dict[Name, str]:
 
 
 def columns(connection: Connection, schema: str | None) -> list[tuple[str, str, list[str]]]:
-    """The columns of the tables that are followed when no filter is set: schema, table, names."""
+    """Return the columns of the tables that are followed without a filter: schema, table, names."""
     where = "table_schema = %s" if schema else f"table_schema NOT IN ({', '.join(['%s'] * len(OWN))})"
     rows = ask(
         connection,
@@ -126,7 +126,7 @@ def columns(connection: Connection, schema: str | None) -> list[tuple[str, str, 
 
 
 def keyed(connection: Connection) -> set[Name]:
-    """The tables that have a primary key."""
+    """Return the tables that have a primary key."""
     rows = ask(
         connection,
         "SELECT table_schema, table_name FROM information_schema.statistics"
@@ -136,7 +136,7 @@ def keyed(connection: Connection) -> set[Name]:
 
 
 def known(connection: Connection, schema: str, table: str) -> Known | None:
-    """A table's columns and key, or None when it is not there (or not ours to see)."""
+    """Return a table's columns and key, or None if it does not exist (or is hidden from this user)."""
     rows = ask(
         connection,
         "SELECT column_name, column_type, character_set_name, collation_name, extra, generation_expression"
@@ -168,7 +168,7 @@ def known(connection: Connection, schema: str, table: str) -> Known | None:
 
 
 def _kind(type: str) -> str:
-    """Lower case, but for the words of enums and sets."""
+    """Convert to lower case, except the words of enums and sets."""
     head, mark, rest = type.partition("(")
     return head.lower() + mark + (rest if head.lower() in ("enum", "set") else rest.lower())
 
@@ -184,7 +184,7 @@ def _words(type: str) -> tuple[str, ...]:
 
 
 def cascades(connection: Connection) -> dict[Name, list[Cascade]]:
-    """By parent, the foreign keys that change other tables' rows by themselves."""
+    """Return, by parent, the foreign keys whose actions change other tables' rows."""
     rows = ask(
         connection,
         "SELECT r.constraint_name, k.referenced_table_schema, k.referenced_table_name, r.constraint_schema,"
@@ -207,9 +207,9 @@ def cascades(connection: Connection) -> dict[Name, list[Cascade]]:
 
 
 class Charsets:
-    """The server's character sets: of which one a collation is, and how its texts are read.
+    """The server's character sets: the one of a collation, and how its texts are decoded.
 
-    Those of single bytes are read as the server itself converts them, the others as Python does.
+    Single-byte sets are decoded as the server itself converts them, the others as Python does.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -1,15 +1,14 @@
-"""From the events of a binary log to changes; a state machine that reads no socket.
+"""Convert the events of a binary log into changes; a state machine that reads no socket.
 
-In: raw events in order (`take`). Out: `changes` with the `columns` of each, and `cursor`, which stands behind them. A
+In: raw events in order (`take`). Out: `changes` with the `columns` of each, and `cursor`, which is behind them. A
 transaction begins with its global transaction id (or BEGIN) and ends with its commit; each event in it that changes
-something has a number, counted whether or not anybody wants it, so the id of a change, `{transaction}.{event}.{row}`,
-is the same whoever reads it, whenever and with whatever filter. Resuming inside a transaction reads it again from its
-beginning and leaves out the events that were handled.
+something has a number, counted whether or not it is wanted, so the id of a change, `{transaction}.{event}.{row}`, is
+the same for every reader, at any time and with any filter. Resuming inside a transaction reads it again from its start
+and leaves out the events that were handled.
 
-Only committed transactions are in the log, with four exceptions, and each of them is told as `invalidate` of the
-tables concerned: a transaction that ends in a rollback (it touched tables that cannot roll back), one that a crash of
-the server left without an end, XA transactions, whose commit comes after their rows, and statements that are logged
-as text.
+Only committed transactions are in the log, with four exceptions; each is reported as `invalidate` of the affected
+tables: a transaction that ends in a rollback (it touched tables that cannot roll back), one that a crash of the server
+left without an end, XA transactions, whose commit comes after their rows, and statements that are logged as text.
 """
 
 import struct
@@ -47,7 +46,7 @@ _STANDALONE, _PREPARED, _COMPLETED = 1, 64, 128
 
 
 class Changes:
-    """The changes that the events so far told of, since they were last taken away."""
+    """The changes from the events so far, since they were last taken."""
 
     def __init__(
         self,
@@ -60,9 +59,9 @@ class Changes:
         settled: bool = True,
     ) -> None:
         self.malformed = 0
-        """Comments that were meant for Forge and could not be read."""
+        """Number of comments meant for Forge that could not be parsed."""
         self.found: Place | None = None
-        """Where the server says that the file at hand begins; None until it did."""
+        """The start of the current file according to the server; None until it is known."""
         self._catalog = catalog
         self._account: Final = Account(catalog, name, after.events)
         self._identity = after.server
@@ -107,29 +106,29 @@ class Changes:
         return self._account.columns
 
     def cursor(self, progress: Progress | None = None) -> Cursor:
-        """Behind everything that was taken so far."""
+        """Return the cursor behind everything that was taken so far."""
         place = Place(self._file, self._resume, self._created)
-        # Until the server has sent again what was handled, the cursor must not fall back behind it.
+        # Until the server has sent the handled events again, the cursor must not fall back behind them.
         events = max(self._account.events, self._account.skip)
         gtids = ",".join(self._gtids[key] for key in sorted(self._gtids, key=int))
         return Cursor(self._identity, place, events, gtids, progress)
 
     @property
     def settled(self) -> bool:
-        """Whether `cursor` may be used: not before the first transaction, where another server found the place."""
+        """Tell whether `cursor` may be used: not before the first transaction, if another server found the place."""
         return self._settled
 
     @property
     def reached(self) -> tuple[str, int]:
-        """The file and offset behind the last whole transaction."""
+        """Return the file and offset behind the last whole transaction."""
         return self._file, self._resume
 
     def empty(self) -> None:
-        """Forget the changes: they were handed on."""
+        """Drop the changes: they were delivered."""
         self._account.empty()
 
     def take(self, event: bytes) -> None:
-        """One event, from its header on."""
+        """Process one event, from its header on."""
         seconds, kind, server, size, stop, flags = _HEADER.unpack_from(event)
         if kind == _ROTATE:
             self._rotate(event, seconds, flags)
@@ -222,7 +221,7 @@ class Changes:
         self._end()
 
     def _abandoned(self) -> None:
-        """A transaction has no end: what was told of it may not be so."""
+        """Handle a transaction without an end: its reported changes may be wrong."""
         if self._inside and self._account.touched:
             self._account.invalidate(self._account.touched, "the server crashed in the middle of a transaction")
         if self._inside:
@@ -230,7 +229,7 @@ class Changes:
             self._account.end()
 
     def _xa_prepare(self, event: bytes, seconds: int, server: int) -> None:
-        """The rows of an XA transaction, whose end is still open: they are told of when it commits, or not at all."""
+        """Handle the rows of an XA transaction, whose end is open: they are reported when it commits, or never."""
         if event[19] and self._account.number():
             self._account.invalidate(self._account.touched, "an XA transaction was committed in one phase")
         self._end()
@@ -291,7 +290,7 @@ class Changes:
                 self._account.whole(Op.SCHEMA, name, {"statement": sql[:1000]})
 
     def _xa(self, sql: str) -> None:
-        """XA START and END stand inside the group of rows; COMMIT tells that prepared rows are there now."""
+        """Handle XA: START and END are inside the group of rows; COMMIT makes prepared rows visible."""
         word = sql.split(None, 2)[1].lower() if len(sql.split(None, 2)) > 1 else ""
         if word in ("start", "begin"):
             self._prepared = True
@@ -325,7 +324,7 @@ class Changes:
         self._maps[body[:6]] = (parse_names(body)[:2], body)
 
     def _version(self, body: bytes) -> Version | None:
-        """The table's version, or None when the catalog does not fit its map any more."""
+        """Return the table's version, or None if the catalog does not fit its map."""
         if body in self._versions:
             return self._versions[body]
         made = parse_map(body, self._catalog.mariadb)
@@ -398,7 +397,7 @@ class Changes:
         return version.rows(present, event, at, len(event))
 
     def _partial(self, event: bytes, seconds: int, server: int) -> None:
-        """MySQL's partial updates of JSON tell only a part of a value."""
+        """Handle MySQL's partial updates of JSON, which have only a part of a value."""
         mapped = self._maps.get(event[19:25])
         if self._account.number() and mapped is not None and self._catalog.wants(*mapped[0]):
             self._account.whole(Op.INVALIDATE, mapped[0], {"reason": "a JSON value was logged in parts"})
@@ -411,7 +410,7 @@ class Changes:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """What MariaDB compressed: a byte with the size of the length, the length, and zlib's stream."""
+    """Decompress MariaDB's format: a byte with the size of the length, the length, and zlib's stream."""
     try:
         return zlib.decompress(data[1 + (data[0] & 7) :])
     except zlib.error as error:

@@ -1,7 +1,7 @@
-"""How the bytes of a value in a row event become the value of a Change; exact, and without a server.
+"""Decode the bytes of a value in a row event to the value of a Change; exact, and without a server.
 
-Each function here takes the bytes of one value, as they lie in the binary log, and gives the form that
-`forge.capture.mysql` states. `texts` has the other way, from the texts of a query to the same forms.
+Each function here takes the bytes of one value in the binary log and returns the form that `forge.capture.mysql`
+states. `texts` converts the texts of a query to the same forms.
 """
 
 import codecs
@@ -32,7 +32,7 @@ def uint(data: bytes) -> int:
 
 @lru_cache(4096)
 def real(data: bytes) -> float:
-    """A float of 4 bytes: the one that its shortest text names.
+    """Decode a 4-byte float to the one that its shortest text names.
 
     >>> import struct
     >>> [real(struct.pack("<f", value)) for value in (0.1, 16777216.0, -0.0, 3.4028234663852886e38)]
@@ -61,7 +61,7 @@ def date(data: bytes) -> str:
 
 
 def _fraction(data: bytes) -> str:
-    """The digits after the point that 0 to 3 bytes stand for, as PostgreSQL prints them: without zeros at the end."""
+    """Return the digits after the point in 0 to 3 bytes, as PostgreSQL prints them: without trailing zeros."""
     if not data:
         return ""
     digits = f"{int.from_bytes(data, 'big'):0{2 * len(data)}d}".rstrip("0")
@@ -129,7 +129,7 @@ def old_datetime(data: bytes) -> str:
 
 
 _BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
-"""How many bytes so many digits of a decimal take."""
+"""Number of bytes for a number of digits of a decimal."""
 
 
 def decimal_size(precision: int, scale: int) -> int:
@@ -191,7 +191,7 @@ def bit(width: int) -> Form:
 
 
 def chosen(values: Sequence[str]) -> Callable[[int], str]:
-    """The text of an enum by its number; 0 is the empty text of a value that was none of them."""
+    """Return the text of an enum by its number; 0 is the empty text of an invalid value."""
     names = ("", *values)
 
     def read(number: int) -> str:
@@ -214,18 +214,18 @@ def members(values: Sequence[str]) -> Form:
 
 
 def padded(size: int) -> Form:
-    """BINARY(n): the log leaves out the zeros at its end."""
+    """Decode BINARY(n): the log omits its trailing zeros."""
     return lambda data: data.ljust(size, b"\0")
 
 
 def uuid(data: bytes) -> str:
-    """MariaDB's UUID, which lies in the log as it is printed."""
+    """Decode MariaDB's UUID, which the log has in the printed order."""
     text = data.ljust(16, b"\0").hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def inet(size: int) -> Form:
-    """MariaDB's INET4 and INET6."""
+    """Decode MariaDB's INET4 and INET6."""
     import ipaddress
 
     def read(data: bytes) -> str:
@@ -242,7 +242,7 @@ def inet(size: int) -> Form:
 
 
 def decompressed(inner: Form) -> Form:
-    """The value of a column that MariaDB keeps COMPRESSED."""
+    """Decode the value of a column that MariaDB stores COMPRESSED."""
 
     def read(data: bytes) -> Any:
         if not data or data[0] == 0:
@@ -258,9 +258,9 @@ def decompressed(inner: Form) -> Form:
 
 
 class Charset:
-    """Texts of one character set as str; bytes that are no text in it stay bytes.
+    """Decodes texts of one character set to str; bytes that are no text in it stay bytes.
 
-    `table` has the 256 characters of a set of single bytes, as the server itself converts them.
+    `table` has the 256 characters of a single-byte set, as the server itself converts them.
     """
 
     def __init__(self, name: str, table: str | None = None) -> None:
@@ -301,7 +301,7 @@ _CODECS = {
 
 
 def json_text(text: str) -> Any:
-    """MySQL's JSON, from its text: int for whole numbers, Decimal for others; JSON_NULL for null at the top."""
+    """Parse the text of MySQL's JSON: int for whole numbers, Decimal for others; JSON_NULL for null at the top."""
     value = json.loads(text, parse_float=Decimal)
     return JSON_NULL if value is None else value
 

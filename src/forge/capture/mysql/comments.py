@@ -1,7 +1,7 @@
-"""Who and why, in a comment before a statement: the log has no other place for it.
+"""The actor and the reason, in a comment before a statement: the log has no other place for it.
 
 Servers that log statements beside their rows (`binlog_annotate_row_events`, `binlog_rows_query_log_events`) keep the
-comment. Only one at the very beginning counts, so no value inside a statement can pose as one.
+comment. Only one at the very start counts, so no value inside a statement can imitate one.
 
 >>> said(comment(Context(user_id="ada", trace_id="*/ t1")) + "UPDATE t SET n = 1").trace_id
 '*/ t1'
@@ -19,7 +19,7 @@ _KNOWN = ("user_id", "function_name", "trace_id")
 
 
 def comment(context: Context) -> str:
-    """A comment to put before a statement, so that its changes carry who and why.
+    """Return a comment to put before a statement, so that its changes carry the actor and the reason.
 
     >>> comment(Context(user_id="ada", trace_id="*/ t1"))
     '/* forge:{"user_id": "ada", "trace_id": "*\\\\/ t1"} */ '
@@ -30,7 +30,7 @@ def comment(context: Context) -> str:
 
 
 def said(statement: str) -> Context | None:
-    """The context that a statement begins with; None without one, ValueError for one that cannot be read."""
+    """Return the context at the start of a statement; None without one, ValueError for an invalid one."""
     match = _FORM.match(statement)
     if match is None:
         return None

@@ -1,9 +1,9 @@
-"""Where a reader of a binary log stands, as a type and as a text.
+"""Cursors of a binary log, as a type and as a text.
 
-`mysql1_{server}_{file}:{offset}:{created}` and then, where there are any, `:{events}` of the transaction that begins
-there which are handled already, `_{gtid}` (MariaDB's position by global transaction ids) and `+{progress}` of a
+`mysql1_{server}_{file}:{offset}:{created}` and then, if present, `:{events}` (the number of handled events of the
+transaction that begins there), `_{gtid}` (MariaDB's position by global transaction ids) and `+{progress}` of a
 snapshot. `created` is the second in which the server began the file: a server that was reset or restored has other
-files of the same names, and its cursors are told apart by that.
+files of the same names, and this distinguishes its cursors.
 
 >>> cursor = Cursor.parse("mysql1_9f2c_mysql-bin.000002:328:6919c0de:3_0-1-42")
 >>> cursor.place, cursor.events, cursor.gtid
@@ -44,10 +44,10 @@ class Place(NamedTuple):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a snapshot is: all tables before (`schema`, `table`) are read, and that one up to `key`, inclusive.
+    """Progress of a snapshot: all tables before (`schema`, `table`) are read, and that one up to `key`, inclusive.
 
-    `key` has the key's values as texts, bytes in hex; it is None before the table's first row, and `()` inside a
-    table without a key.
+    `key` has the key's values as texts, bytes in hex; it is None before the table's first row, and `()` inside a table
+    without a key.
     """
 
     schema: str
@@ -66,7 +66,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "Cursor":
-        """Read the text form; raise CursorInvalid for anything else, CursorForeign for another kind of source."""
+        """Parse the text form; raise CursorInvalid for anything else, CursorForeign for another kind of source."""
         match = _FORM.fullmatch(text)
         if match is None:
             if re.fullmatch(r"(?!mysql)[a-z]+[0-9]+_\S+", text):

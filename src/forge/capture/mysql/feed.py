@@ -1,8 +1,8 @@
 """The raw events of a binary log, as the server sends them to a replica.
 
-In: a connection and where to begin. Out: lists of events, each the bytes from its header on, as many as one read from
-the socket brought. Nothing is decoded here. A server that has nothing to say sends a heartbeat; one that does not is
-given up after three of them (TimeoutError), so a half-open connection is noticed.
+In: a connection and the start position. Out: lists of events, each the bytes from its header on, as many as one read
+from the socket returned. Nothing is decoded here. An idle server sends heartbeats; if three are missing, the connection
+is dropped (TimeoutError), so a half-open connection is noticed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Feed:
         self._poll.register(self._socket, select.POLLIN)
         self._rest = b""
         self._parts: list[bytes] = []
-        """Of an event that comes in several packets: those so far."""
+        """The packets so far of an event that comes in several."""
 
     @classmethod
     def open(
@@ -56,7 +56,7 @@ class Feed:
         gtid: str | None = None,
         annotated: bool = True,
     ) -> Feed:
-        """Ask for the events from a place on, or by a global transaction id on MariaDB."""
+        """Request the events from a place on, or by a global transaction id on MariaDB."""
         period = int(heartbeat * 1e9)
         ask(connection, "SET @master_binlog_checksum = @@global.binlog_checksum")
         ask(connection, f"SET @master_heartbeat_period = {period}, @slave_uuid = '{uuid.uuid4()}'")
@@ -78,7 +78,7 @@ class Feed:
         except OSError:
             raise
         except Exception as error:
-            if error.args and error.args[0] in (1045, 1227):  # who is logged in already lacks a right, not a password
+            if error.args and error.args[0] in (1045, 1227):  # a logged-in user lacks a privilege, not a password
                 raise SourceError(f"{address.name} does not send its log: {error.args[1]}", fix=_fix(1227)) from None
             raise
         flags = _ANNOTATED if annotated and told.mariadb else 0
@@ -88,7 +88,7 @@ class Feed:
         return cls(connection, address, heartbeat)
 
     def read(self) -> list[bytes]:
-        """The events that come next, at least one; TimeoutError or ConnectionError when the connection is dead."""
+        """Return the next events, at least one; raise TimeoutError or ConnectionError if the connection is dead."""
         found: list[bytes] = []
         while not found:
             data = self._rest
@@ -124,7 +124,7 @@ class Feed:
             raise ConnectionError("the server ended the stream")
 
     def _more(self) -> None:
-        """Wait for bytes: enough for the packet that is begun, or a chunk."""
+        """Wait for bytes: enough for the started packet, or a chunk."""
         need = 1
         if len(self._rest) >= 4:
             need = 4 + int.from_bytes(self._rest[:3], "little") - len(self._rest)
@@ -154,7 +154,7 @@ class Feed:
         return self._address.refused(_Said(code, words))
 
     def quiet(self) -> bool:
-        """Whether nothing more is there to read at once."""
+        """Tell whether nothing more can be read at once."""
         pending = getattr(self._socket, "pending", None)
         if pending is not None and pending():
             return False
@@ -163,14 +163,14 @@ class Feed:
         return not self._poll.poll(0)
 
     def created(self) -> int:
-        """When the server began the file, in Unix seconds; reads up to where it says so."""
+        """Return when the server began the file, in Unix seconds; read up to where it says so."""
         while True:
             for event in self.read():
                 if event[4] == _FORMAT:
                     return int.from_bytes(event[:4], "little")
 
     def close(self) -> None:
-        """End it at once, without a word."""
+        """Close it at once, without a message to the server."""
         with contextlib.suppress(OSError):
             self._connection._force_close()
 

@@ -1,8 +1,8 @@
-"""Row events decoded: the values of each row of one version of a table.
+"""Decode row events: the values of each row of one version of a table.
 
-In: the bytes of an event behind its bitmaps. Out: rows, each a dict of all columns in the table's order; what was not
-logged is UNAVAILABLE. The decoders are Python functions written for the version: one straight line of code for a row
-without nulls, and fixed-size neighbours unpacked at once.
+In: the bytes of an event after its bitmaps. Out: rows, each a dict of all columns in the table's order; values that
+were not logged are UNAVAILABLE. The decoders are Python functions generated for the version: straight-line code for a
+row without nulls, and adjacent fixed-size columns unpacked at once.
 """
 
 import struct
@@ -52,9 +52,9 @@ Row = dict[str, Any]
 
 
 class Part(NamedTuple):
-    """How one column is read: `fixed` is a format of struct, or None for `prefix` bytes of length and then the value.
+    """The layout of one column: `fixed` is a format of struct, or None for `prefix` bytes of length and then the value.
 
-    `form` makes the value of what was read; None takes it as it is. `utf8` is a text that is decoded in place.
+    `form` converts what was read to the value; None keeps it. `utf8` marks a text that is decoded in place.
     """
 
     fixed: str | None
@@ -69,7 +69,7 @@ Charsets = Callable[[str], forms.Charset]
 
 
 def part(field: Field, charsets: Charsets) -> Part:
-    """How a column is read, and how it is called in `Batch.columns`."""
+    """Return how a column is read, and its name in `Batch.columns`."""
     kind, meta, sign = field.type, field.meta, " unsigned" if field.unsigned else ""
     if kind in (TINY, SHORT, LONG, LONGLONG):
         code = {TINY: "b", SHORT: "h", LONG: "i", LONGLONG: "q"}[kind]
@@ -157,7 +157,7 @@ Decode = Callable[[bytes, int, int], list[Row]]
 
 
 class Version:
-    """One version of a table: its columns, its key, and how its row events are decoded."""
+    """One version of a table: its columns, its key, and the decoders of its row events."""
 
     def __init__(self, made: Map, charsets: Charsets) -> None:
         self.schema = made.schema
@@ -166,11 +166,11 @@ class Version:
         self._parts = [part(field, charsets) for field in made.fields]
         self.names = tuple(field.name for field in made.fields)
         self.ends = made.ends if made.ends in self.names else None
-        """Of a system-versioned table, the column that says until when a row was so."""
+        """In a system-versioned table, the column with the end of a row's validity."""
         self.implied = made.implied
-        """Columns that the server adds by itself and does not show."""
+        """Invisible columns that the server adds."""
         self.sequence = made.sequence
-        """It is a sequence of MariaDB's: its rows are none of a table."""
+        """Whether it is a sequence of MariaDB's, whose rows are not table rows."""
         self.key = tuple(self.names[at] for at in made.key or () if self.names[at] != self.ends)
         self.columns = tuple(
             Column(field.name, each.text, each.kind)
@@ -182,11 +182,11 @@ class Version:
 
     @property
     def width(self) -> int:
-        """Bytes of a bitmap of the columns."""
+        """Return the size in bytes of a bitmap of the columns."""
         return self._width
 
     def rows(self, present: bytes, data: bytes, at: int, end: int) -> list[Row]:
-        """The rows of an event whose columns are `present`; what is not is UNAVAILABLE."""
+        """Return the rows of an event whose columns are `present`; other columns are UNAVAILABLE."""
         try:
             return self._decoder(present, quick=True)(data, at, end)
         except UnicodeDecodeError:
@@ -198,7 +198,7 @@ class Version:
             ) from None
 
     def updates(self, present: bytes, present_after: bytes, data: bytes, at: int, end: int) -> list[Row]:
-        """The rows of an update, before and after in turns."""
+        """Return the rows of an update, before and after alternating."""
         if present == present_after:
             return self.rows(present, data, at, end)
         one = self._one(present), self._one(present_after)
@@ -231,9 +231,9 @@ class Version:
 def compiled(
     names: Sequence[str], parts: Sequence[Part], present: bytes, *, quick: bool, single: bool = False
 ) -> Callable[..., Any]:
-    """A function that decodes the rows of an event: written, compiled and returned.
+    """Generate, compile and return a function that decodes the rows of an event.
 
-    `quick` decodes UTF-8 in place and fails as a whole where that does; `single` reads one row and tells where it ends.
+    `quick` decodes UTF-8 in place and fails as a whole if that fails; `single` reads one row and returns where it ends.
     """
     bits = int.from_bytes(present, "little")
     here = [number for number in range(len(names)) if bits >> number & 1]
@@ -266,7 +266,7 @@ def compiled(
 
 
 def _straight(numbers: Sequence[int], parts: Sequence[Part], scope: dict[str, Any], *, quick: bool) -> list[str]:
-    """Lines that read these columns, none of them null; neighbours of fixed size are unpacked at once."""
+    """Return lines that read these columns, none of them null; adjacent fixed-size columns are unpacked at once."""
     lines: list[str] = []
     run: list[int] = []
 

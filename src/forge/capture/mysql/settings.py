@@ -1,4 +1,4 @@
-"""Whether a server is set up so that its binary log tells everything: errors with the fix, or warnings."""
+"""Check that a server's settings make its binary log complete: errors with a fix, or warnings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,7 +10,7 @@ _FULL = ("FULL", "FULL_NODUP")
 
 
 def check(told: Server) -> None:
-    """Raise SourceError for a setting with which the log would not tell the truth."""
+    """Raise SourceError for a setting with which the log would be wrong."""
     if told.setting("log_bin") not in ("ON", "1"):
         raise SourceError("log_bin is OFF: the server keeps no binary log", fix="set log_bin=mysql-bin and restart it")
     if told.setting("server_id") in ("", "0"):
@@ -31,7 +31,7 @@ def check(told: Server) -> None:
 
 
 def named(told: Server) -> bool:
-    """Whether the log names columns itself."""
+    """Tell whether the log itself names columns."""
     return told.setting("binlog_row_metadata").upper() == "FULL"
 
 
@@ -42,7 +42,7 @@ def warnings(
     cascades: Sequence[Cascade],
     ignored: str = "",
 ) -> list[str]:
-    """What to know before trusting it, each in one line."""
+    """Return warnings about the server, each in one line."""
     found = []
     if not named(told):
         found.append(
@@ -71,7 +71,7 @@ def warnings(
 
 
 def retention(told: Server) -> str:
-    """How long logs are kept, as the server is set.
+    """Return how long logs are kept, according to the server's settings.
 
     >>> retention(Server("1", (10, 11, 1), True, {"binlog_expire_logs_seconds": "604800"}))
     'binary logs are purged after 7 days'

@@ -1,11 +1,11 @@
-"""The rows that are there, read in one transaction that knows its place in the binary log.
+"""Read the existing rows in one transaction whose place in the binary log is known.
 
-MariaDB tells the place of a consistent snapshot without a lock; on MySQL all tables are locked for reading for the
-moment in which the transaction begins. Tables come by name, rows by key, in pages; each page has a cursor. To go on
-from one, a new snapshot is made, and what happened between the cursor's place and the new one is read from the log
-first, for the rows that were handed out before; the others are read as they are now. So nothing is missed and nothing
-told twice, and the end is one place again. A table without a key of its own has no pages to go on from: it is told as
-`invalidate` and read from its beginning.
+MariaDB reports the place of a consistent snapshot without a lock; on MySQL all tables are locked for reading for the
+moment in which the transaction begins. Tables come by name, rows by key, in pages; each page has a cursor. To resume
+from one, a new snapshot is taken, and what happened between the cursor's place and the new one is read from the log
+first, for the rows that were delivered before; the other rows are read in the new snapshot. So nothing is missed and
+nothing reported twice, and the end is one place again. A table without a key of its own has no pages to resume from: it
+is reported as `invalidate` and read from its start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Snapshot:
             status = {str(key).lower(): value for key, value in ask(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'")}
             self.file, self.offset = str(status["binlog_snapshot_file"]), int(status["binlog_snapshot_position"])
         else:
-            ask(connection, "SET SESSION lock_wait_timeout = 10")  # who waits for this lock makes all writers wait
+            ask(connection, "SET SESSION lock_wait_timeout = 10")  # waiting for this lock makes all writers wait
             ask(connection, "FLUSH TABLES WITH READ LOCK")
             try:
                 ask(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
@@ -49,11 +49,11 @@ class Snapshot:
         self._transaction = f"{self.file}:{self.offset}"
 
     def tables(self, database: str | None) -> list[Name]:
-        """All tables, in the order in which they are read."""
+        """Return all tables, in the order in which they are read."""
         return sorted(catalog.tables(self._connection, database))
 
     def texts(self, name: Name) -> Texts | None:
-        """How a table is read; None when it is not there."""
+        """Return how a table is read; None if it does not exist."""
         if name not in self._texts:
             known = catalog.known(self._connection, *name)
             prefixed = bool(
@@ -68,7 +68,7 @@ class Snapshot:
         return self._texts[name]
 
     def page(self, name: Name, texts: Texts, after: Sequence[str] | None, size: int) -> list[tuple[Any, ...]]:
-        """Rows of a table in the order of its key, those behind `after` first."""
+        """Return rows of a table in the order of its key, starting behind `after`."""
         where = f" WHERE {texts.behind(after)}" if after else ""
         table = ".".join(map(quoted, name))
         return ask(
@@ -77,7 +77,7 @@ class Snapshot:
         )
 
     def scan(self, name: Name, texts: Texts) -> Any:
-        """A cursor over all rows of a table that has no key to page by; it must be read to its end or closed."""
+        """Return a cursor over all rows of a table without a key to page by; it must be read to its end or closed."""
         from pymysql.cursors import SSCursor  # type: ignore[import-untyped]
 
         cursor = self._connection.cursor(SSCursor)
@@ -85,7 +85,7 @@ class Snapshot:
         return cursor
 
     def reads(self, name: Name, texts: Texts, rows: Sequence[tuple[Any, ...]], first: int = 0) -> list[Change]:
-        """Rows as changes. The same row of the same snapshot has the same id."""
+        """Return rows as changes. The same row of the same snapshot has the same id."""
         head = f"{self._transaction}.r.{name[0]}.{name[1]}."
         where = Source(KIND, self._name, f"{self.file}:{self.offset:012d}.00000000.r")
         found = []
@@ -97,12 +97,12 @@ class Snapshot:
         return found
 
     def invalidate(self, name: Name) -> Change:
-        """That a table is read again."""
+        """Return the change that announces that a table is read again."""
         where = Source(KIND, self._name, f"{self.file}:{self.offset:012d}.00000000.q")
         return Change(f"{self._transaction}.r.{name[0]}.{name[1]}", Op.INVALIDATE, *name, where, self.at)
 
     def read_already(self, texts: Texts, progress: Progress, changes: Sequence[Change]) -> list[bool]:
-        """For changes of the table that is being read: whether their rows were handed out before."""
+        """Tell for each change of the table being read whether its row was delivered before."""
         if not progress.key:
             return [False] * len(changes)
         last = ", ".join(texts.literals(progress.key))

@@ -1,4 +1,4 @@
-"""The source of a MySQL or MariaDB server: its binary log, and its tables before that."""
+"""The source of a MySQL or MariaDB server: a snapshot of its tables, then its binary log."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ CAPABILITIES: Final = Capabilities(
 
 _T = TypeVar("_T")
 _CHANGED = (1412, 1146, 1054, 1051, 1049)
-"""What the server says of a table that was altered or dropped under a snapshot."""
+"""Errors of the server for a table that was altered or dropped during a snapshot."""
 
 
 class MysqlSource:
     """Changes of one database of a server, or of all, from its binary log.
 
-    `server_id` is the id under which it reads; without one it takes a random one. `heartbeat` is how often, in seconds,
-    an idle server must say that it is there: after three times that a connection counts as dead. A batch has about
-    `page` changes at the most. `context=False` asks for no statements' comments, which spares the traffic.
+    `server_id` is the id under which it reads; by default a random one. `heartbeat` is the interval in seconds in which
+    an idle server must send a heartbeat: after three times that a connection counts as dead. A batch has at most about
+    `page` changes. `context=False` does not request statements' comments, which saves traffic.
 
-    With `failover=yes` in the URL a cursor of another MariaDB server is taken up by its global transaction id: say so
-    only where the servers replicate each other.
+    With `failover=yes` in the URL a cursor of another MariaDB server is resumed by its global transaction id: use it
+    only if the servers replicate each other.
     """
 
     kind: Final = KIND
@@ -87,7 +87,7 @@ class MysqlSource:
         self._acked: Cursor | None = None
         self._malformed = 0
         self.connections = 0
-        """How often a stream connected."""
+        """Number of times a stream connected."""
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ class MysqlSource:
     # -- the stream ------------------------------------------------------------------------------------
 
     async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """What is committed after the cursor, or from now on, for ever."""
+        """Yield what is committed after the cursor, or from now on, without end."""
         cursor = Cursor.parse(after if after is not None else await self.now())
         if cursor.progress is not None:
             raise CursorInvalid(
@@ -131,9 +131,9 @@ class MysqlSource:
     # -- the snapshot ----------------------------------------------------------------------------------
 
     async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """The rows that are there; the last batch's cursor is where the stream goes on.
+        """Yield the existing rows; the stream continues from the last batch's cursor.
 
-        When its connection ends or a table is altered under it, it goes on in a new transaction by itself.
+        If its connection is lost or a table is altered meanwhile, it continues in a new transaction.
         """
         cursor = Cursor.parse(after) if after is not None else None
         if cursor is not None and cursor.progress is None:
@@ -235,7 +235,7 @@ class MysqlSource:
         await self._call(cursor.close)
 
     async def _caught_up(self, snapshot: Snapshot, after: Cursor, progress: Progress) -> AsyncGenerator[Batch]:
-        """What happened to the rows that were handed out, up to the new snapshot."""
+        """Yield what happened to the delivered rows, up to the new snapshot."""
         start = msgspec.structs.replace(after, progress=None)
         here = (progress.schema, progress.table)
         async with aclosing(self._tailed(start, (snapshot.file, snapshot.offset))) as batches:
@@ -273,7 +273,7 @@ class MysqlSource:
     # -- where it stands -------------------------------------------------------------------------------
 
     async def now(self) -> str:
-        """The cursor behind all that is committed."""
+        """Return the cursor behind all that is committed."""
         return str(await self._call(lambda: self._now(beginning=True)))
 
     def _now(self, *, beginning: bool = False) -> Cursor:
@@ -287,12 +287,12 @@ class MysqlSource:
         return Cursor(told.identity, Place(file, offset, self._created(file, told)), 0, gtid)
 
     def _check_columns(self, connection: Connection) -> None:
-        """Raise ConfigError for a column that no followed table has, to who begins: it would wait for ever."""
+        """Raise ConfigError at the start for a column that no followed table has: the reader would wait without end."""
         if self._filter.names_columns:
             self._filter.check_columns(catalog.columns(connection, self._address.database))
 
     def _created(self, file: str, told: catalog.Server) -> int:
-        """When the server began a file of its log."""
+        """Return when the server began a file of its log."""
         with contextlib.closing(_Closing(self._reading.connect())) as held:
             feed = Feed.open(
                 held.connection,
@@ -306,11 +306,11 @@ class MysqlSource:
             return feed.created()
 
     async def ack(self, cursor: str) -> None:
-        """Nothing is kept for one consumer, so nothing is forgotten; `status` counts its lag from here."""
+        """Note the cursor: nothing is kept per consumer, so nothing is forgotten; `status` counts the lag from here."""
         self._acked = Cursor.parse(cursor)
 
     async def status(self) -> Status:
-        """How it stands, with the warnings that `forge doctor` prints."""
+        """Return the status, with the warnings that `forge doctor` prints."""
         return await self._call(self._status)
 
     def _status(self) -> Status:
@@ -355,7 +355,7 @@ class MysqlSource:
         )
 
     async def _call(self, action: Callable[[], _T]) -> _T:
-        """Do it in a thread; errors of the client library become ours."""
+        """Run the action in a thread; convert errors of the client library into Forge's."""
         try:
             return await asyncio.to_thread(action)
         except Exception as error:
@@ -368,7 +368,7 @@ class MysqlSource:
 
 
 class _Again(Exception):
-    """A table changed under the snapshot: it must be made again."""
+    """A table changed during the snapshot: it must be taken again."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -376,7 +376,7 @@ class _Again(Exception):
 
 
 class _Closing:
-    """A connection that is ended without a word."""
+    """A connection that is closed without a message to the server."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

@@ -1,7 +1,7 @@
-"""What a statement in the binary log does to tables, read from its words; without a server.
+"""Parse the effect of a statement in the binary log on tables; without a server.
 
-In: the text of a query event and its default database. Out: an `Effect`: what kind it is and which tables it names.
-Only the beginning of a statement is read, so that no body, comment or text inside can be mistaken for it.
+In: the text of a query event and its default database. Out: an `Effect`: its kind and the tables that it names. Only
+the start of a statement is read, so that no body, comment or text inside can be mistaken for it.
 
 >>> effect("ALTER TABLE `shop`.`orders` ADD COLUMN note text", "shop")
 Effect(kind='schema', tables=(('shop', 'orders'),))
@@ -21,7 +21,7 @@ Kind = Literal["begin", "commit", "rollback", "rollback to", "xa", "schema", "tr
 
 
 class Effect(NamedTuple):
-    """`rows` is a statement that changed rows without saying which; its tables may be more than those named."""
+    """The effect. `rows` is a statement that changed unknown rows; it may affect more tables than those named."""
 
     kind: Kind
     tables: tuple[Name, ...] = ()
@@ -37,7 +37,7 @@ _BEGINNINGS = {"begin", "commit", "rollback", "xa", "savepoint", "release"}
 
 
 class _Words:
-    """The tokens of the beginning of a statement; a quoted name is one that no keyword equals."""
+    """The tokens at the start of a statement; a quoted name equals no keyword."""
 
     def __init__(self, text: str) -> None:
         self._found: list[tuple[str, bool]] = []
@@ -53,14 +53,14 @@ class _Words:
         self._at = 0
 
     def peek(self) -> str:
-        """The next word in lower case; empty for a quoted name and at the end."""
+        """Return the next word in lower case; empty for a quoted name and at the end."""
         if self._at >= len(self._found):
             return ""
         word, quoted = self._found[self._at]
         return "" if quoted else word.lower()
 
     def take(self, *words: str) -> bool:
-        """Step over the words if they come next."""
+        """Skip the words if they come next."""
         start = self._at
         for word in words:
             if self.peek() != word:
@@ -77,7 +77,7 @@ class _Words:
         return self._at < len(self._found)
 
     def name(self, schema: str) -> Name | None:
-        """A table's name, with or without its schema."""
+        """Parse a table's name, with or without its schema."""
         if self._at >= len(self._found):
             return None
         first = self._found[self._at][0]
@@ -91,7 +91,7 @@ class _Words:
 
 
 def effect(sql: str, schema: str) -> Effect:
-    """What the statement does."""
+    """Return the statement's effect."""
     words = _Words(sql)
     first = words.peek()
     if first in _BEGINNINGS:
@@ -185,7 +185,7 @@ def _renamed(words: _Words, schema: str) -> tuple[Name, ...]:
 
 
 def _altered(words: _Words, schema: str) -> Effect:
-    """ALTER TABLE names its table, and with RENAME or EXCHANGE PARTITION a second one.
+    """Parse ALTER TABLE: its table, and with RENAME or EXCHANGE PARTITION a second one.
 
     >>> effect("ALTER TABLE a RENAME TO b", "s").tables
     (('s', 'a'), ('s', 'b'))

@@ -1,7 +1,7 @@
-"""Table maps: the columns of one version of a table, as the binary log tells them.
+"""Table maps: the columns of one version of a table, as in the binary log.
 
-A table map has the types of the columns. With `binlog_row_metadata=FULL` it has their names, signs, character sets,
-the words of enums and sets and the primary key too; what it lacks is taken from the catalog (`Known`), and where the
+A table map has the types of the columns. With `binlog_row_metadata=FULL` it also has their names, signs, character
+sets, the words of enums and sets and the primary key; what it lacks is taken from the catalog (`Known`), and if the
 catalog does not fit the map, the table has no decoder (`Mismatch`): nothing is guessed.
 """
 
@@ -29,31 +29,31 @@ class Mismatch(Exception):
 
 
 class KnownColumn(NamedTuple):
-    """A column as the catalog has it now."""
+    """A column in the current catalog."""
 
     name: str
     type: str
-    """As `column_type` says, in lower case: `bigint(20) unsigned`."""
+    """In the form of `column_type`, in lower case: `bigint(20) unsigned`."""
     charset: str | None
     values: tuple[str, ...] = ()
     collation: str | None = None
     generated: str = ""
-    """`ROW START` and `ROW END` of system-versioned tables, or what the server says."""
+    """`ROW START` and `ROW END` of system-versioned tables, or the server's own text."""
 
 
 class Known(NamedTuple):
-    """A table as the catalog has it now."""
+    """A table in the current catalog."""
 
     columns: tuple[KnownColumn, ...]
     key: tuple[str, ...]
     ends: str | None = None
-    """Of a system-versioned table, the column that says until when a row was so."""
+    """In a system-versioned table, the column with the end of a row's validity."""
     sequence: bool = False
-    """It is one of MariaDB's sequences, which are logged as tables are."""
+    """Whether it is one of MariaDB's sequences, which are logged like tables."""
 
 
 class Field(msgspec.Struct):
-    """A column as a table map has it."""
+    """A column in a table map."""
 
     type: int
     meta: int
@@ -63,7 +63,7 @@ class Field(msgspec.Struct):
     charset: str | None = None
     values: tuple[str, ...] = ()
     raw: tuple[bytes, ...] = ()
-    """The words of an enum or set in its own character set, where the map has them."""
+    """The words of an enum or set in its own character set, if the map has them."""
     known: str = ""
 
 
@@ -81,7 +81,7 @@ class Map(msgspec.Struct):
 
 
 def lenenc(data: bytes, at: int) -> tuple[int, int]:
-    """A length-encoded number and where it ends."""
+    """Return a length-encoded number and where it ends."""
     first = data[at]
     if first < 251:
         return first, at + 1
@@ -90,7 +90,7 @@ def lenenc(data: bytes, at: int) -> tuple[int, int]:
 
 
 def parse_names(data: bytes) -> tuple[str, str, int]:
-    """Schema and table of a table map's body, and where its columns begin."""
+    """Return schema and table of a table map's body, and where its columns begin."""
     size = data[8]
     schema = data[9 : 9 + size].decode()
     at = 10 + size
@@ -99,7 +99,7 @@ def parse_names(data: bytes) -> tuple[str, str, int]:
 
 
 def parse_map(data: bytes, mariadb: bool) -> Map:
-    """A table map's body, without its checksum."""
+    """Parse a table map's body, without its checksum."""
     schema, table, at = parse_names(data)
     count, at = lenenc(data, at)
     kinds = data[at : at + count]
@@ -198,11 +198,11 @@ _SEQUENCE = (
     "next_not_cached_value", "minimum_value", "maximum_value", "start_value", "increment", "cache_size", "cycle_option",
     "cycle_count",
 )  # fmt: skip
-"""The columns of a sequence, by which one is known that is gone."""
+"""The columns of a sequence, which identify one that was dropped."""
 
 
 def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> None:
-    """Fill in from the catalog what the map lacks; raise Mismatch where both do not fit."""
+    """Fill in from the catalog what the map lacks; raise Mismatch if they do not fit."""
     made.ends = known.ends if known else None
     made.sequence = known.sequence if known else tuple(field.name for field in made.fields) == _SEQUENCE
     if made.ends is not None and known and made.ends not in {column.name for column in known.columns}:

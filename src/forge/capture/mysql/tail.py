@@ -1,9 +1,9 @@
-"""A thread that reads a binary log and hands batches to an event loop, few at a time.
+"""A thread that reads a binary log and passes batches to an event loop, a few at a time.
 
-The client library blocks, so it is read here: connect, check that the cursor still holds, decode, hand over. At most
-`AHEAD` batches wait for the consumer; then nothing more is read, and the server waits too. A connection that is cut or
-silent is made again, with growing pauses, from the last batch that was handed over; only what no new connection can
-fix reaches the consumer, as an exception. `stop` ends the thread at once, wherever it waits.
+The client library blocks, so this thread reads: connect, check that the cursor is still valid, decode, deliver. At most
+`AHEAD` batches wait for the consumer; then reading stops, and the server waits too. A lost or silent connection is
+opened again, with growing pauses, from the last delivered batch; only errors that a new connection cannot fix reach the
+consumer, as an exception. `stop` ends the thread at once, wherever it waits.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ from forge.capture.source import Batch
 from forge.errors import CursorExpired, CursorForeign, ForgeError, SourceError
 
 AHEAD = 4
-"""Batches that are read ahead of the consumer."""
+"""Number of batches that are read ahead of the consumer."""
 PAUSES = (0.05, 5.0)
-"""The first and the longest pause before connecting again, in seconds."""
+"""The first and the longest pause before reconnecting, in seconds."""
 MOVES = 1.0
-"""Seconds after which a batch without changes moves the cursor on."""
+"""Seconds after which a batch without changes advances the cursor."""
 _log = logging.getLogger("forge.capture.mysql")
 
 
 class Reading:
-    """How a tail reads: what is the same for each of its connections."""
+    """The settings that all connections of a tail share."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class Reading:
         self._server_id = server_id or address.server_id
 
     def server_id(self) -> int:
-        """The id under which we read: the one given, or one that no other replica is likely to have."""
+        """Return the id under which we read: the given one, or one that no other replica is likely to have."""
         return self._server_id or random.randrange(1 << 30, 1 << 32)
 
     def connect(self, held: list[socket.socket] | None = None, *, patient: bool = False) -> Connection:
-        """A connection; a patient one gives queries time."""
+        """Open a connection; a patient one gives queries time."""
         return self.address.connect(self.timeout, held, patience=max(60.0, self.timeout) if patient else None)
 
 
 class Tail:
-    """Batches after a cursor, from a thread of its own; to be used by one task of one event loop.
+    """Batches after a cursor, from a dedicated thread; to be used by one task of one event loop.
 
     `until` ends it at a place (a file and an offset) where a transaction ends.
     """
@@ -97,7 +97,7 @@ class Tail:
         self._thread.start()
 
     async def get(self) -> Batch | None:
-        """The next batch, or None at `until`; raises what reading cannot go on from."""
+        """Return the next batch, or None at `until`; raise errors after which reading cannot continue."""
         found = await self._queue.get()
         if isinstance(found, Exception):
             raise found
@@ -105,7 +105,7 @@ class Tail:
         return found
 
     async def stop(self) -> None:
-        """End the thread, with its connections."""
+        """End the thread and its connections."""
         self._stopped.set()
         self._room.release()
         while self._thread.is_alive():
@@ -150,7 +150,7 @@ class Tail:
         self._give(error)
 
     def _hand(self, batch: Batch | None) -> None:
-        """Give it to the consumer, when there is room for it."""
+        """Pass a batch to the consumer when there is room for it."""
         self._room.acquire()
         self._give(batch)
 
@@ -236,7 +236,7 @@ class Tail:
 
 
 def resumed(control: Connection, told: catalog.Server, after: Cursor, *, failover: bool) -> tuple[Cursor, str | None]:
-    """Where to go on from on this server: a place in its log, or MariaDB's global transaction id after a failover."""
+    """Return where to resume on this server: a place in its log, or MariaDB's global transaction id for a failover."""
     if after.server != told.identity:
         if not failover:
             raise CursorForeign(
@@ -266,7 +266,7 @@ def resumed(control: Connection, told: catalog.Server, after: Cursor, *, failove
 
 
 def place_order(file: str, offset: int) -> tuple[int, int]:
-    """What places of one log are compared by.
+    """Return a sort key for places of one log.
 
     >>> place_order("mysql-bin.999999", 900) < place_order("mysql-bin.1000000", 4)
     True

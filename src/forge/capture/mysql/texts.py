@@ -1,7 +1,7 @@
-"""Rows of a query in the forms of a Change: the same values that the binary log's bytes give.
+"""Convert rows of a query to the forms of a Change: the same values as from the binary log's bytes.
 
-A snapshot reads texts, as the server prints them, with the session in UTC and UTF-8. `select_list` asks for them in a
-way that loses nothing, `Texts` turns them into values and keys into literals that compare as the column does.
+A snapshot reads texts, as the server prints them, with the session in UTC and UTF-8. `select_list` requests them
+without loss, `Texts` converts them to values, and keys to literals that compare as the column does.
 """
 
 import re
@@ -64,28 +64,28 @@ class Texts:
         return ", ".join(quoted(name) for name in self.key)
 
     def row(self, raw: Sequence[Any]) -> dict[str, Any]:
-        """A row of the query as the image of a Change."""
+        """Convert a row of the query to the image of a Change."""
         return {
             name: value if value is None or form is None else form(value)
             for (name, form), value in zip(self._forms, raw, strict=True)
         }
 
     def marks(self, raw: Sequence[Any]) -> tuple[str, ...]:
-        """The key of a row of the query, as `Progress` keeps it."""
+        """Return the key of a row of the query, as `Progress` stores it."""
         return tuple(_mark(raw[at]) for at in self._key_at)
 
     def marks_of(self, key: Sequence[Any]) -> tuple[str, ...]:
-        """The same from the key of a Change."""
+        """Return the same from the key of a Change."""
         return tuple(_mark_of(column, value) for column, value in zip(self._key_columns, key, strict=True))
 
     def literals(self, marks: Sequence[str]) -> list[str]:
-        """The key as SQL; raises CursorInvalid for what is no key of this table."""
+        """Return the key as SQL; raise CursorInvalid if it is not a key of this table."""
         if len(marks) != len(self._key_columns):
             raise _no_key()
         return [_literal(column, mark) for column, mark in zip(self._key_columns, marks, strict=True)]
 
     def behind(self, marks: Sequence[str]) -> str:
-        """The condition of the rows behind a key.
+        """Return the condition for the rows behind a key.
 
         >>> columns = (KnownColumn("a", "int", None), KnownColumn("b", "date", None))
         >>> Texts(Known(columns, ("a", "b"))).behind(("1", "2026-01-31"))

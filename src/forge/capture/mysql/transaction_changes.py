@@ -1,8 +1,8 @@
-"""What is told of a transaction of a binary log: changes of rows and of whole tables, each under an id of its own.
+"""Changes of one transaction of a binary log: of rows and of whole tables, each with its own id.
 
-In come rows and statements that the log's reader (`forge.capture.mysql.changes`) has decoded, event by event; out come
-`changes` with the `columns` of each. An event has a number in its transaction, counted whether or not anybody wants it;
-what was told before (`skip`) is left out.
+In: rows and statements decoded by the log's reader (`forge.capture.mysql.changes`), event by event. Out: `changes` with
+the `columns` of each. An event has a number in its transaction, counted whether or not it is wanted; events reported
+before (`skip`) are left out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _FOREVER: Final = ("2038-01-19T03:14:07.999999+00:00", "2106-02-07T06:28:15.9999
 
 
 class Catalog(Protocol):
-    """What the log does not tell, as the server has it now; `forget` when a table's definition changed."""
+    """Current data of the server that the log lacks; `forget` when a table's definition changed."""
 
     mariadb: bool
 
@@ -35,17 +35,17 @@ class Catalog(Protocol):
 
 
 class Account:
-    """The changes since they were last taken away, and the transaction that is being told."""
+    """The changes since they were last taken, and the current transaction."""
 
     def __init__(self, catalog: Catalog, name: str, skip: int) -> None:
         self.changes: list[Change] = []
         self.columns: list[tuple[Column, ...]] = []
         self.events = 0
-        """The number of the event at hand in its transaction."""
+        """The number of the current event in its transaction."""
         self.skip = skip
-        """Events of the transaction that were told before."""
+        """Number of events of the transaction that were reported before."""
         self.at = 0
-        """When the event at hand was written, in seconds."""
+        """When the current event was written, in seconds."""
         self.context = NO_CONTEXT
         self.touched: Final[set[Name]] = set()
         self._catalog = catalog
@@ -56,7 +56,7 @@ class Account:
         self._wholes = 0
 
     def begin(self, transaction: str, file: str, start: int) -> None:
-        """A transaction that begins here; it is known by its place where it has no name."""
+        """Begin a transaction here; without a name it is identified by its place."""
         self._transaction = transaction or f"{file}:{start}"
         self._start = f"{file}:{start:012d}."
         self.events = self._wholes = 0
@@ -65,27 +65,27 @@ class Account:
         self._cascaded.clear()
 
     def end(self) -> None:
-        """The transaction at hand is over."""
+        """End the current transaction."""
         self.events = self.skip = self._wholes = 0
 
     def empty(self) -> None:
-        """Forget the changes: they were handed on."""
+        """Drop the changes: they were delivered."""
         self.changes = []
         self.columns = []
 
     @property
     def told(self) -> bool:
-        """Whether the event at hand is still to be told."""
+        """Tell whether the current event is still to be reported."""
         return self.events > self.skip
 
     def number(self) -> bool:
-        """Count an event that changes something; whether it is still to be told."""
+        """Count an event that changes something; tell whether it is still to be reported."""
         self.events += 1
         self._wholes = 0
         return self.events > self.skip
 
     def rows(self, version: Version, op: Op, rows: list[Row]) -> None:
-        """The rows of an event as changes."""
+        """Add the rows of an event as changes."""
         schema, table, key, context = version.schema, version.table, version.key, self.context
         transaction, name, at = self._transaction, self._name, utc(self.at)
         head = f"{transaction}.{self.events}."
@@ -126,7 +126,7 @@ class Account:
     def _current(
         self, ends: str, op: Op, rows: list[Row], head: str, spot: str, version: Version, at: datetime
     ) -> tuple[Op, list[Row]]:
-        """Of a system-versioned table only what is current: the server's own history is not a change."""
+        """Keep only current rows of a system-versioned table: the server's own history is not a change."""
         if op is not Op.UPDATE:
             kept = [row for row in rows if row[ends] in _FOREVER]
             _without(version.implied, kept)
@@ -148,7 +148,7 @@ class Account:
         return op, kept
 
     def whole(self, op: Op, name: Name, more: Mapping[str, Any] | None = None) -> None:
-        """Something that became of a table as a whole, if it is wanted."""
+        """Add a change of a table as a whole, if it is wanted."""
         if not self._catalog.wants(*name):
             return
         self._wholes += 1
@@ -162,16 +162,16 @@ class Account:
         self.columns.append(())
 
     def _spot(self) -> str:
-        """What the positions of an event's changes begin with: texts that sort as the log does."""
+        """Return the prefix of the positions of an event's changes: texts that sort as the log does."""
         return f"{self._start}{self.events:08d}."
 
     def invalidate(self, names: Iterable[Name], reason: str) -> None:
-        """What was told of these tables may not be so."""
+        """Report that earlier changes of these tables may be wrong."""
         for name in sorted(set(names)):
             self.whole(Op.INVALIDATE, name, {"reason": reason})
 
     def cascade(self, parent: Name, op: Op, changed: set[str] | None) -> None:
-        """Tell, once in a transaction, of each table whose rows went or changed with those of the parent."""
+        """Report, once per transaction, each table whose rows were deleted or changed with those of the parent."""
         for key, how in reached(self._catalog.cascades(), parent, op, changed):
             if key.child not in self._cascaded:
                 self._cascaded.add(key.child)

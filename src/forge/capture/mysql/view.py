@@ -1,4 +1,4 @@
-"""The catalog as a reader of the log needs it: asked when it must be, remembered until a definition changes."""
+"""The catalog for a reader of the log: queried when needed, cached until a definition changes."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +12,7 @@ from forge.capture.mysql.tables import Known
 
 
 class View:
-    """What `forge.capture.mysql.transaction_changes.Catalog` asks for, over one connection."""
+    """Implements `forge.capture.mysql.transaction_changes.Catalog` over one connection."""
 
     def __init__(self, connection: Connection, told: catalog.Server, database: str | None, filter: Filter) -> None:
         self.mariadb = told.mariadb
@@ -26,7 +26,7 @@ class View:
         self._cascades: dict[Name, list[Cascade]] | None = None
 
     def wants(self, schema: str, table: str) -> bool:
-        """Whether the table is followed: of the URL's database, or not the server's own, and not filtered out."""
+        """Tell whether the table is followed: of the URL's database, or not the server's own, and not filtered out."""
         found = self._wanted.get((schema, table))
         if found is None:
             ours = schema == self._database if self._database else schema not in OWN
@@ -39,7 +39,7 @@ class View:
         return self._known[schema, table]
 
     def followed(self) -> Iterable[Name]:
-        """The tables that are there now and followed."""
+        """Return the existing tables that are followed."""
         if self._followed is None:
             self._followed = [name for name in catalog.tables(self._connection, self._database) if self.wants(*name)]
         return self._followed
@@ -56,6 +56,6 @@ class View:
         return self._charsets(name)
 
     def forget(self) -> None:
-        """A definition changed: ask again."""
+        """Clear the cache after a change of definition."""
         self._known.clear()
         self._followed = self._cascades = None

@@ -1,4 +1,4 @@
-"""SQLite: the queue that triggers fill, seen by every process, and the update hook of one connection."""
+"""SQLite as a source: the queue that triggers fill, seen by every process, and the update hook of one connection."""
 
 from forge.capture.sqlite.context import transaction
 from forge.capture.sqlite.hook import Hook

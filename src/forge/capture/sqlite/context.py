@@ -1,20 +1,20 @@
-"""Who writes and why, said once for a transaction on a SQLite file.
+"""The actor and the reason of a transaction on a SQLite file.
 
     with transaction(connection, user_id=7, function_name="orders.ship", order=118):
         connection.execute("UPDATE orders SET …")
 
 A trigger cannot see a connection's own settings, but it sees the tables of its file, and SQLite has one writer at a
-time. So the context is a row of a table of Forge's: written when the transaction begins, which takes the write lock,
-and removed before it commits. Nobody else can write while it is there; a rollback, or a crash, takes it back.
+time. So the context is a row of one of Forge's tables: written when the transaction begins, which takes the write lock,
+and removed before it commits. No other connection can write meanwhile; a rollback, or a crash, undoes it.
 
-What always holds:
+Invariants:
 
 - Everything is checked before anything is written. A malformed context is a ContextError.
-- The context lasts as long as its block. A block within a transaction is a savepoint, and keeps what the outer one
-  said unless it says otherwise, `more` name by name; when it ends, the outer context is back.
-- Every block without one around it gets a name, which is `source.transaction` of its changes.
-- Whoever commits inside of a block by other means leaves the context behind: where foreign keys are enforced SQLite
-  refuses that commit; else the block removes it when it ends, and raises ContextError.
+- The context lasts as long as its block. A block within a transaction is a savepoint, and keeps the values of the outer
+  one unless it overrides them, `more` name by name; when it ends, the outer context is restored.
+- Every outermost block gets a name, which is `source.transaction` of its changes.
+- A commit inside of a block by other means leaves the context behind: if foreign keys are enforced, SQLite refuses that
+  commit; else the block removes the context when it ends, and raises ContextError.
 """
 
 import json
@@ -27,7 +27,7 @@ from forge.errors import ContextError, NotInstalled
 
 LONGEST: Final = {"user_id": 255, "function_name": 255, "trace_id": 64}
 MOST_MORE: Final = 8192
-"""Bytes of JSON: every row of the queue that the transaction writes carries it."""
+"""Maximum bytes of JSON: every row of the queue that the transaction writes carries it."""
 _SAVEPOINT: Final = "forge_context"
 
 
@@ -50,7 +50,7 @@ def transaction(
     trace_id: str | None = None,
     **more: Any,
 ) -> Iterator[None]:
-    """A transaction, or a savepoint within one, whose changes carry this context."""
+    """Open a transaction, or a savepoint within one, whose changes carry this context."""
     said = _said(user_id, function_name, trace_id, more)
     nested = connection.in_transaction
     connection.execute(f"SAVEPOINT {_SAVEPOINT}" if nested else "BEGIN IMMEDIATE")
@@ -73,7 +73,7 @@ def transaction(
 
 
 def _current(connection: Connection) -> dict[str, Any] | None:
-    """What the transaction around this one said."""
+    """Return the context of the surrounding transaction."""
     there = "SELECT 1 FROM sqlite_schema WHERE name = 'forge_context'"
     if connection.execute(there).fetchone() is None:
         raise NotInstalled("no table of this file is tracked", fix="forge enable TABLE --database-url sqlite:///FILE")

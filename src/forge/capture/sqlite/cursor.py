@@ -1,10 +1,10 @@
-"""Where a reader of the queue stands: behind a row of it, and within a snapshot also in a table.
+"""Cursors of the queue: behind a row of it, and within a snapshot also in a table.
 
     sqlite1_{file}_{row}.{time}             behind a row of the queue
     sqlite1_{file}_{row}.{time}+{place}     inside the snapshot that was begun behind that row
 
-The time is that of the row, in milliseconds. It tells apart two rows of one number: those of a file and of its older
-copy, which was put back and written to.
+The time is that of the row, in milliseconds. It distinguishes two rows with the same number: those of a file and of its
+older copy that was restored and written to.
 """
 
 import json
@@ -22,7 +22,7 @@ _MOST: Final = 2**63 - 1
 
 
 class Place(NamedTuple):
-    """In a snapshot: when it began and how the schema was then, the table, and its row that was read last."""
+    """A place in a snapshot: its start time and schema version, the table, and the last row that was read."""
 
     at: int
     schema_version: int
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """Behind row `id` of the queue of a file."""
+    """The cursor behind row `id` of the queue of a file."""
 
     file: str
     id: int

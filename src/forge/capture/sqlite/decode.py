@@ -1,7 +1,7 @@
-"""Rows of the queue in, changes out.
+"""Decode rows of the queue into changes.
 
-Values are what SQLite stored: int, float, str, bytes or None, row by row whatever the column was declared as. A text
-that is not UTF-8 is bytes, as it is stored. SQLite itself has no NaN (it is NULL), no booleans (0 and 1), no decimal
+Values are what SQLite stored: int, float, str, bytes or None, row by row, whatever the declared type of the column. A
+text that is not UTF-8 is bytes, as stored. SQLite itself has no NaN (it is NULL), no booleans (0 and 1), no decimal
 numbers and no times (texts or numbers, as the application wrote them).
 """
 
@@ -26,7 +26,7 @@ HEAD: Final = 4
 
 
 def milliseconds(at: float) -> int:
-    """SQLite's julianday('now') as milliseconds since 1970.
+    """Convert SQLite's julianday('now') to milliseconds since 1970.
 
     >>> milliseconds(2461041.5)
     1767225600000
@@ -39,14 +39,14 @@ def instant(time: int) -> datetime:
 
 
 class Origin(NamedTuple):
-    """What the changes of one file share."""
+    """The values that the changes of one file share."""
 
     identity: str
     name: str
 
 
 class Stamp(NamedTuple):
-    """What the rows of one statement share: the end of a change's id, its time, its context and transaction."""
+    """The values that the rows of one statement share: the end of a change's id, time, context and transaction."""
 
     suffix: str
     at: datetime
@@ -60,9 +60,9 @@ class Stamp(NamedTuple):
 
 
 def image_function(table: Table, start: int) -> Callable[[Row], dict[str, Any]]:
-    """A function from a row of the queue to the image that begins at a place in it.
+    """Return a function from a row of the queue to the image that starts at an index in it.
 
-    It is compiled, as a literal of the columns is built in half the time that any loop over them takes.
+    It is compiled, because building a dict literal takes half the time of any loop over the columns.
     """
     shown = {"hidden": "UNAVAILABLE", "masked": "MASK"}
     items = (
@@ -76,7 +76,7 @@ def image_function(table: Table, start: int) -> Callable[[Row], dict[str, Any]]:
 
 
 class Decoder:
-    """Decodes the rows that bear the number of one definition of one table."""
+    """Decodes the rows that have the number of one definition of one table."""
 
     def __init__(self, origin: Origin, table: Table) -> None:
         self.table: Final = table
@@ -98,7 +98,7 @@ class Decoder:
         return {name: image[name] for name in self.table.key} or None
 
     def changes(self, row: Row, stamp: Stamp) -> Sequence[Change]:
-        """The changes of a row: one, or the delete and the insert that a changed key is."""
+        """Return the changes of a row: one, or a delete and an insert if the key changed."""
         number, op = row[0], row[1]
         suffix, at, context, transaction = stamp
         name = f"{self._start}{number}{suffix}"
@@ -149,7 +149,7 @@ _said: Final = msgspec.json.Decoder(_Said).decode
 
 
 def context_of(text: str | None) -> tuple[Context, str | None]:
-    """The context and the transaction that a text in the queue names.
+    """Return the context and the transaction that a text in the queue names.
 
     >>> context_of('{"transaction": "a1", "user_id": "7"}')
     (Context(user_id='7', function_name=None, trace_id=None, more={}, session_user=None, application_name=None), 'a1')
@@ -164,7 +164,7 @@ def context_of(text: str | None) -> tuple[Context, str | None]:
 
 
 def tolerant(raw: bytes) -> str | bytes:
-    """A text as SQLite has it: str, or its bytes where they are not UTF-8."""
+    """Decode a text of SQLite: str, or its bytes if they are not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

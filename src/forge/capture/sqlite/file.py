@@ -1,7 +1,7 @@
-"""The database file that a URL names, connections to it, and SQLite's errors as Forge's.
+"""The database file of a URL, connections to it, and SQLite's errors as Forge's.
 
-`sqlite:///shop.db` is a file in the working directory, `sqlite:////srv/shop.db` one by its whole path. A connection
-never makes a file, begins no transaction by itself, and waits for a lock as long as it was told.
+`sqlite:///shop.db` is a file in the working directory, `sqlite:////srv/shop.db` one by its absolute path. A connection
+never creates a file, never starts a transaction implicitly, and waits for a lock up to its timeout.
 """
 
 import errno
@@ -17,15 +17,15 @@ from urllib.parse import quote, unquote, urlsplit
 from forge.errors import ConfigError, SourceError
 
 OLDEST: Final = (3, 37, 0)
-"""The first SQLite that lists tables with what they are."""
+"""The first SQLite that lists tables with their types."""
 PATIENCE: Final = 5.0
-"""Seconds that a lock is waited for."""
+"""Seconds to wait for a lock."""
 WHILE_REPLACED: Final = 30.0
-"""Seconds that a file may be missing or unreadable to someone who was following it."""
+"""Seconds that a file may be missing or unreadable for a follower."""
 
 
 class Identity(NamedTuple):
-    """Which file it is, whatever its name is by now."""
+    """The identity of a file, independent of its name."""
 
     device: int
     inode: int
@@ -51,13 +51,13 @@ class File:
         return Identity(found.st_dev, found.st_ino)
 
     def connect(self) -> sqlite3.Connection:
-        """A connection in autocommit mode; any thread may use it, one at a time."""
+        """Open a connection in autocommit mode; any thread may use it, one at a time."""
         if sqlite3.sqlite_version_info < OLDEST:
             raise SourceError(
                 f"SQLite {sqlite3.sqlite_version} is too old", fix="use a Python with SQLite 3.37 or newer"
             )
         self.identity()
-        # To open it by other means than SQLite's, and close it, would end the locks of other connections.
+        # Opening and closing it by other means than SQLite's would release the locks of other connections.
         effective = os.access in os.supports_effective_ids
         if not os.access(self.path, os.R_OK, effective_ids=effective):
             raise self.unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
@@ -79,14 +79,14 @@ class File:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Errors of SQLite in this block as SourceErrors that say what to do."""
+        """Convert errors of SQLite in this block into SourceErrors with a fix."""
         try:
             yield
         except sqlite3.Error as error:
             raise self.translate(error) from error
 
     def translate(self, error: sqlite3.Error) -> SourceError:
-        """What an error of SQLite's means for whoever reads or tracks this file."""
+        """Return the meaning of a SQLite error for a reader or tracker of this file."""
         name = getattr(error, "sqlite_errorname", "") or ""
         for start, (what, fix) in _MEANINGS.items():
             if name.startswith(start):
@@ -125,7 +125,7 @@ _MEANINGS: Final = {
 
 
 def may_pass(error: BaseException | None) -> float:
-    """For how many seconds an error of SQLite or the system is worth trying again."""
+    """Return for how many seconds an error of SQLite or the system is worth a retry."""
     if isinstance(error, FileNotFoundError):
         return WHILE_REPLACED
     name = getattr(error, "sqlite_errorname", "") or ""
@@ -135,7 +135,7 @@ def may_pass(error: BaseException | None) -> float:
 
 
 def path_of(url: str) -> Path:
-    """The file that a URL names.
+    """Return the file that a URL names.
 
     >>> str(path_of("sqlite:///shop.db")), str(path_of("sqlite:////srv/my%20shop.db?feed=queue"))
     ('shop.db', '/srv/my shop.db')

@@ -4,25 +4,24 @@
         hook.connection.execute("INSERT INTO orders …")      # any thread; or Hook(…, connection=yours)
         async for batch in hook.stream(): …
 
-It needs APSW, and nothing in the file: no triggers, no tables. A change costs microseconds and is there when the
-statement that committed it returns. What it does not do:
+It needs APSW, and nothing in the file: no triggers, no tables. A change costs microseconds and is available when the
+statement that committed it returns. Limitations:
 
-- It sees one connection. What other connections write, in this process or another, it never sees.
+- It sees one connection. It never sees writes of other connections, in this process or another.
 - It keeps changes in memory, until they are acknowledged, at most `most`. Beyond that they are dropped, and an
-  `invalidate` for each table says so. When the process ends they are gone.
+  `invalidate` for each table reports it. When the process ends they are gone.
 - It has no snapshot and no context, and does not see changes of the schema, nor what is written into a blob in place
   (sqlite3_blob_write).
 
-It uses SQLite's preupdate hook where the build has it, as that of APSW's wheels does: images before and after, tables
-WITHOUT ROWID, rows that REPLACE deletes, and DELETE without WHERE. With the plain update hook only, a change has the
-row's number and nothing more; tables WITHOUT ROWID, replaced rows and DELETE without WHERE are not seen.
-`capabilities` says which it is. Of a table with virtual generated columns values are UNAVAILABLE: SQLite does not hand
-them over.
+It uses SQLite's preupdate hook if the build has it, as that of APSW's wheels does: images before and after, tables
+WITHOUT ROWID, rows that REPLACE deletes, and DELETE without WHERE. With only the plain update hook, a change has only
+the row's number; tables WITHOUT ROWID, replaced rows and DELETE without WHERE are not seen. `capabilities` tells which
+hook it is. In a table with virtual generated columns values are UNAVAILABLE: SQLite does not pass them on.
 
-SQLite tells nobody when it undoes a statement or goes back to a savepoint. So each statement is looked at when it ends:
-what it wrote is struck off if it was undone, and a transaction is delivered when SQLite no longer is in one after
-its commit. Where that cannot be told (a statement on a view, or with OR REPLACE and the like, that failed midway or
-changed nothing itself) the tables it touched get an `invalidate`.
+SQLite does not report when it undoes a statement or rolls back to a savepoint. So each statement is checked when it
+ends: its writes are removed if it was undone, and a transaction is delivered once SQLite is outside of it after its
+commit. If that is unknown (a statement on a view, or with OR REPLACE and the like, that failed midway or changed
+nothing itself) the tables it touched get an `invalidate`.
 """
 
 import asyncio
@@ -75,11 +74,11 @@ class Written(NamedTuple):
     new: tuple[Any, ...] | None
     rowid: int = 0
     new_rowid: int = 0
-    """The row numbers, where there are no images."""
+    """The row numbers, if there are no images."""
 
 
 class Shape(NamedTuple):
-    """A table as its changes need it; `numbered` when the key is the row number."""
+    """The properties of a table that its changes need; `numbered` if the key is the row number."""
 
     name: str
     columns: list[str]
@@ -93,7 +92,7 @@ class Shape(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A transaction: what it wrote, and the tables of which it wrote more than could be kept."""
+    """A transaction: its writes, and the tables whose writes exceeded the limit."""
 
     number: int
     at: datetime
@@ -102,7 +101,7 @@ class Committed(NamedTuple):
 
 
 class Hook:
-    """What one connection commits. Its other hooks of the same kinds stay as they are."""
+    """The commits of one connection. Its other hooks of the same kinds stay in place."""
 
     kind: Final = KIND
 
@@ -135,14 +134,14 @@ class Hook:
 
     @property
     def connection(self) -> "apsw.Connection":
-        """The connection that is watched."""
+        """Return the watched connection."""
         if self._connection is None:
             raise SourceError("the hook is not open", fix="use it by `async with`")
         return self._connection
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do with this build of SQLite."""
+        """Return what it can do with this build of SQLite."""
         return Capabilities(
             durable=False,
             replayable=False,
@@ -193,7 +192,7 @@ class Hook:
             self._connection = None
 
     def _read_tables(self) -> None:
-        """The columns of every table. What another thread may be writing with is left alone after the beginning."""
+        """Read the columns of every table. After the start, a connection that may be in use is left alone."""
         connection: Any = self.connection
         if self._recorder is None:
             self._filename = connection.filename
@@ -207,7 +206,7 @@ class Hook:
             beside.close()
 
     async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """What is committed after the cursor, or from now on, for ever."""
+        """Yield what is committed after the cursor, or from now on, without end."""
         self._take()
         place = self._dropped + len(self._kept) if after is None else self._place(after)
         while True:
@@ -225,7 +224,7 @@ class Hook:
             yield Batch(found, self._cursor(place))
 
     def _take(self) -> None:
-        """Turn what arrived into changes, and drop what is too much."""
+        """Convert what arrived into changes, and drop the excess."""
         arrived, self._arrived = self._arrived, []
         for committed in arrived:
             self._kept += self._changes(committed)
@@ -260,7 +259,7 @@ class Hook:
         return found
 
     def _meanings(self, committed: Committed) -> list["Meaning"]:
-        """What a transaction says; of a table that must be read again nothing but that."""
+        """Return the meanings of a transaction; for a table that must be read again, nothing else."""
         lost = set(committed.lost)
         found: list[Meaning] = []
         for row in committed.rows:
@@ -303,12 +302,12 @@ class Hook:
         return CursorExpired("what follows the cursor is no longer in memory", fix="read the tables again")
 
     async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """There is none."""
+        """Raise: there is no snapshot."""
         for batch in _no_snapshot():
             yield batch
 
     async def now(self) -> str:
-        """The cursor behind all that is committed."""
+        """Return the cursor behind all that is committed."""
         self._take()
         return self._cursor(self._dropped + len(self._kept))
 
@@ -324,7 +323,7 @@ class Hook:
         self._dropped = self._floor = place
 
     async def status(self) -> Status:
-        """How much is kept."""
+        """Return how much is kept."""
         self._take()
         in_feed = tuple(part for part in self._filter.parts if part == "tables")
         return Status(
@@ -339,7 +338,7 @@ class Hook:
 
 
 class Meaning(NamedTuple):
-    """What a call of the hook says."""
+    """The meaning of a call of the hook."""
 
     op: Op
     table: str
@@ -349,7 +348,7 @@ class Meaning(NamedTuple):
 
 
 def meaning(row: Written, shape: Shape) -> list[Meaning] | None:
-    """The changes of a call, two for an update of the key; None when the table must be read again.
+    """Return the changes of a call, two for an update of the key; None if the table must be read again.
 
     >>> orders = Shape("orders", ["id", "n"], ("id",), numbered=True)
     >>> [(m.op.value, m.key, m.before, m.after) for m in meaning(Written(18, "orders", None, (7, "x")), orders)]
@@ -389,7 +388,7 @@ _OPS: Final = {18: Op.INSERT, 23: Op.UPDATE, 9: Op.DELETE}
 
 
 class _Recorder:
-    """Sits on a connection's hooks, in whichever thread writes, and hands on what was committed."""
+    """Attached to a connection's hooks, in whichever thread writes; passes on what was committed."""
 
     def __init__(
         self, connection: "apsw.Connection", deliver: Any, wanted: set[str] | None, most: int, preupdate: bool
@@ -463,7 +462,7 @@ class _Recorder:
         self._committing = False
 
     def _on_end(self, event: dict[str, Any]) -> None:
-        """A statement has ended, well or not."""
+        """Handle the end of a statement, successful or not."""
         if len(self._rows) > self._settled:
             self._settle(event["sql"])
         self._total = self._connection.total_changes()
@@ -476,7 +475,7 @@ class _Recorder:
             self._border(*filter(None, match.groups()))
 
     def _settle(self, sql: str) -> None:
-        """Strike off what a statement wrote if SQLite undid it, which it may not have done whole with an OR clause."""
+        """Remove a statement's writes if SQLite undid it; with an OR clause the undo may be partial."""
         if self._connection.changes() == 0:
             if self._connection.total_changes() != self._total or _CLAUSE.search(sql):
                 self._lost |= {row.table for row in self._rows[self._settled :]}

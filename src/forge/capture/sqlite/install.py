@@ -1,19 +1,19 @@
-"""Tracking: Forge's tables in a database file, the triggers on its tables, and keeping them true to the schema.
+"""Tracking: create Forge's tables in a database file and the triggers on its tables, and update them with the schema.
 
     enable("sqlite:///shop.db", ["orders"])
 
-Everything is done in one transaction. Each definition of a table has a number, its version, which its triggers put
-into every row of the queue; so a row is always read with the columns that it was written with. When SQLite's own count
-of schema changes (PRAGMA schema_version) moves, `refresh` looks at every tracked table: one that is defined otherwise,
-or has lost triggers, gets new ones, and a `schema` change says that its rows must be read again. `refresh` is run by
-whoever reads the queue, within milliseconds of the commit, or by the application in the transaction that alters the
+Everything is done in one transaction. Each definition of a table has a number, its version, which its triggers put into
+every row of the queue; so a row is always read with the columns that it was written with. When SQLite's own count of
+schema changes (PRAGMA schema_version) changes, `refresh` checks every tracked table: one with a different definition,
+or with missing triggers, gets new ones, and a `schema` change tells that its rows must be read again. Readers of the
+queue run `refresh` within milliseconds of the commit, or the application runs it in the transaction that alters the
 table. Until then:
 
 - a column that was added is not in the images, and one that was renamed has its old name there;
-- a table that was dropped and made again (the way SQLite's own documentation changes tables) is not tracked;
-- a table that was renamed is tracked on, under its old name.
+- a table that was dropped and created again (the way SQLite's own documentation changes tables) is not tracked;
+- a table that was renamed stays tracked, under its old name.
 
-A column that is dropped while its table is tracked is refused by SQLite, as triggers name it: disable, drop, enable.
+SQLite refuses to drop a column while its table is tracked, because triggers name it: disable, drop, enable.
 """
 
 import sqlite3
@@ -59,10 +59,10 @@ def enable(
     exclude: Sequence[str] | None = None,
     mask: Sequence[str] | None = None,
 ) -> list[str]:
-    """Track tables, or with `every` all that can be; the names of those whose tracking began or changed.
+    """Track tables, or with `every` all that can be tracked; return those whose tracking began or changed.
 
-    `exclude` and `mask` are columns, `column` or `table.column`; what is None stays as it is. Nothing is changed
-    unless all can be.
+    `exclude` and `mask` are columns, `column` or `table.column`; None keeps the setting. Nothing is changed unless all
+    can be.
     """
     file = File(url)
     with _writing(file) as connection:
@@ -90,7 +90,7 @@ def enable(
 
 
 def disable(url: str, tables: Sequence[str]) -> list[str]:
-    """Track tables no longer; the names of those that were. What is in the queue stays there."""
+    """Stop tracking tables; return those that were tracked. What is in the queue stays there."""
     file = File(url)
     with _writing(file) as connection:
         require(connection, file)
@@ -120,7 +120,7 @@ def _writing(file: File) -> Iterator[sqlite3.Connection]:
 
 
 def _columns(asked: Sequence[str], target: Table, wanted: Sequence[Table]) -> list[str]:
-    """The columns of this table that are meant; a name that no table has is an error."""
+    """Return the named columns of this table; a name that no table has is an error."""
     found = []
     for word in asked:
         name, _, column = word.rpartition(".")
@@ -141,7 +141,7 @@ def installed(connection: sqlite3.Connection) -> bool:
 
 
 def require(connection: sqlite3.Connection, file: File) -> State:
-    """What Forge keeps about the file; raise NotInstalled where it keeps nothing."""
+    """Return Forge's state of the file; raise NotInstalled if there is none."""
     if not installed(connection):
         raise NotInstalled(f"no table of {file.name} is tracked", fix=f"forge enable TABLE --database-url {file.url}")
     found = state(connection)
@@ -156,7 +156,7 @@ def state(connection: sqlite3.Connection) -> State:
 
 
 def tracked(connection: sqlite3.Connection, *, gone: bool = False) -> list[Tracked]:
-    """The tracked tables, by name; with `gone` also those that are not there and will be tracked when they are."""
+    """Return the tracked tables, by name; with `gone` also missing ones, which are tracked when they come back."""
     rows = connection.execute(
         "SELECT id, definition FROM forge_version WHERE current BETWEEN 1 AND ? ORDER BY name", (_GONE if gone else 1,)
     )
@@ -164,13 +164,13 @@ def tracked(connection: sqlite3.Connection, *, gone: bool = False) -> list[Track
 
 
 def versions(connection: sqlite3.Connection, newer_than: int) -> list[Tracked]:
-    """Every definition above a number."""
+    """Return every definition above a number."""
     rows = connection.execute("SELECT id, definition FROM forge_version WHERE id > ? ORDER BY id", (newer_than,))
     return [Tracked(number, msgspec.json.decode(definition, type=Table)) for number, definition in rows]
 
 
 def _install(connection: sqlite3.Connection, width: int) -> None:
-    """Make Forge's tables, wide enough from the beginning: a column that is added later costs SQLite a new schema."""
+    """Create Forge's tables, wide enough from the start: a column added later costs SQLite a new schema."""
     script = (files("forge.capture.sqlite") / "schema.sql").read_text("utf-8")
     statement = ""
     for line in script.splitlines():
@@ -188,7 +188,7 @@ def _install(connection: sqlite3.Connection, width: int) -> None:
 
 
 def track(connection: sqlite3.Connection, new: Table, old: Tracked | None) -> int:
-    """Put triggers on a table, and a `schema` change into the queue; the number of its definition."""
+    """Put triggers on a table, and a `schema` change into the queue; return the number of its definition."""
     if old is not None:
         _drop_triggers(connection, old.version)
         connection.execute("UPDATE forge_version SET current = 0 WHERE id = ?", (old.version,))
@@ -207,7 +207,7 @@ def track(connection: sqlite3.Connection, new: Table, old: Tracked | None) -> in
 
 
 def untrack(connection: sqlite3.Connection, found: Tracked) -> None:
-    """Take the triggers away, and put a `schema` change into the queue."""
+    """Drop the triggers, and put a `schema` change into the queue."""
     _drop_triggers(connection, found.version)
     connection.execute("UPDATE forge_version SET current = 0 WHERE id = ?", (found.version,))
     _say(connection, found.version)
@@ -224,7 +224,7 @@ def _drop_triggers(connection: sqlite3.Connection, version: int) -> None:
 
 
 def _own_triggers(connection: sqlite3.Connection, version: int) -> list[tuple[str, str, str]]:
-    """Name, table and text of the triggers that bear a number."""
+    """Return name, table and text of the triggers with a version number."""
     return connection.execute(
         "SELECT name, tbl_name, sql FROM sqlite_schema WHERE type = 'trigger' AND substr(name, 1, ?) = ?",
         (len(f"{OWN}{version}_"), f"{OWN}{version}_"),
@@ -232,7 +232,7 @@ def _own_triggers(connection: sqlite3.Connection, version: int) -> list[tuple[st
 
 
 def _widen(connection: sqlite3.Connection, width: int) -> None:
-    """Let the queue hold two images of so many values, and a note one."""
+    """Widen the queue to two images of this many values, and a note to one."""
     has = {
         name: connection.execute("SELECT count(*) FROM pragma_table_info(?)", (name,)).fetchone()[0] - other
         for name, other in (("forge_queue", 1 + len(HEAD)), ("forge_replaced", 3))
@@ -245,18 +245,19 @@ def _widen(connection: sqlite3.Connection, width: int) -> None:
 
 
 def schema_version(connection: sqlite3.Connection) -> int:
-    """SQLite's own count of changes to the schema."""
+    """Return SQLite's own count of schema changes."""
     (found,) = connection.execute("PRAGMA schema_version").fetchone()
     return int(found)
 
 
 def _seen(connection: sqlite3.Connection) -> None:
-    """Remember that all is in order as the schema is now."""
+    """Record that everything is up to date with the current schema."""
     connection.execute("UPDATE forge_state SET schema_version = ?", (schema_version(connection),))
 
 
 def refresh(connection: sqlite3.Connection) -> list[str]:
-    """Make the triggers true to the schema, in the open transaction or one of its own; the tables that got new ones.
+    """Update the triggers to the schema, in the open transaction or one of its own; return the tables that got new
+    ones.
 
     An application that calls it at the end of the transaction in which it alters tables leaves nothing untracked.
     """
@@ -273,7 +274,7 @@ def refresh(connection: sqlite3.Connection) -> list[str]:
 
 
 def refresh_in(connection: sqlite3.Connection, seen: State) -> list[str]:
-    """The same within a transaction."""
+    """Do the same within a transaction."""
     if seen.schema_version == schema_version(connection):
         return []
     changed = []
@@ -303,7 +304,7 @@ def refresh_in(connection: sqlite3.Connection, seen: State) -> list[str]:
 
 
 def _in_order(connection: sqlite3.Connection, found: Tracked, own: Sequence[tuple[str, str, str]]) -> bool:
-    """Whether a table has all its triggers, as they should be, and newer ones than the application's own."""
+    """Tell whether a table has all its triggers, unchanged, and newer than the application's own."""
     if {name: sql for name, _, sql in own} != triggers(found.table, found.version):
         return False
     (oldest,) = connection.execute(
@@ -314,12 +315,12 @@ def _in_order(connection: sqlite3.Connection, found: Tracked, own: Sequence[tupl
 
 
 def _is_told_gone(connection: sqlite3.Connection, found: Tracked) -> bool:
-    """Whether it was told already that a tracked table is not there; it is tracked again when it comes back."""
+    """Tell whether it was already reported that a tracked table is missing; it is tracked again when it comes back."""
     (current,) = connection.execute("SELECT current FROM forge_version WHERE id = ?", (found.version,)).fetchone()
     return bool(current == _GONE)
 
 
 def _still(connection: sqlite3.Connection, found: Tracked, name: str, kind: str) -> list[str]:
-    """The excluded or masked columns that the table still has."""
+    """Return the excluded or masked columns that the table still has."""
     has = {column for (column,) in connection.execute("SELECT name FROM pragma_table_xinfo(?)", (name,))}
     return [column for column in found.table.columns_of([kind]) if column in has]

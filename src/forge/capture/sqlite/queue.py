@@ -1,8 +1,8 @@
-"""The queue of one file, over one connection, blocking: the cursor in, the changes behind it out.
+"""The queue of one file, over one connection, blocking. In: the cursor. Out: the changes behind it.
 
 Rows come in the order of their ids. SQLite has one writer at a time, and a row gets the next id when it is written, so
-that is the order of commits, and the rows of one transaction are together. A row is removed when it is acknowledged,
-but never the newest: the next row gets the number behind it.
+that is the commit order, and the rows of one transaction are together. A row is removed when it is acknowledged, except
+the newest: the next row gets the number after it.
 """
 
 import marshal
@@ -29,18 +29,18 @@ from forge.values import Column
 Found = TypeVar("Found")
 
 PAGE: Final = 2000
-"""Rows of a batch at the most."""
+"""Maximum rows per batch."""
 PAGE_BYTES: Final = 4 * 1024 * 1024
-"""A batch ends behind the row with which it has so many bytes."""
+"""A batch ends after the row that reaches this many bytes."""
 AT_ONCE: Final = 64
-"""Rows that are fetched before their bytes are counted, at the most; fewer where rows were large."""
+"""Maximum rows fetched before their bytes are counted; fewer if rows were large."""
 REMOVED_AT_ONCE: Final = 5000
-"""Rows that one transaction removes, so that writers wait for short times only."""
+"""Rows that one transaction removes, so that writers wait only for short times."""
 SHORTEST: Final = 0.001
 LONGEST: Final = 0.020
-"""Seconds between two looks at the file: short while something happens, longer and longer while nothing does."""
+"""Seconds between two checks of the file: short during activity, growing while idle."""
 LOOK_AROUND: Final = 1.0
-"""Seconds after which a wait looks whether the file still is the one that was opened."""
+"""Seconds after which a wait checks whether the file is still the one that was opened."""
 
 
 class Head(NamedTuple):
@@ -59,7 +59,7 @@ def check_columns(connection: sqlite3.Connection, filter: Filter) -> None:
 
 
 class Queue:
-    """Reads and removes. Not to be used by two threads at once."""
+    """Reads and removes rows. Two threads must not use it at once."""
 
     def __init__(self, file: File, filter: Filter) -> None:
         self.file: Final = file
@@ -93,7 +93,7 @@ class Queue:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A read transaction: all that is read in it was so at one moment."""
+        """Open a read transaction: all that is read in it is from one moment."""
         connection = self._connection
         connection.execute("BEGIN")
         try:
@@ -103,19 +103,19 @@ class Queue:
                 connection.execute("ROLLBACK")
 
     def head(self) -> Cursor:
-        """Behind all that is committed."""
+        """Return the cursor behind all that is committed."""
         with self.file.errors(), self.reading() as connection:
             found = newest(connection)
             return Cursor(self.origin.identity, found.id, found.time)
 
     def start(self) -> Cursor:
-        """Before all that is kept."""
+        """Return the cursor before all that is kept."""
         with self.file.errors(), self.reading() as connection:
             state = require(connection, self.file)
             return Cursor(self.origin.identity, state.removed, milliseconds(state.removed_at) if state.removed else 0)
 
     def check(self, cursor: Cursor) -> None:
-        """Raise CursorForeign or CursorExpired for a cursor from which one cannot go on here."""
+        """Raise CursorForeign or CursorExpired for a cursor that cannot be resumed here."""
         with self.file.errors(), self.reading() as connection:
             check(connection, require(connection, self.file), cursor, self.file)
 
@@ -125,16 +125,16 @@ class Queue:
             check_columns(self._connection, self._filter)
 
     def refresh(self) -> None:
-        """Make the triggers true to the schema if that changed."""
+        """Update the triggers to the schema if that changed."""
         with self.file.errors():
             seen = require(self._connection, self.file)
             if seen.schema_version != schema_version(self._connection):
                 refresh(self._connection)
 
     def read(self, after: Cursor, *, rows: int = PAGE) -> Batch | None:
-        """The next changes, at most so many rows of them; None when there are none.
+        """Return the next changes, at most `rows` rows of them; None if there are none.
 
-        A batch without changes only moves the cursor, past rows that the filter does not want.
+        A batch without changes only advances the cursor, past rows that the filter does not want.
         """
         with self.file.errors():
             return any_text(self._connection, lambda: self._read(after, rows))
@@ -164,7 +164,7 @@ class Queue:
         return self._batch(connection, cursors, until)
 
     def _batch(self, connection: sqlite3.Connection, cursors: list[sqlite3.Cursor], until: int) -> Batch:
-        """Changes of rows up to an id, or up to where they have too many bytes."""
+        """Return the changes of rows up to an id, or up to the limit of bytes."""
         merged: Iterator[Row] = merge(*cursors, key=itemgetter(0))
         found: list[Change] = []
         columns: list[tuple[Column, ...]] = []
@@ -198,7 +198,7 @@ class Queue:
                 self._wanted.append(version)
 
     def moved(self) -> bool:
-        """Whether another connection has committed since the last look."""
+        """Tell whether another connection has committed since the last check."""
         (found,) = self._connection.execute("PRAGMA data_version").fetchone()
         if found == self._data_version:
             return False
@@ -206,7 +206,7 @@ class Queue:
         return True
 
     def wait(self, stop: Event, seconds: float) -> bool:
-        """Wait until another connection commits, so long at the most; True when one did."""
+        """Wait until another connection commits, at most this long; True if one did."""
         end = monotonic() + seconds
         while not stop.is_set() and monotonic() < end:
             with self.file.errors():
@@ -222,11 +222,11 @@ class Queue:
         return False
 
     def is_same_file(self) -> bool:
-        """Whether the name still means the file that is open."""
+        """Tell whether the name still refers to the open file."""
         return self.file.identity() == self._file_identity
 
     def remove(self, cursor: Cursor) -> None:
-        """Forget the rows up to a cursor."""
+        """Remove the rows up to a cursor."""
         connection = self._connection
         with self.file.errors():
             state = require(connection, self.file)
@@ -259,7 +259,7 @@ class Queue:
         connection.execute("DELETE FROM forge_replaced")
 
     def facts(self) -> dict[str, object]:
-        """What there is to say about the file and its queue."""
+        """Return facts about the file and its queue."""
         with self.file.errors(), self.reading() as connection:
             state = require(connection, self.file)
             head = newest(connection)
@@ -274,17 +274,17 @@ class Queue:
 
 
 def by_bytes(fetch: Callable[[int], list[Row]]) -> Iterator[tuple[list[Row], bool]]:
-    """Rows, a few at a time, until they have the bytes of a page: then the last ones come with True."""
+    """Yield rows, a few at a time, until they reach the bytes of a page: then the last ones come with True."""
     size, count, wanted = 0, 0, 1
     while size < PAGE_BYTES and (rows := fetch(wanted)):
-        size += len(marshal.dumps(rows))  # the quickest way to learn how large they are
+        size += len(marshal.dumps(rows))  # the fastest way to measure them
         count += len(rows)
         wanted = min(AT_ONCE, max(1, PAGE_BYTES // 8 * count // size))
         yield rows, size >= PAGE_BYTES
 
 
 def any_text(connection: sqlite3.Connection, read: Callable[[], Found]) -> Found:
-    """What a reading function gives; where it meets a text that is not UTF-8, it is called again and gets bytes."""
+    """Return what a reading function returns; if it meets a text that is not UTF-8, call it again with bytes."""
     try:
         return read()
     except sqlite3.OperationalError as error:
@@ -298,7 +298,7 @@ def any_text(connection: sqlite3.Connection, read: Callable[[], Found]) -> Found
 
 
 def newest(connection: sqlite3.Connection) -> Head:
-    """The newest row; there always is one, since tracking a table writes one and the newest is never removed."""
+    """Return the newest row; there always is one, because tracking writes one and the newest is never removed."""
     row = connection.execute("SELECT id, at FROM forge_queue ORDER BY id DESC LIMIT 1").fetchone()
     if row is None:
         raise SourceError(
@@ -308,7 +308,7 @@ def newest(connection: sqlite3.Connection) -> Head:
 
 
 def check(connection: sqlite3.Connection, state: State, cursor: Cursor, file: File) -> None:
-    """Whether the rows behind a cursor are all there, and of this file."""
+    """Check that the rows behind a cursor are all there, and of this file."""
     if cursor.file != state.identity:
         raise CursorForeign(
             f"the cursor is of another file than {file.name}", fix="use one of this file, or start again"
@@ -331,7 +331,7 @@ def check(connection: sqlite3.Connection, state: State, cursor: Cursor, file: Fi
 
 
 def _page(connection: sqlite3.Connection, after: int, limit: int) -> tuple[int | None, dict[int, bool]]:
-    """The last id of the next page, and which definitions it has rows of: with updates among them, or without."""
+    """Return the last id of the next page, and the definitions it has rows of: with updates among them, or without."""
     found = connection.execute(
         "SELECT version, max(id), max(op = 'U') FROM (SELECT id, version, op FROM forge_queue WHERE id > ?"
         " ORDER BY id LIMIT ?) GROUP BY version",
@@ -343,7 +343,7 @@ def _page(connection: sqlite3.Connection, after: int, limit: int) -> tuple[int |
 
 
 def _left(connection: sqlite3.Connection, until: int) -> bool:
-    """Whether rows up to an id are still to be removed."""
+    """Tell whether rows up to an id are still to be removed."""
     return (
         connection.execute(
             "SELECT 1 FROM forge_queue WHERE id <= ? AND id < (SELECT max(id) FROM forge_queue) LIMIT 1", (until,)

@@ -1,15 +1,15 @@
-"""The rows of the tracked tables as they were at one moment, page by page, over one connection, blocking.
+"""The rows of the tracked tables as of one moment, page by page, over one connection, blocking.
 
-A snapshot begins behind the newest row of the queue and shows the tables as they were there, so the stream goes on
-from it without a gap or an overlap. In WAL mode the pages are read in one transaction. Otherwise a reader would keep
-every writer from committing, so each page has a transaction of its own; and a snapshot may have been interrupted. Then
-what was written since the beginning is undone: of a row that the queue says was changed, the image before its first
-change is shown, and what was not there then is left out. So the rest is the same rows with the same ids, however much
-was written in between.
+A snapshot begins behind the newest row of the queue and shows the tables as of that row, so the stream continues from
+it without a gap or an overlap. In WAL mode the pages are read in one transaction. Otherwise a reader would block every
+writer's commit, so each page has its own transaction; and a snapshot may have been interrupted. Then what was written
+since the start is undone: for a row that the queue reports as changed, the image before its first change is shown, and
+rows that did not exist then are left out. So the rest is the same rows with the same ids, however much was written in
+between.
 
-Three things end that with CursorExpired: a table was defined again, the queue was removed beyond the beginning, or the
-schema changed (VACUUM does, too) while rows have numbers that nothing keeps, those of tables without an INTEGER
-PRIMARY KEY. A table that is tracked only since then is left out: its `schema` change follows in the stream.
+Three things end that with CursorExpired: a table was redefined, the queue was removed beyond the start, or the schema
+changed (VACUUM changes it, too) while rows have unstable numbers, which are those of tables without an INTEGER PRIMARY
+KEY. A table that was not tracked at the start is left out: its `schema` change follows in the stream.
 """
 
 import json
@@ -35,7 +35,7 @@ AGAIN: Final = "begin a new snapshot"
 
 
 class Snapshot:
-    """Not to be used by two threads at once."""
+    """A snapshot being read. Two threads must not use it at once."""
 
     def __init__(self, file: File, filter: Filter, after: Cursor | None) -> None:
         self.file: Final = file
@@ -48,7 +48,7 @@ class Snapshot:
         self._connection.close()
 
     def next(self, *, rows: int = PAGE) -> Batch:
-        """The next page; the last one has no rows and a cursor that no longer stands in a snapshot."""
+        """Return the next page; the last one has no rows and a cursor outside of the snapshot."""
         with self.file.errors():
             return any_text(self._connection, lambda: self._next(rows))
 
@@ -110,7 +110,7 @@ class Snapshot:
         return Batch((), str(self._cursor))
 
     def _tables(self, cursor: Cursor, head: int) -> list[Tracked]:
-        """The tables that are still to be read, that in which the snapshot stands being the first."""
+        """Return the tables still to be read; the first is the one that the snapshot is in."""
         assert cursor.place is not None
         found = []
         again = (
@@ -142,7 +142,7 @@ class Snapshot:
         return found
 
     def _undo(self, version: int, table: Table, since: int, head: int) -> None:
-        """Note for each row that was changed since the beginning the first change, and whether it was there before."""
+        """Record for each row changed since the start its first change, and whether it existed before."""
         if self._undone is None or self._undone[0] != version:
             self._connection.execute("DROP TABLE IF EXISTS temp.forge_then")
             parts = [f"p{n} COLLATE {quoted(collation)}" for n, (_, collation, _) in enumerate(table.place)]
@@ -164,7 +164,7 @@ class Snapshot:
         self._undone = (version, head)
 
     def _rows(self, version: int, table: Table, last: Sequence[Any], limit: int) -> list[tuple[Any, ...]]:
-        """Rows behind the last one, in order: what places them, then their values; and never too many bytes."""
+        """Return rows behind the last one, in order: their sort values, then their values; with a limit on bytes."""
         statement = _statement(table, behind=bool(last), undone=self._undone is not None)
         cursor = self._connection.execute(statement, (*last, *(last if self._undone else ()), limit))
         found = [row for rows, _ in by_bytes(cursor.fetchmany) for row in rows]

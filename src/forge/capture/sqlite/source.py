@@ -1,8 +1,8 @@
-"""The queue of a SQLite file as a source, kind `sqlite`: a URL and a filter in, batches out.
+"""The queue of a SQLite file as a source, kind `sqlite`. In: a URL and a filter. Out: batches.
 
 SQLite blocks, so it runs in threads: one for each reader, one for everything else. A stream holds no lock and no
-transaction while its consumer works. It looks for commits of other connections by PRAGMA data_version, which costs
-microseconds, every millisecond while something happens and every 20 ms while nothing does.
+transaction while its consumer works. It detects commits of other connections by PRAGMA data_version, which costs
+microseconds, every millisecond during activity and every 20 ms while idle.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ CAPABILITIES: Final = Capabilities(
     filters=("tables",),
 )
 MANY: Final = 1_000_000
-"""So many rows that nobody has acknowledged are worth a warning."""
+"""Number of unacknowledged rows that causes a warning."""
 
 Result = TypeVar("Result")
 
@@ -68,7 +68,7 @@ class SqliteSource:
         await asyncio.to_thread(self._close)
 
     async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """What is committed after the cursor, or from now on, for ever."""
+        """Yield what is committed after the cursor, or from now on, without end."""
         cursor = None if after is None else _outside(after)
         stop = Event()
         async with _thread(stop) as run:
@@ -86,7 +86,7 @@ class SqliteSource:
                 await run(follower.close)
 
     async def until_now(self, after: str) -> AsyncGenerator[Batch]:
-        """What is committed after the cursor and before this call."""
+        """Yield what is committed after the cursor and before this call."""
         cursor = _outside(after)
         async with _thread(Event()) as run:
             queue = await run(self._open)
@@ -106,7 +106,7 @@ class SqliteSource:
                 await run(queue.close)
 
     async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """The rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
+        """Yield the rows of the tracked tables, then a batch that only moves the cursor out of the snapshot."""
         cursor = None if after is None else Cursor.parse(after)
         if cursor is not None and cursor.place is None:
             raise CursorInvalid("the cursor does not stand inside a snapshot", fix="let stream() go on from it")
@@ -122,15 +122,15 @@ class SqliteSource:
                 await run(reading.close)
 
     async def now(self) -> str:
-        """The cursor behind all that is committed."""
+        """Return the cursor behind all that is committed."""
         return str(await self._once(Queue.head))
 
     async def start(self) -> str:
-        """The cursor before all that is kept."""
+        """Return the cursor before all that is kept."""
         return str(await self._once(Queue.start))
 
     async def ack(self, cursor: str) -> None:
-        """Remove what is before the cursor; while others keep the file locked, that is left to the next time."""
+        """Remove what is before the cursor; if others keep the file locked, leave it to the next call."""
         parsed = Cursor.parse(cursor)
         try:
             await self._once(lambda queue: queue.remove(parsed))
@@ -139,7 +139,7 @@ class SqliteSource:
                 raise
 
     async def status(self) -> Status:
-        """How the queue stands; `lag_changes` is what nobody has acknowledged."""
+        """Return the status of the queue; `lag_changes` is the number of unacknowledged changes."""
         head, facts = await self._once(lambda queue: (queue.head(), queue.facts()))
         waiting = facts["waiting"]
         assert isinstance(waiting, int)
@@ -159,7 +159,7 @@ class SqliteSource:
         return Queue(self._file, self._filter)
 
     async def _once(self, work: Callable[[Queue], Result]) -> Result:
-        """One piece of work beside the reading, on a connection that stays open as long as the source."""
+        """Run work beside the reading, on a connection that stays open as long as the source."""
 
         def run() -> Result:
             with self._using:
@@ -188,7 +188,7 @@ class SqliteSource:
 
 
 class _Follower:
-    """Reads on and on, in a thread; opens the file again when it was replaced, and tries again what may pass."""
+    """Reads without end, in a thread; opens the file again if it was replaced, and retries transient errors."""
 
     def __init__(self, file: File, filter: Filter, stop: Event) -> None:
         self._file = file
@@ -200,7 +200,7 @@ class _Follower:
         self._backoff = Backoff(0.05, 2.0)
 
     def begin(self, after: Cursor | None) -> Cursor:
-        """Open the file, and say where to begin. What is wrong now is an error at once."""
+        """Open the file, and return where to start. Errors are raised at once here."""
         queue = self._open()
         queue.check_columns()
         if after is None:
@@ -222,7 +222,7 @@ class _Follower:
             self._queue = None
 
     def next(self, after: Cursor) -> Batch | None:
-        """The next batch, or None when there is none within a second."""
+        """Return the next batch, or None if there is none within a second."""
         try:
             found = self._next(after)
         except SourceError as error:
@@ -248,7 +248,7 @@ class _Follower:
         return batch
 
     def _failed(self, error: SourceError) -> None:
-        """Wait a little before the next try; raise what does not pass, or does not within its time."""
+        """Wait a little before the next retry; raise a permanent error, or one that lasts too long."""
         now = monotonic()
         self._failing_since = now if self._failing_since is None else self._failing_since
         if now - self._failing_since >= may_pass(error.__cause__):
@@ -263,7 +263,7 @@ class _Run(Protocol):
 
 @asynccontextmanager
 async def _thread(stop: Event) -> AsyncIterator[_Run]:
-    """A thread that does one thing after the other; what is under way when its user leaves is told to stop."""
+    """Run a thread that does one job after the other; when its user leaves, the running job is told to stop."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="forge-sqlite")
     loop = asyncio.get_running_loop()
 

@@ -1,6 +1,6 @@
-"""What a table is: its columns, its key, where its rows stand, and what makes two of its rows conflict.
+"""The definition of a table: its columns, its key, the order of its rows, and its unique constraints.
 
-In: a connection. Out: a `Table`, which can be kept as JSON and compared with what the table is later.
+In: a connection. Out: a `Table`, which can be stored as JSON and compared with a later definition.
 """
 
 import re
@@ -15,7 +15,7 @@ from forge.errors import TrackingError
 from forge.values import Column
 
 OWN: Final = "forge_"
-"""What the names of Forge's own tables and triggers begin with."""
+"""Prefix of the names of Forge's own tables and triggers."""
 MOST_COLUMNS: Final = 980
 """Two images of a row must fit into one row of the queue."""
 SECRET: Final = ("hidden", "masked")
@@ -23,43 +23,43 @@ MASK: Final = "***"
 
 
 class Unique(msgspec.Struct, frozen=True):
-    """What no two rows may share: the terms, as SQL over the table, and for a partial index which rows it has."""
+    """A unique constraint: the terms, as SQL over the table, and for a partial index its condition."""
 
     terms: tuple[str, ...]
     collations: tuple[str, ...]
     where: str | None = None
     columns: tuple[str, ...] | None = None
-    """The columns that decide it; None when they cannot be told without reading SQL."""
+    """The columns that decide it; None if they are unknown without parsing SQL."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table as it is tracked. `kind` of a column is `plain`, `hidden` (excluded) or `masked`."""
+    """A tracked table. `kind` of a column is `plain`, `hidden` (excluded) or `masked`."""
 
     name: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     uniques: tuple[Unique, ...]
     rowid: str | None
-    """By which name its row number can be read; None for a table WITHOUT ROWID."""
+    """The name under which its row number can be read; None for a table WITHOUT ROWID."""
     aliased: bool
-    """The row number is a column of its own, so it never changes by itself."""
+    """The row number is a column, so SQLite never changes it on its own."""
     key_collations: tuple[str, ...] = ()
     meddled: bool = False
-    """Triggers of the application's own run before its rows are written, and may write other ones meanwhile."""
+    """Triggers of the application run before its rows are written, and may write other rows meanwhile."""
 
     @property
     def width(self) -> int:
-        """How many values an image has in the queue."""
+        """Return the number of values of an image in the queue."""
         return len(self.columns) + self.numbered
 
     @property
     def numbered(self) -> bool:
-        """Whether images carry the row number behind the columns."""
+        """Tell whether images carry the row number after the columns."""
         return self.rowid is not None and not self.aliased
 
     @property
     def place(self) -> tuple[tuple[str, str, int], ...]:
-        """What orders the rows and finds one: name, collation and slot in an image of each part."""
+        """Return what orders the rows and finds one: name, collation and slot in an image of each part."""
         names = [column.name for column in self.columns]
         if self.rowid is None:
             return tuple(
@@ -81,7 +81,7 @@ def quoted(name: str) -> str:
 
 
 def names(connection: sqlite3.Connection) -> list[str]:
-    """The tables that could be tracked."""
+    """Return the tables that could be tracked."""
     rows = connection.execute("SELECT name, type FROM pragma_table_list WHERE schema = 'main'").fetchall()
     return sorted(name for name, kind in rows if kind == "table" and not _reserved(name))
 
@@ -89,7 +89,7 @@ def names(connection: sqlite3.Connection) -> list[str]:
 def table(
     connection: sqlite3.Connection, asked: str, *, exclude: Sequence[str] = (), mask: Sequence[str] = ()
 ) -> Table:
-    """The table of this name; raise TrackingError when there is none, or none that can be tracked."""
+    """Return the table of this name; raise TrackingError if there is none, or it cannot be tracked."""
     bare = asked.removeprefix("main.")
     found = connection.execute(
         "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' AND lower(name) IN (lower(?), lower(?))"
@@ -168,7 +168,7 @@ def _described(
 
 
 def foreign_triggers(connection: sqlite3.Connection, name: str) -> list[tuple[int, str]]:
-    """Place in the schema and text of the triggers on a table that are not Forge's."""
+    """Return place in the schema and text of the triggers on a table that are not Forge's."""
     return connection.execute(
         "SELECT rowid, sql FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = ? AND substr(name, 1, ?) <> ?",
         (name, len(OWN), OWN),
@@ -176,7 +176,7 @@ def foreign_triggers(connection: sqlite3.Connection, name: str) -> list[tuple[in
 
 
 def runs_before(sql: str) -> bool:
-    """Whether a trigger may run before the row is written, as those do that do not say when.
+    """Tell whether a trigger may run before the row is written, as it does if it does not say when.
 
     >>> runs_before("CREATE TRIGGER x AFTER INSERT ON t …"), runs_before('CREATE TRIGGER "after x" INSERT ON t …')
     (False, True)
@@ -190,7 +190,7 @@ def runs_before(sql: str) -> bool:
 
 
 def _opaque(unique: Unique, generated: set[str]) -> Unique:
-    """A generated column changes with others, which nobody names."""
+    """Mark a unique constraint on generated columns as undecidable: they change with other columns."""
     if unique.columns is not None and generated.intersection(unique.columns):
         return msgspec.structs.replace(unique, columns=None)
     return unique
@@ -208,7 +208,7 @@ def _free_rowid(name: str, columns: Sequence[str]) -> str:
 
 
 def _terms(connection: sqlite3.Connection, index: str) -> list[tuple[str | None, str, int]]:
-    """Name (None for an expression), collation and column number of what an index is on."""
+    """Return name (None for an expression), collation and column number of each term of an index."""
     return connection.execute(
         "SELECT name, coll, cid FROM pragma_index_xinfo(?) WHERE key ORDER BY seqno", (index,)
     ).fetchall()
@@ -243,7 +243,7 @@ _TOKEN: Final = re.compile(
 
 
 def index_parts(sql: str) -> tuple[list[str], str | None]:
-    """What an index is on, term by term without order and collation, and its condition.
+    """Return the terms of an index, without order and collation, and its condition.
 
     >>> index_parts("CREATE UNIQUE INDEX i ON t (lower(a) COLLATE nocase DESC, b || ',') WHERE c > 0")
     (['lower(a)', "b || ','"], 'c > 0')

@@ -1,18 +1,18 @@
-"""The triggers that write a table's changes into the queue: a `Table` in, SQL out.
+"""Generate the triggers that write a table's changes into the queue. In: a `Table`. Out: SQL.
 
-A row of the queue holds values as SQLite holds them: `v0 …` are columns without a type, so whole numbers, floats,
-texts and blobs are copied bit by bit. An insert has the new row there, a delete the old one, an update the new one
-and behind it the old one; of an excluded or masked column only whether an update changed it is kept.
+A row of the queue holds values as SQLite holds them: `v0 …` are columns without a type, so whole numbers, floats, texts
+and blobs are copied bit by bit. An insert has the new row there, a delete the old one, an update the new one followed
+by the old one; for an excluded or masked column it only has whether an update changed it.
 
 REPLACE deletes rows without firing their delete triggers (unless the writer set PRAGMA recursive_triggers). So the
-trigger before an insert, or before an update of what must be unique, notes the rows that stand in its way in
-`forge_replaced`: the conflict clause may ignore, update, fail or replace, which no trigger can see. The trigger after
-it looks which of them are gone. Whatever goes otherwise fires a trigger, which strikes the row off the notes; so a
-noted row that is gone was replaced, and is logged as deleted before the row in its place is logged as inserted.
+trigger before an insert, or before an update of unique columns, notes the conflicting rows in `forge_replaced`: the
+conflict clause may ignore, update, fail or replace, which no trigger can see. The trigger after it checks which of them
+are gone. Any other deletion fires a trigger, which removes the row from the notes; so a noted row that is gone was
+replaced, and is logged as deleted before the row in its place is logged as inserted.
 
-Of several triggers SQLite fires the newest first. Ours are kept the newest, so that what other triggers write is logged
-behind what fired them. But then a trigger of the application's that runs before an insert may write rows that the
-insert replaces; on a table with such a trigger every row that is written is noted, which costs more.
+SQLite fires the newest of several triggers first. Forge's are kept the newest, so that what other triggers write is
+logged after what fired them. But then a trigger of the application that runs before an insert may write rows that the
+insert replaces; on a table with such a trigger every written row is noted, which costs more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,19 +21,19 @@ from typing import Final
 from forge.capture.sqlite.tables import OWN, SECRET, Table, Unique, quoted
 
 NOTES: Final = 64
-"""So many noted rows are kept at the most; those of one statement are never more than the table has unique keys."""
+"""Maximum number of noted rows; one statement never has more than the table has unique keys."""
 TRIM: Final = f"DELETE FROM forge_replaced WHERE n <= (SELECT max(n) FROM forge_replaced) - {NOTES};"
 HEAD: Final = ("version", "op", "at", "context")
 NOW: Final = "julianday('now'), (SELECT text FROM forge_context)"
 
 
 def triggers(table: Table, version: int) -> dict[str, str]:
-    """Their names and texts."""
+    """Return their names and texts."""
     return {name: f"CREATE TRIGGER {name} {body}" for name, body in _bodies(table, version)}
 
 
 def image(table: Table, row: str) -> list[str]:
-    """The values of a row, NEW, OLD or the alias of the table, as they go into the queue."""
+    """Return the values of a row, NEW, OLD or the alias of the table, as they go into the queue."""
     values = ["NULL" if column.kind in SECRET else f"{row}.{quoted(column.name)}" for column in table.columns]
     if table.numbered:
         assert table.rowid is not None
@@ -42,7 +42,7 @@ def image(table: Table, row: str) -> list[str]:
 
 
 def alias(table: Table) -> str:
-    """How a table is called where NEW and OLD must not be hidden by it."""
+    """Return an alias of a table that does not hide NEW and OLD."""
     return quoted(table.name if table.name.lower() not in ("new", "old") else "forge_row")
 
 
@@ -75,7 +75,7 @@ def _decisive(table: Table) -> set[str]:
 
 
 def _watched(table: Table) -> list[str] | None:
-    """The names under which an update may set what must be unique; None when any column may decide it."""
+    """Return the names under which an update may set unique columns; None if any column may decide."""
     if table.meddled or any(unique.columns is None for unique in table.uniques):
         return None
     found = sorted(_decisive(table))
@@ -94,7 +94,7 @@ def _log(version: int, op: str, values: Sequence[str]) -> str:
 
 
 def _before(table: Table) -> list[str]:
-    """The old image of an update, in which a secret column says whether it changed."""
+    """Return the old image of an update; a secret column only tells whether it changed."""
     values = image(table, "OLD")
     for slot, column in enumerate(table.columns):
         if column.kind in SECRET:
@@ -106,7 +106,7 @@ def _before(table: Table) -> list[str]:
 
 
 def _conflict(unique: Unique, table: Table) -> str:
-    """A condition on a row of the table: it has what NEW is about to have."""
+    """Return a condition on a row of the table: it has the unique values that NEW will have."""
     row = alias(table)
     if all(term.startswith('"') for term in unique.terms):
         parts = [
@@ -125,7 +125,7 @@ def _conflict(unique: Unique, table: Table) -> str:
 
 
 def _note(table: Table, version: int, conflicts: Sequence[str], others: str) -> str:
-    """The condition and body of a trigger that notes the rows in NEW's way."""
+    """Return the condition and body of a trigger that notes the rows that conflict with NEW."""
     row = alias(table)
     rows = f"FROM {quoted(table.name)} AS {row} WHERE "
     exist = " OR ".join(f"EXISTS (SELECT 1 {rows}{conflict}{others})" for conflict in conflicts)
@@ -142,7 +142,7 @@ def _note(table: Table, version: int, conflicts: Sequence[str], others: str) -> 
 
 
 def _match(table: Table, conflicts: Sequence[str], others: str) -> str:
-    """A condition on a row of the table: it is in NEW's way by one of the conflicts. Each must use its index."""
+    """Return a condition on a row of the table: it conflicts with NEW. Each conflict must use its index."""
     if all(unique.columns is not None for unique in table.uniques):
         return f"({' OR '.join(conflicts)}){others}"
     row = alias(table)
@@ -154,7 +154,7 @@ def _match(table: Table, conflicts: Sequence[str], others: str) -> str:
 
 
 def _remember(table: Table, version: int) -> str:
-    """Note the row that was written itself."""
+    """Note the written row itself."""
     number = "NULL" if table.rowid is None else f"NEW.{quoted(table.rowid)}"
     slots = "".join(f", v{slot}" for slot in range(table.width))
     return (
@@ -172,7 +172,7 @@ def _same_place(table: Table, row: str, other: str) -> str:
 
 
 def _noted(table: Table, row: str) -> str:
-    """A condition: this note is of that row."""
+    """Return a condition: this note is of that row."""
     if table.rowid is not None:
         return f"forge_replaced.r = {row}.{quoted(table.rowid)}"
     return " AND ".join(
@@ -186,7 +186,7 @@ def _strike(table: Table, version: int) -> str:
 
 
 def _confirm(table: Table, version: int) -> str:
-    """Log the noted rows that are gone as deleted, and strike them off."""
+    """Log the noted rows that are gone as deleted, and remove the notes."""
     row = alias(table)
     slots = "".join(f", v{slot}" for slot in range(table.width))
     gone = (

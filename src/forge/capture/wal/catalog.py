@@ -1,4 +1,4 @@
-"""What the catalog adds to a relation message, read by an ordinary connection."""
+"""Catalog data that completes a relation message, read over an ordinary connection."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from forge.postgres.connection import AsyncConnection
 
 
 class Published(NamedTuple):
-    """A table of a publication: how many pages of 8 kB it has, and whether to read it without what inherits from it."""
+    """A table of a publication: its number of 8 kB pages, and whether to read it without its inheriting children."""
 
     relation: Relation
     pages: int
@@ -17,13 +17,13 @@ class Published(NamedTuple):
 
 
 class Catalog:
-    """Relations by their definition: each is asked for and compiled once."""
+    """Relations by their definition: each is queried and compiled once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[RelationMessage, tuple[str, ...]], Relation] = {}
 
     async def relation(self, connection: AsyncConnection, message: RelationMessage) -> Relation:
-        """What decodes a table's rows from this message on."""
+        """Return the decoder of a table's rows from this message on."""
         found = await (await connection.execute(sql("relation").encode(), {"oid": message.oid})).fetchone()
         key, columns, generated = (tuple(part or ()) for part in found[:3]) if found is not None else ((), (), ())
         known = self._known.get((message, (*key, "|", *generated)))
@@ -35,14 +35,14 @@ class Catalog:
         return known
 
     async def columns(self, connection: AsyncConnection) -> list[tuple[str, str, list[str]]]:
-        """Every table that can be published: schema, name, columns."""
+        """Return every table that can be published: schema, name, columns."""
         return [
             (schema, table, names)
             for schema, table, names in await (await connection.execute(sql("columns").encode())).fetchall()
         ]
 
     async def shape(self, connection: AsyncConnection, schema: str, table: str) -> RelationMessage | None:
-        """A table by its name, as it is now; None when there is none."""
+        """Return the current definition of a table by its name; None if there is none."""
         asked = {"schema": schema, "table": table}
         row = await (await connection.execute(sql("shape").encode(), asked)).fetchone()
         if row is None:
@@ -56,7 +56,7 @@ class Catalog:
         return RelationMessage(oid, schema, table, identity, columns)
 
     async def published(self, connection: AsyncConnection, publication: str) -> dict[int, Published]:
-        """The tables of a publication as they are now, by oid and in its order."""
+        """Return the current tables of a publication, by oid and in its order."""
         rows = await (await connection.execute(sql("published").encode(), {"publication": publication})).fetchall()
         found = {}
         for oid, schema, table, identity, _, names, types, modifiers, pages, kind, identified in rows:

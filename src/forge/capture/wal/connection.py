@@ -1,9 +1,9 @@
 """A replication connection: commands, then COPY_BOTH over libpq, driven by the event loop.
 
-psycopg opens the connection; what follows it does not speak, so it is spoken here with its libpq. Reading is by
-`receive`; status updates may be sent at any time, also while nobody reads, so a slow consumer is no dead one. A server
-that says nothing for `SILENCE` seconds is asked, and after as long again the connection counts as lost, unless
-somebody knows (`alive`) that it is at work: it answers nothing while it decodes a large transaction.
+psycopg opens the connection; it does not support the replication protocol, which this module implements with its libpq.
+`receive` reads; status updates may be sent at any time, also while nothing reads, so a slow consumer does not look
+dead. A server that is silent for `SILENCE` seconds is asked for a reply, and after the same time again the connection
+counts as lost, unless it is known (`alive`) to be working: it answers nothing while it decodes a large transaction.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from forge.postgres.connection import parameters, pin
 SILENCE: Final = 5.0
 MOST_MESSAGES: Final = 4_000
 MOST_BYTES: Final = 1024 * 1024
-"""How much is taken from the connection before it is decoded."""
+"""Maximum number of bytes taken from the connection before they are decoded."""
 
 _log = logging.getLogger("forge.capture.wal")
 
 
 class ReplicationConnection:
-    """One walsender, as its client sees it."""
+    """The client side of one walsender."""
 
     def __init__(self, connection: "psycopg.AsyncConnection[TupleRow]") -> None:
         self._connection = connection
@@ -57,12 +57,12 @@ class ReplicationConnection:
             raise
 
     async def command(self, text: str) -> Sequence[TupleRow]:
-        """The rows that a replication command answers."""
+        """Return the rows that a replication command answers."""
         cursor = await self._connection.execute(text.encode())
         return await cursor.fetchall() if cursor.description else []
 
     async def start(self, command: str) -> None:
-        """Begin to copy in both directions."""
+        """Start COPY_BOTH."""
         pgconn = self._pgconn
         pgconn.send_query(command.encode())
         loop = asyncio.get_running_loop()
@@ -82,9 +82,9 @@ class ReplicationConnection:
         self._heard = loop.time()
 
     async def receive(self, timeout: float) -> list[bytes]:
-        """What the server sent, at least one message; none when the time is over.
+        """Return what the server sent, at least one message; none on timeout.
 
-        Raise OperationalError when the connection is lost, or the server does not answer.
+        Raise OperationalError if the connection is lost, or the server does not answer.
         """
         if self._error is not None:
             raise self._error
@@ -116,7 +116,7 @@ class ReplicationConnection:
         return found
 
     def _take(self) -> list[bytes]:
-        """All that is there, up to a limit."""
+        """Take all available messages, up to a limit."""
         get, read, found, size = self._pgconn.get_copy_data, self._pgconn.consume_input, list[bytes](), 0
         add = found.append
         while size < MOST_BYTES and len(found) < MOST_MESSAGES:
@@ -133,27 +133,27 @@ class ReplicationConnection:
         return found
 
     def send_status(self, *, wants_reply: bool = False) -> None:
-        """Tell the server how far we are, and that we are alive."""
+        """Report our position to the server, and that we are alive."""
         self._pgconn.put_copy_data(
             status_update(max(self.received, self.flushed), self.flushed, datetime.now(UTC), wants_reply=wants_reply)
         )
         self._pgconn.flush()
 
     def ask(self) -> None:
-        """Have the server say how far it is."""
+        """Ask the server for its position."""
         self.send_status(wants_reply=True)
 
     def alive(self) -> None:
-        """The server is at work, though it says nothing."""
+        """Note that the server is working although it is silent."""
         self._heard, self._asked = asyncio.get_running_loop().time(), False
 
     def end(self, error: Exception) -> None:
-        """Let whoever reads have this error."""
+        """Raise this error in the reader."""
         self._error = error
         self._readable.set()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._watched is not None:
             asyncio.get_running_loop().remove_reader(self._watched)
             self._watched = None
@@ -161,7 +161,7 @@ class ReplicationConnection:
 
 
 def _failed(result: Any, pgconn: Any) -> psycopg.Error:
-    """The server's error, as psycopg would raise it."""
+    """Return the server's error, as psycopg would raise it."""
     if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
         return psycopg.errors.error_from_result(result, "utf-8")
     line = pgconn.get_error_message("utf-8").strip() or "the server ended the replication"

@@ -1,12 +1,13 @@
-"""Messages of pgoutput → Changes. `Decoder.rows` runs once for every change, so it is written for speed.
+"""Decode pgoutput messages into Changes. `Decoder.rows` runs once per change, so it is written for speed.
 
-In come `w` messages in the order of the server, outside of streamed blocks (`forge.capture.wal.spool` brings those here
-when they are committed). Out come changes, each with the columns of its table, and where a reader stands that has
-handled them. What always holds:
+In: `w` messages in the server's order, outside of streamed blocks (`forge.capture.wal.spool` passes those on when they
+are committed). Out: changes, each with the columns of its table, and the position of a reader that has handled them.
 
-- A change's id is made of the server, the timeline, the LSN of its record and its number among those of that record:
+Invariants:
+
+- A change's id consists of the server, the timeline, the LSN of its record and its number within that record:
   the same each time it is read, however the server sent it.
-- What a cursor or a snapshot has had already is left out.
+- Changes that a cursor or a snapshot already covers are left out.
 - An update that changed the key is a delete and an insert.
 """
 
@@ -39,7 +40,7 @@ Keep = Callable[[Change], Change | None]
 
 
 class Transaction(NamedTuple):
-    """What is being decoded. `after` is the LSN of the last change in it that was handled before."""
+    """The transaction being decoded. `after` is the LSN of its last change that was handled before."""
 
     xid: int
     commit: int
@@ -47,7 +48,7 @@ class Transaction(NamedTuple):
     after: int = 0
     skipped: bool = False
     partly: bool = False
-    """Only what `Decoder.read_before` says is left out."""
+    """Only changes selected by `Decoder.read_before` are left out."""
 
 
 class _Said(msgspec.Struct):
@@ -63,7 +64,7 @@ _said: Final = msgspec.json.Decoder(_Said).decode
 
 
 def context_of(content: bytes) -> Context | None:
-    """The context that a message carries; None when it carries none. What a writer says must never stop a reader.
+    """Return the context that a message carries; None if it has none. A bad context must never stop a reader.
 
     >>> context_of(b'{"user_id": "7"}').user_id, context_of(b""), context_of(b"[]")
     ('7', None, None)
@@ -91,21 +92,21 @@ class Decoder:
         self._keep = keep
         self._near = xid
         self.relations: dict[bytes, Relation | None] = {}
-        """By the bytes of their oid; None for a table that is not wanted."""
+        """Relations by the bytes of their oid; None for a table that is not wanted."""
         self.fresh: set[bytes] = set()
-        """Tables whose definition was sent and is not compared yet with the one that is known."""
+        """Tables whose definition was sent but not yet compared with the known one."""
         self.known: dict[int, bytes] = {}
-        """Digests of the definitions that the consumer knows of, by oid; the last learned are last."""
+        """Digests of the definitions that the consumer knows, by oid; the last learned are last."""
         self.learned = 0
-        """How often that changed."""
+        """Number of times that the known definitions changed."""
         self.changes: list[Change] = []
         self.columns: list[tuple[Column, ...]] = []
         self.unfilled: list[int] = []
-        """Which of the changes have a value that was stored out of line and did not change."""
+        """Indexes of changes that have a value that was stored out of line and did not change."""
         self.transaction: Transaction | None = None
         self.epochs: tuple[Epoch, ...] = ()
         self.recent: deque[int] | None = None
-        """Where the numbers of transactions are noted."""
+        """Collects the numbers of recent transactions."""
         self.read_before: Keep | None = None
         self._context = NO_CONTEXT
         self._last = b""
@@ -114,18 +115,18 @@ class Decoder:
         self._positions = ""
 
     def take(self) -> tuple[list[Change], list[tuple[Column, ...]]]:
-        """What was decoded since the last time."""
+        """Return what was decoded since the last call."""
         found = self.changes, self.columns
         self.changes, self.columns, self.unfilled = [], [], []
         return found
 
     @property
     def last(self) -> int:
-        """The LSN of the last change that was decoded, or left out, in this transaction."""
+        """Return the LSN of the last change in this transaction that was decoded or left out."""
         return int(_u64(self._last)[0]) if self._last else 0
 
     def full_xid(self, xid: int) -> int:
-        """A transaction's number with its epoch: that nearest to the last one.
+        """Return a transaction's number with its epoch: the value nearest to the last one.
 
         >>> decoder = Decoder("", "", Timelines(1), None, (3 << 32) + 5)
         >>> decoder.full_xid(7) - (3 << 32), decoder.full_xid(0xFFFFFFFE) - (2 << 32) == 0xFFFFFFFE
@@ -136,7 +137,7 @@ class Decoder:
         return self._near
 
     def begin(self, xid: int, commit: int, at: int, *, after: int = 0, before: int = 0) -> None:
-        """A transaction begins whose commit is known; `before` is the LSN before which all was handled."""
+        """Start a transaction whose commit is known; all before the LSN `before` was handled."""
         number = self.full_xid(xid)
         if self.recent is not None:
             self.recent.append(number)
@@ -162,9 +163,9 @@ class Decoder:
         self.transaction = None
 
     def rows(self, messages: Sequence[bytes], start: int, limit: int) -> int:
-        """Decode row messages from a place on; return the place of the first that is none, or that the limit leaves.
+        """Decode row messages from an index on; return the index of the first other message, or where the limit stops.
 
-        The limit is not applied inside of one record, so a cursor never stands there.
+        The limit is not applied inside of one record, so a cursor is never there.
         """
         transaction = self.transaction
         if transaction is None:
@@ -285,7 +286,7 @@ class Decoder:
         return place
 
     def message(self, data: bytes) -> None:
-        """A message of someone's making: one of Forge's sets the context of what follows in its transaction."""
+        """Handle a logical message: one of Forge's sets the context of what follows in its transaction."""
         found = protocol.message(data)
         if found.transactional and found.prefix == PREFIX and self.transaction is not None:
             said = context_of(found.content)
@@ -293,21 +294,21 @@ class Decoder:
                 self._context = said
 
     def truncate(self, data: bytes) -> None:
-        """Tables were emptied; each is a change."""
+        """Add a change for each truncated table."""
         for oid in protocol.truncate(data).relations:
             self._whole(data, oid, Op.TRUNCATE)
 
     def learn(self, oid: bytes, relation: Relation | None) -> None:
-        """A table is defined like this from here on; None for one that is not wanted."""
+        """Set a table's definition from here on; None for one that is not wanted."""
         self.relations[oid] = relation
         if relation is not None:
             self.fresh.add(oid)
 
     def _settle(self, oid: bytes, lsn: bytes, number: int) -> None:
-        """The first change of a table since its definition was sent: if that is another one, it is a change too.
+        """Add a schema change before the first change of a table if its definition differs from the known one.
 
-        Only now, because the definition is sent again by every connection, and for changes that are left out. Its
-        position sorts right before that of the first change, the one of this number in its record.
+        This happens as late as possible, because every connection sends the definition again, also for changes that are
+        left out. Its position sorts right before that of the first change, the one of this number in its record.
         """
         self.fresh.discard(oid)
         relation = self.relations[oid]

@@ -1,4 +1,4 @@
-"""How a WAL source reads: what its maker asks for, and what its URL asks for where the maker does not."""
+"""Options of a WAL source: those passed to it, and those in its URL where none were passed."""
 
 from typing import Final, Literal, Self
 
@@ -17,14 +17,14 @@ PLUGINS: Final = ("pgoutput", "wal2json")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What `WalSource` is made with; `slot` and `publication` are None where Forge names them."""
+    """The arguments of `WalSource`; `slot` and `publication` are None if Forge names them."""
 
     url: str
     filter: Filter
     slot: str | None
     publication: str | None
     plugin: str
-    """Empty where nobody asked for one."""
+    """Empty if none was requested."""
     limits: Limits
     heartbeat: float
     interval: float
@@ -35,9 +35,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     push: tuple[Part, ...]
 
     def settled(self) -> Self:
-        """The same with what the URL asks for moved out of it; raise ConfigError for what cannot be.
+        """Return the options with those of the URL moved out of it; raise ConfigError for invalid ones.
 
-        The limits of a URL, `limit=10GB&on_limit=drop`, win over those of the maker.
+        The limits of a URL, `limit=10GB&on_limit=drop`, override the passed ones.
         """
         url, slot = split_option(self.url, "slot")
         url, publication = split_option(url, "publication")
@@ -60,7 +60,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _limits(limits: Limits, limit: str | None, act: str | None) -> Limits:
-    """The limits with what a URL says of them."""
+    """Return the limits, overridden by those of a URL."""
     if limit is not None:
         most = size(limit)
         if most is None:

@@ -1,12 +1,12 @@
-"""Where a reader of the WAL stands.
+"""Positions of a reader of the WAL.
 
-A transaction is known by the LSN of its commit record, a change in it by the LSN of its own. A reader that has handled
-whole transactions stands at the LSN behind the last of them; one that stands inside has also the LSN of the last
-change that it handled. A server, a timeline, a database and a slot belong to it: anywhere else it means nothing.
+A transaction is identified by the LSN of its commit record, a change in it by its own LSN. The position of a reader
+that has handled whole transactions is the LSN behind the last of them; inside a transaction it also has the LSN of the
+last handled change. It belongs to a server, a timeline, a database and a slot, and is meaningless anywhere else.
 
     wal1_{system}-{timeline}-{database}-{slot}_{lsn}[.{lsn inside}][@{lsn to begin at}][~{more} | +{more}]
 
-`more` holds what a stream needs to be the same wherever it is begun: digests of the tables' definitions, the snapshots
+`more` has what a stream needs to be the same wherever it starts: digests of the tables' definitions, the snapshots
 whose transactions are not to be streamed again, and, with a `+`, what a snapshot still has to read.
 
 >>> here = Place("7310000000000000001", 1, 16384, "forge_shop", 0x16B3748)
@@ -30,7 +30,7 @@ from forge.cursor import Snapshot, wal_position
 from forge.errors import CursorInvalid
 
 MOST_KNOWN: Final = 128
-"""How many tables' definitions a cursor remembers at the most: those seen last."""
+"""Maximum number of table definitions that a cursor remembers: those seen last."""
 
 _LSN = r"[0-9A-F]{1,8}/[0-9A-F]{1,8}"
 _FORM: Final = re.compile(
@@ -48,8 +48,8 @@ def lsn_text(lsn: int) -> str:
 
 
 class Unit(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a table that a snapshot has not read yet: its first key column from `low` to below `high`, and
-    keys after `last`. Keys are in the texts that order them (`forge.capture.wal.snapshot`)."""
+    """A part of a table that a snapshot has not read yet: its first key column from `low` to below `high`, and keys
+    after `last`. Keys are in the texts that order them (`forge.capture.wal.snapshot`)."""
 
     table: int
     low: str | None = None
@@ -58,7 +58,7 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rest(msgspec.Struct, frozen=True, array_like=True):
-    """What a snapshot has still to read: some parts, and every table whose oid is greater than `done`."""
+    """What a snapshot still has to read: some parts, and every table whose oid is greater than `done`."""
 
     done: int = 0
     units: tuple[Unit, ...] = ()
@@ -66,7 +66,7 @@ class Rest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True):
-    """Rows were read as a snapshot showed them: what was left to read by then, and an LSN behind all that it shows."""
+    """One read of rows under a snapshot: what was left to read by then, and an LSN behind all that it shows."""
 
     snapshot: str
     until: int
@@ -78,13 +78,13 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class More(msgspec.Struct, frozen=True, array_like=True):
-    """What else a cursor carries."""
+    """Additional content of a cursor."""
 
     known: dict[int, bytes] = {}
     epochs: tuple[Epoch, ...] = ()
     rest: Rest | None = None
     base: int = 0
-    """The LSN that names the rows of a snapshot, the same however often it is resumed; `taken` is when it was begun."""
+    """The LSN that names the rows of a snapshot, the same however often it is resumed; `taken` is when it began."""
     taken: int = 0
 
 
@@ -103,7 +103,7 @@ class Place(msgspec.Struct, frozen=True):
     lsn: int
     inside: int | None = None
     begin: int | None = None
-    """Where the server must begin to send, when that is before `lsn`: a prepared transaction is still open."""
+    """Where the server must start sending, if that is before `lsn`: a prepared transaction is still open."""
     more: str = ""
 
     @classmethod
@@ -141,7 +141,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def start(self) -> int:
-        """The LSN from which the server must send, and before which it may forget."""
+        """Return the LSN from which the server must send, and before which it may forget."""
         return self.lsn if self.begin is None else min(self.begin, self.lsn)
 
     def extra(self) -> More:
@@ -156,12 +156,12 @@ class Place(msgspec.Struct, frozen=True):
             raise _invalid(str(self)) from None
 
     def moved(self, lsn: int, *, inside: int | None = None, begin: int | None = None, more: More = _NOTHING) -> "Place":
-        """The same reader at another position."""
+        """Return the same reader at another position."""
         return Place(self.system, self.timeline, self.database, self.slot, lsn, inside, begin, more_text(more))
 
 
 def more_text(more: More) -> str:
-    """What a cursor ends with."""
+    """Return the suffix of a cursor."""
     if more == _NOTHING:
         return ""
     mark = "~" if more.rest is None else "+"
@@ -169,12 +169,12 @@ def more_text(more: More) -> str:
 
 
 def remembered(known: dict[int, bytes]) -> dict[int, bytes]:
-    """The definitions that a cursor may carry."""
+    """Return the definitions that a cursor may carry."""
     return known if len(known) <= MOST_KNOWN else dict(list(known.items())[-MOST_KNOWN:])
 
 
 class Timelines:
-    """The history of a server: which timeline an LSN was written on.
+    """The history of a server: the timeline on which an LSN was written.
 
     >>> history = Timelines(3, "1\\t0/5000\\tno recovery target\\n2\\t0/9000\\tbefore\\n")
     >>> [history.of(lsn) for lsn in (0x4000, 0x5000, 0x9000)], history.holds(1, 0x5000), history.holds(1, 0x6000)
@@ -190,7 +190,7 @@ class Timelines:
         return next((timeline for timeline, end in self._ends if lsn < end), self.current)
 
     def holds(self, timeline: int, lsn: int) -> bool:
-        """Whether what was written on that timeline up to the LSN is in this server's history."""
+        """Tell whether what was written on that timeline up to the LSN is in this server's history."""
         if timeline == self.current:
             return True
         return any(known == timeline and lsn <= end for known, end in self._ends)

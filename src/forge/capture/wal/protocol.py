@@ -1,11 +1,11 @@
-"""PostgreSQL's replication messages, as bytes in and structs out; no I/O.
+"""PostgreSQL's replication messages: bytes in, structs out; no I/O.
 
 A message of the server is `w` (the LSN of a record, the end of the WAL, a time, then a message of the plug-in) or `k`
-(a keep-alive). Row messages are decoded where they are used, by `forge.capture.wal.decode`; here is everything else
-that pgoutput sends: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+(a keep-alive). `forge.capture.wal.decode` decodes row messages; this module decodes everything else that pgoutput
+sends: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 
 Inside a block of a streamed transaction (`S` … `E`) each message carries the number of its subtransaction; `unstreamed`
-takes it away, so that the same message reads the same in both.
+removes it, so that the same message reads the same in both.
 """
 
 import struct
@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 HEAD: Final = 25
-"""How long the head of a `w` message is."""
+"""Length of the head of a `w` message."""
 
 EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _EPOCH_MICROS: Final = 946_684_800_000_000
@@ -34,7 +34,7 @@ _u64 = struct.Struct(">Q").unpack_from
 
 
 def time_of(micros: int) -> datetime:
-    """The instant that the server writes as microseconds since 2000."""
+    """Convert the server's microseconds since 2000 to an instant."""
     return EPOCH + timedelta(microseconds=micros)
 
 
@@ -51,7 +51,7 @@ class Commit(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """PREPARE TRANSACTION, or what became of one: COMMIT PREPARED has `lsn` of its commit."""
+    """PREPARE TRANSACTION or its end: for COMMIT PREPARED, `lsn` is that of its commit."""
 
     lsn: int
     end: int
@@ -68,7 +68,7 @@ class RelationColumn(NamedTuple):
 
 
 class RelationMessage(NamedTuple):
-    """How a table is defined from here on; `identity` is d, n, f or i: the replica identity's setting."""
+    """The definition of a table from here on; `identity` is d, n, f or i: the replica identity's setting."""
 
     oid: int
     schema: str
@@ -78,7 +78,7 @@ class RelationMessage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What someone wrote by pg_logical_emit_message."""
+    """A message written by pg_logical_emit_message."""
 
     transactional: bool
     lsn: int
@@ -93,7 +93,7 @@ class Truncate(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """A streamed transaction, or one of its subtransactions, was rolled back."""
+    """The rollback of a streamed transaction, or of one of its subtransactions."""
 
     xid: int
     part: int
@@ -114,7 +114,7 @@ def commit(data: bytes) -> Commit:
 
 
 def stream_start(data: bytes) -> tuple[int, bool]:
-    """The transaction, and whether this is its first block."""
+    """Return the transaction, and whether this is its first block."""
     return _u32(data, HEAD + 1)[0], bool(data[HEAD + 5])
 
 
@@ -132,7 +132,7 @@ def begin_prepare(data: bytes) -> Prepared:
 
 
 def prepared(data: bytes) -> Prepared:
-    """PREPARE, a streamed PREPARE, or COMMIT PREPARED."""
+    """Parse PREPARE, a streamed PREPARE, or COMMIT PREPARED."""
     lsn, end, at, xid = _prepared(data, HEAD + 2)
     return Prepared(lsn, end, at, xid, _text(data, HEAD + 30)[0])
 
@@ -178,18 +178,18 @@ def keep_alive(data: bytes) -> KeepAlive:
 
 
 def status_update(received: int, flushed: int, now: datetime, *, wants_reply: bool = False) -> bytes:
-    """What a standby answers: all before `flushed` is safe with it."""
+    """Build the status update of a standby: all before `flushed` is safe there."""
     micros = (now - EPOCH) // timedelta(microseconds=1)
     return _status(b"r", received, flushed, flushed, micros, wants_reply)
 
 
 def unstreamed(data: bytes) -> tuple[int, bytes]:
-    """The subtransaction of a message in a block, and the message as it is outside of one."""
+    """Return the subtransaction of a message in a block, and the message in its form outside of one."""
     return _u32(data, HEAD + 1)[0], data[: HEAD + 1] + data[HEAD + 5 :]
 
 
 def records(block: bytes) -> Iterator[bytes]:
-    """The messages of a spooled block, each after its length."""
+    """Yield the messages of a spooled block, each after its length."""
     place = 0
     while place < len(block):
         (size,) = _u32(block, place)

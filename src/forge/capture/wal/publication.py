@@ -1,16 +1,16 @@
-"""Publications: which tables and operations the server sends. Forge makes one where there is none, and says in its
-comment which parts of the filter it carries; one that somebody else made is taken as it is.
+"""Publications: the tables and operations that the server sends. Forge creates one if there is none, and records in its
+comment which parts of the filter it applies; one created by others is used unchanged.
 
-What the server may filter must give the same changes as Forge would:
+The server may filter only if that gives the same changes as Forge would:
 
 - tables: names without wildcards, and `schema.*`. Anything else needs a publication for all tables.
 - operations: an insert or a delete may come from an update that changed the key, so updates are sent with them.
-- columns and rows only when asked for (`push=`), because a publication that names columns keeps its owner from dropping
-  them; rows only where the condition is on key columns alone, because otherwise the server would turn an update into
+- columns and rows only on request (`push=`), because a publication that names columns keeps its owner from dropping
+  them; rows only if the condition uses key columns alone, because otherwise the server would turn an update into
   a delete or an insert.
 
-A published table without a replica identity could no longer be updated by anyone, so that is refused here, with the
-fix.
+Publishing a table without a replica identity would make its updates fail for everyone, so that is refused here, with
+the fix.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from forge.errors import SourceError
 from forge.postgres.connection import AsyncConnection
 
 MOST_NAMED: Final = 5
-"""So many tables are named that have no replica identity."""
+"""Maximum number of tables without a replica identity that an error names."""
 MARK: Final = "made by forge; filters: "
 _OPERATIONS: Final = {
     Op.INSERT: {"insert", "update"},
@@ -48,7 +48,7 @@ _log = logging.getLogger("forge.capture.wal")
 
 
 class Publication(msgspec.Struct, frozen=True):
-    """A publication that is there, and the parts of the filter that it carries."""
+    """An existing publication, and the parts of the filter that it applies."""
 
     name: str
     parts: tuple[Part, ...]
@@ -56,7 +56,7 @@ class Publication(msgspec.Struct, frozen=True):
 
 
 def default_name(database: str, filter: Filter) -> str:
-    """The name of the slot and the publication of a database, another one for each filter.
+    """Return the name of the slot and the publication of a database, a different one for each filter.
 
     >>> default_name("shop", Filter()), default_name("Shop", Filter()), default_name("shop", Filter(tables=("a",)))
     ('forge_shop', 'forge_shop_7caee9', 'forge_shop_603ae2')
@@ -68,7 +68,7 @@ def default_name(database: str, filter: Filter) -> str:
 
 
 def operations(filter: Filter) -> tuple[str, ...] | None:
-    """What must be sent for the operations that are wanted; None when that is everything.
+    """Return what must be sent for the wanted operations; None if that is everything.
 
     >>> operations(Filter(operations=(Op.INSERT,))), operations(Filter(operations=(Op.SCHEMA,))), operations(Filter())
     (('insert', 'update'), None, None)
@@ -80,7 +80,7 @@ def operations(filter: Filter) -> tuple[str, ...] | None:
 
 
 def condition_columns(where: str) -> set[str]:
-    """The columns that a condition is on.
+    """Return the columns that a condition uses.
 
     >>> sorted(condition_columns("tenant = 7 AND region IN ('a', 'b')"))
     ['region', 'tenant']
@@ -90,7 +90,7 @@ def condition_columns(where: str) -> set[str]:
 
 
 def parts_of(comment: str) -> tuple[Part, ...]:
-    """The parts of a filter that a publication's comment says it carries."""
+    """Return the parts of a filter that a publication applies, according to its comment."""
     if not comment.startswith(MARK):
         return ()
     words = comment.removeprefix(MARK).split()
@@ -100,7 +100,7 @@ def parts_of(comment: str) -> tuple[Part, ...]:
 async def ensure(
     connection: AsyncConnection, name: str, filter: Filter, server: Server, push: Collection[Part]
 ) -> Publication:
-    """The publication of that name, made if there is none."""
+    """Return the publication of that name; create it if there is none."""
     row = await (await connection.execute(sql("publication").encode(), {"name": name})).fetchone()
     if row is None:
         return await _create(connection, name, filter, server, push)
@@ -128,7 +128,7 @@ async def ensure(
 
 
 async def _widen(connection: AsyncConnection, name: str, filter: Filter, row: Any) -> None:
-    """Publish the operations that are wanted, beside those that are."""
+    """Publish the wanted operations in addition to the published ones."""
     published = {op for op, sent in zip(_ALL, row[1:5], strict=True) if sent}
     wanted = published | set(operations(filter) or _ALL)
     if wanted != published:
@@ -196,7 +196,7 @@ async def _create(
 
 
 async def _resolved(connection: AsyncConnection, filter: Filter) -> tuple[dict[int, tuple[str, str]] | None, list[str]]:
-    """The tables and the schemas that a filter names; None where it needs all tables."""
+    """Return the tables and the schemas that a filter names; None if it needs all tables."""
     if not filter.tables:
         return None, []
     rows = await (await connection.execute(sql("tables").encode())).fetchall()
@@ -223,7 +223,7 @@ async def _details(
     push: Collection[Part],
     parts: list[Part],
 ) -> list[q.Composable]:
-    """Each table with the columns and the condition that its publication can carry."""
+    """Return each table with the columns and the condition that its publication can apply."""
     shapes = {}
     for oid in tables:
         row = await (await connection.execute(sql("relation").encode(), {"oid": oid})).fetchone()
@@ -253,7 +253,7 @@ async def _details(
 
 
 async def warnings(connection: AsyncConnection, name: str) -> list[str]:
-    """Published tables that nobody can update any more: made, or changed, after their publication was."""
+    """Return warnings for published tables whose updates fail: created or altered after their publication."""
     row = await (await connection.execute(sql("publication").encode(), {"name": name})).fetchone()
     if row is None or not (row[2] or row[3]):
         return []
@@ -287,7 +287,7 @@ async def _check_identities(connection: AsyncConnection, tables: Sequence[int] |
 
 
 async def drop(connection: AsyncConnection, name: str) -> bool:
-    """Take away a publication that Forge made; false when there is none of its making."""
+    """Drop a publication that Forge created; return False if there is none."""
     row = await (await connection.execute(sql("publication").encode(), {"name": name})).fetchone()
     if row is None or not (row[6] or "").startswith(MARK):
         return False

@@ -1,4 +1,4 @@
--- server: What a reader of the WAL must know of a server before it begins.
+-- server: Facts that a reader of the WAL needs about a server before it starts.
 SELECT current_setting('server_version_num')::int AS version, current_setting('wal_level') AS wal_level,
        pg_is_in_recovery() AS standby, d.oid::bigint AS database, d.datname::text AS name,
        r.rolname::text AS role, (SELECT c.system_identifier::text FROM pg_control_system() c) AS system,
@@ -8,7 +8,7 @@ SELECT current_setting('server_version_num')::int AS version, current_setting('w
                  AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')) AS logged
 FROM pg_database d, pg_roles r WHERE d.datname = current_database() AND r.rolname = current_user;
 
--- types: How each type is written (see forge.capture.wal.texts), and its name.
+-- types: The form of each type (see forge.capture.wal.texts), and its name.
 WITH RECURSIVE asked AS (
     SELECT a.n, a.oid, a.modifier FROM unnest(%(types)s::oid[], %(modifiers)s::int[]) WITH ORDINALITY a (oid, modifier, n)
 ), step (n, oid, base) AS (
@@ -43,7 +43,7 @@ SELECT name, CASE
     END
 FROM formed ORDER BY n;
 
--- relation: The primary key of a table in its order, all its columns, those that are generated, and its replica identity.
+-- relation: The primary key of a table in its order, all its columns, the generated ones, and its replica identity.
 SELECT coalesce((SELECT array_agg(a.attname::text ORDER BY k.n)
                  FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey::smallint[]) WITH ORDINALITY k (attnum, n)
                  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -55,7 +55,7 @@ SELECT coalesce((SELECT array_agg(a.attname::text ORDER BY k.n)
        c.relreplident::text
 FROM pg_class c WHERE c.oid = %(oid)s::oid;
 
--- published: The tables of a publication as it sends them: its relation message, for those that are there now.
+-- published: The current tables of a publication: their relation messages as it sends them.
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relreplident::text, p.attnames::text[],
        array_agg(a.attname::text ORDER BY a.attnum), array_agg(a.atttypid::bigint ORDER BY a.attnum), array_agg(a.atttypmod ORDER BY a.attnum),
        c.relpages, c.relkind::text,
@@ -80,11 +80,11 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s GROUP BY c.oid, c.relreplident;
 
--- row_filter: The condition that a publication puts on the rows of a table.
+-- row_filter: The row filter of a publication for a table.
 SELECT p.rowfilter FROM pg_publication_tables p
 WHERE p.pubname = %(publication)s AND p.schemaname = %(schema)s AND p.tablename = %(table)s;
 
--- slot: A replication slot; NULLs where the server is too old to tell.
+-- slot: A replication slot; NULLs if the server is too old to have the value.
 SELECT s.slot_name::text AS name, s.plugin::text AS plugin, s.slot_type, s.database::text AS database, s.temporary, s.active, s.active_pid,
        s.wal_status, s.safe_wal_size, s.confirmed_flush_lsn::text AS confirmed, s.restart_lsn::text AS restart,
        pg_wal_lsn_diff(pg_current_wal_insert_lsn(), coalesce(s.restart_lsn, s.confirmed_flush_lsn))::bigint AS retained,
@@ -93,7 +93,7 @@ SELECT s.slot_name::text AS name, s.plugin::text AS plugin, s.slot_type, s.datab
 FROM pg_replication_slots s WHERE s.slot_type = 'logical' AND (%(name)s::text IS NULL OR s.slot_name = %(name)s)
 ORDER BY s.slot_name;
 
--- decoding: Whether a walsender is at work: it waits for nothing, or for the disk or a lock.
+-- decoding: Whether a walsender is working: it waits for nothing, or for the disk or a lock.
 SELECT coalesce(a.wait_event_type, '') NOT IN ('Activity', 'Client') FROM pg_stat_activity a WHERE a.pid = %(pid)s;
 
 -- without_identity: Tables whose updates and deletes would fail once they are published.
@@ -120,20 +120,21 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND n.nspname NOT IN ('
   AND n.nspname NOT LIKE 'pg\_toast%%'
 GROUP BY n.nspname, c.relname ORDER BY 1, 2;
 
--- publication: A publication as it is: for all tables, the operations, and what Forge noted when it made it.
+-- publication: A publication: whether for all tables, its operations, and Forge's comment.
 SELECT p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, obj_description(p.oid, 'pg_publication'),
        ARRAY(SELECT r.prrelid::bigint FROM pg_publication_rel r WHERE r.prpubid = p.oid),
        ARRAY(SELECT s.nspname::text FROM pg_publication_namespace x JOIN pg_namespace s ON s.oid = x.pnnspid WHERE x.pnpubid = p.oid)
 FROM pg_publication p WHERE p.pubname = %(name)s;
 
--- head: The snapshot of this transaction, what others may share it by, the time, and an LSN behind all that it shows.
+-- head: The snapshot of this transaction, the name under which others may share it, the time, and an LSN behind all
+-- that it shows.
 SELECT pg_current_snapshot()::text, pg_export_snapshot(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
        pg_current_wal_insert_lsn()::text;
 
 -- flushed: Whether the WAL is on disk up to here.
 SELECT pg_current_wal_flush_lsn() >= %(lsn)s::text::pg_lsn;
 
--- flush: Writes a commit of our own, which flushes everything before it.
+-- flush: Writes a commit of Forge's own, which flushes everything before it.
 SELECT pg_logical_emit_message(true, 'forge', '');
 
 -- insert_lsn: The end of the WAL.
@@ -142,7 +143,7 @@ SELECT pg_current_wal_insert_lsn()::text;
 -- next_xid: A transaction number near the newest.
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text;
 
--- log_updates: What the trigger log has of a row in one transaction.
+-- log_updates: The trigger log's entries of a row in one transaction.
 SELECT l.id, coalesce(l.rank, l.id), l.transaction_id, l.at, l.version, l.op, l.before, l.after, l.hidden, l.user_id, l.function_name, l.trace_id,
        l.context, l.db_user, l.application_name
 FROM forge.forge_event_log l

@@ -14,7 +14,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Reads:
-    """The rows of one snapshot, which has all that it shows before the LSN `base` and was taken at `taken`."""
+    """The rows of one snapshot, taken at `taken`; all that it shows is before the LSN `base`."""
 
     def __init__(self, name: str, server: str, base: int, taken: int) -> None:
         self._source = Source(KIND, name, f"{base:016x}")

@@ -1,8 +1,8 @@
-"""What a snapshot read, and when: which changes of the stream its rows show already.
+"""Regions read by a snapshot, with their times: the changes of the stream that its rows already show.
 
-A snapshot that was interrupted goes on under another one, so parts of a table may have been read at different times.
-For each there is an `Epoch`: what was left to read when it began. A row belongs to the last epoch whose rest had it,
-and a transaction that this epoch's snapshot sees is in the row already.
+An interrupted snapshot continues under another one, so parts of a table may have been read at different times. Each
+read has an `Epoch`: what was left to read when it began. A row belongs to the last epoch whose rest had it, and a
+transaction that this epoch's snapshot sees is already in the row.
 
 Parts are bounded by keys, so keys must have an order that server and reader agree on: whole numbers have theirs, and
 any other value that of its text's bytes.
@@ -21,12 +21,12 @@ _ORDERED: Final = ("int", "text", "bool", "numeric", "float", "bytea", "timestam
 
 
 def ordered(relation: Relation) -> bool:
-    """Whether the rows of a table can be read in parts."""
+    """Tell whether the rows of a table can be read in parts."""
     return bool(relation.key_names) and all(relation.forms[name] in _ORDERED for name in relation.key_names)
 
 
 def order_texts(relation: Relation, key: Mapping[str, Any]) -> tuple[str, ...]:
-    """A key as COPY prints it."""
+    """Return a key as COPY prints it."""
     return tuple(_copied(relation.forms[name], key[name]) for name in relation.key_names)
 
 
@@ -51,7 +51,7 @@ def _place(relation: Relation, texts: Sequence[str]) -> tuple[Any, ...]:
 
 
 def unit_holds(unit: Unit, relation: Relation, key: Mapping[str, Any]) -> bool:
-    """Whether a row was still to be read."""
+    """Tell whether a row was still to be read."""
     if unit.low is None and unit.high is None and unit.last is None:
         return True
     here = _place(relation, order_texts(relation, key))
@@ -63,7 +63,7 @@ def unit_holds(unit: Unit, relation: Relation, key: Mapping[str, Any]) -> bool:
 
 
 def left(rest: Rest, relation: Relation, key: Mapping[str, Any] | None) -> bool:
-    """Whether a row of a table was left to read."""
+    """Tell whether a row of a table was left to read."""
     if rest.finished:
         return False
     if relation.oid > rest.done:
@@ -73,14 +73,14 @@ def left(rest: Rest, relation: Relation, key: Mapping[str, Any] | None) -> bool:
 
 
 def whole(rest: Rest, oid: int) -> bool:
-    """Whether all of a table was left to read."""
+    """Tell whether all of a table was left to read."""
     return not rest.finished and (oid > rest.done or any(unit == Unit(oid) for unit in rest.units))
 
 
 def read_before(
     epochs: Sequence[Epoch], sees: Sequence[bool], relation_of: Callable[[Change], Relation | None]
 ) -> Callable[[Change], Change | None]:
-    """What leaves out the changes of one transaction that a snapshot's rows show; `sees` says which epochs see it."""
+    """Return a filter that drops changes of one transaction that a snapshot's rows show; `sees` marks its epochs."""
 
     def kept(change: Change) -> Change | None:
         relation = relation_of(change)

@@ -1,13 +1,13 @@
-"""Tables as the WAL describes them: a relation message and what the catalog adds → what decodes their rows.
+"""Tables as the WAL describes them: build row decoders from a relation message and the catalog.
 
 A row is decoded by a function that is compiled for its table, column by column, because this runs for every change.
-What the message does not say comes from the catalog as it is now: the names of types, which columns are the primary
-key and in which order, and columns that are not sent (generated ones). Where the catalog knows the table no more, or
-otherwise, the identity's columns are the key.
+What the message lacks comes from the current catalog: the names of types, the columns of the primary key in order, and
+columns that are not sent (generated ones). If the table is not in the catalog, or differs there, the identity's columns
+are the key.
 
-Three sets of columns matter. The *identity* is what the server sends of a row as it was: the replica identity. The
-*key* is the primary key where the identity has all of it (or is full), else the identity's index, so that inserts,
-updates and deletes of a row have the same key. The *sent* are those of the message; any other is UNAVAILABLE.
+Three sets of columns matter. The *identity* is what the server sends of the row before: the replica identity. The *key*
+is the primary key if the identity has all of it (or is full), else the identity's index, so that inserts, updates and
+deletes of a row have the same key. The *sent* are those of the message; any other is UNAVAILABLE.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ _EXACT: Final = ("int", "text", "bool", "bytea", "timestamp", "timestamptz")
 
 
 class Facts(NamedTuple):
-    """What the catalog says of a table: names and forms of the types, column by column of the message; its primary key;
-    all its columns in order; those that are generated."""
+    """Catalog data of a table: names and forms of the types, for each column of the message; its primary key; all its
+    columns in order; the generated ones."""
 
     types: Sequence[tuple[str, str]]
     key: Sequence[str] = ()
@@ -44,9 +44,10 @@ class Facts(NamedTuple):
 
 
 class Relation:
-    """One version of one table. `row`, `sized` and `old` decode the tuple whose columns begin at a place in a message.
+    """One version of one table. `row`, `sized` and `old` decode the tuple whose columns begin at an offset in a
+    message.
 
-    `sized` also returns where it ends; `old` knows only the identity's columns, the others of such a tuple say nothing.
+    `sized` also returns where it ends; `old` knows only the identity's columns, the others of such a tuple are empty.
     """
 
     row: Callable[[bytes, int], Row]
@@ -54,9 +55,9 @@ class Relation:
     old: Callable[[bytes, int], tuple[Row, int]]
     key: Callable[[Row], Row | None]
     unchanged: Callable[[Row], Row]
-    """What is known of a row before an update that did not change its identity."""
+    """Returns what is known of a row before an update that did not change its identity."""
     inserts: Callable[..., tuple[int, bytes, int]]
-    """Decodes inserts of this table that follow each other: the loop of `Decoder.rows` for most of them."""
+    """Decodes consecutive inserts of this table: the loop of `Decoder.rows` for most of them."""
 
     def __init__(self, message: RelationMessage, facts: Facts) -> None:
         self.oid: Final = message.oid
@@ -81,7 +82,7 @@ class Relation:
         _compile(self, [(c.name, facts.types[n][1]) for n, c in enumerate(message.columns)], names, identity)
 
     def same_key(self, old: Row, new: Row) -> bool:
-        """Whether an update left the key as it was; a value that is not known counts as unchanged."""
+        """Tell whether an update left the key unchanged; an unknown value counts as unchanged."""
         for name in self.key_names:
             before, after = old[name], new[name]
             if before is UNAVAILABLE or after is UNAVAILABLE:
@@ -91,14 +92,14 @@ class Relation:
         return True
 
     def from_texts(self, values: Sequence[bytes | None]) -> Row:
-        """A row of COPY: the sent columns in their order, None for a null."""
+        """Decode a row of COPY: the sent columns in their order, None for a null."""
         return self._copied(values)
 
     _copied: Callable[[Sequence[bytes | None]], Row]
 
 
 def digest(schema: str, table: str, columns: Sequence[tuple[str, int, int]], identity: Sequence[str]) -> bytes:
-    """What tells one definition of a table from another, in 6 bytes. With another identity, keys may be others."""
+    """Return a 6-byte digest that identifies a table's definition. With a different identity, keys may differ."""
     return hashlib.blake2b(repr((schema, table, columns, identity)).encode(), digest_size=6).digest()
 
 
@@ -109,7 +110,7 @@ def _key(identity: str, primary: Sequence[str], identified: Sequence[str]) -> Se
 
 
 def _names(sent: Sequence[str], facts: Facts) -> Sequence[str]:
-    """The columns of an image: those sent and, in their places, generated ones that are not."""
+    """Return the columns of an image: the sent ones and, in their places, generated ones that are not sent."""
     unsent = [name for name in facts.generated if name not in sent]
     if not unsent or not set(sent) <= set(facts.columns):
         return sent
@@ -120,7 +121,7 @@ def _names(sent: Sequence[str], facts: Facts) -> Sequence[str]:
 def _compile(
     relation: Relation, sent: Sequence[tuple[str, str]], names: Sequence[str], identity: Sequence[str]
 ) -> None:
-    """Write the functions of a table as Python and compile them."""
+    """Generate the functions of a table as Python code and compile them."""
     scope: dict[str, Any] = {
         "size": struct.Struct(">I").unpack_from,
         "head": struct.Struct(">BI").unpack_from,
@@ -175,9 +176,9 @@ def _compile(
 
 
 def _column(n: int, form: str, count: int, known: bool = True) -> list[str]:
-    """What reads one column of a tuple into a variable. A column that says nothing is passed over."""
+    """Return the code that reads one column of a tuple into a variable. A column without a value is skipped."""
     value = _INLINE.get(form, f"f{n}(d[q:p])") if known else "UNAVAILABLE"
-    if n + 5 <= count:  # there are four bytes after its first one, whatever it is
+    if n + 5 <= count:  # at least four bytes follow its first one, whatever it is
         head = ["    k, s = head(d, p)", "    if k == 116:", "        q = p + 5", "        p = q + s"]
     else:
         head = ["    k = d[p]", "    if k == 116:", "        q = p + 5", "        p = q + size(d, p + 1)[0]"]

@@ -1,10 +1,10 @@
-"""Tables read again while the stream goes on, a chunk of rows at a time, in memory that does not grow with the table.
+"""Read tables again during streaming, one chunk of rows at a time, in memory that does not grow with the table.
 
-A chunk is read under a snapshot of its own and comes out, as `read`, once the stream has passed all that the snapshot
-shows. Of its rows those are left out that the stream has changed meanwhile by a transaction which the snapshot does not
-see: the newer state is with the consumer already. So whoever applies what comes in order never goes back in time.
+A chunk is read under its own snapshot and is delivered, as `read`, once the stream has passed all that the snapshot
+shows. Rows that the stream has changed meanwhile, by a transaction that the snapshot does not see, are left out: the
+consumer already has the newer state. So a consumer that applies changes in order never goes back in time.
 
-A commit is in the WAL a little before anyone sees it. If a transaction that was streamed before is missing in a chunk's
+A commit is in the WAL a little before it is visible. If a transaction that was already streamed is missing in a chunk's
 snapshot, the chunk is read again.
 """
 
@@ -26,7 +26,7 @@ from forge.postgres.connection import AsyncConnection
 
 CHUNK: Final = 1_000
 RECENT: Final = 4_096
-"""How many of the last transactions are remembered."""
+"""Number of recent transactions that are remembered."""
 
 
 class Chunk:
@@ -41,7 +41,7 @@ class Chunk:
 
 
 class Resnapshots:
-    """What is to be read again, across all connections of a source. One chunk at a time is on its way."""
+    """The queue of tables to read again, across all connections of a source. One chunk at a time is in progress."""
 
     def __init__(self) -> None:
         self.recent: deque[int] = deque(maxlen=RECENT)
@@ -61,7 +61,7 @@ class Resnapshots:
         return not self._waiting and self.ready is None
 
     def note(self, changes: Iterable[Change]) -> None:
-        """What the stream hands over: later states of rows that may be in a chunk."""
+        """Note what the stream delivers: later states of rows that may be in a chunk."""
         if self._name is None or not self._waiting:
             return
         relation = self._waiting[0][0].relation
@@ -74,7 +74,7 @@ class Resnapshots:
                     self._touched[order_texts(relation, change.key)] = xid
 
     def rows(self) -> list[Row]:
-        """The rows of the chunk that nothing newer has come for; the next chunk may be read then."""
+        """Return the rows of the chunk for which nothing newer has come; then the next chunk may be read."""
         chunk = self.ready
         assert chunk is not None
         relation, sees = chunk.relation, chunk.seen.sees
@@ -94,7 +94,7 @@ class Resnapshots:
         return found
 
     async def run(self, connection: AsyncConnection) -> None:
-        """Read chunk after chunk, each when the one before was handed over; for ever."""
+        """Read chunk after chunk, each when the previous one was delivered; without end."""
         while True:
             if self._waiting and self.ready is None:
                 table, unit = self._waiting[0]

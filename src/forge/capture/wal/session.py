@@ -1,8 +1,8 @@
-"""One period of streaming: from a place on, over one replication connection, for as long as that lives.
+"""One streaming session: from a position on, over one replication connection, until that is lost.
 
-In come a place and what the server sends; out come batches. A batch ends at the end of a transaction, unless one is
-larger than a batch: then also inside of it, between two records. Transactions that the server streams before they are
-committed, and prepared ones, wait in files (`forge.capture.wal.spool`).
+In: a position and what the server sends. Out: batches. A batch ends at the end of a transaction; a transaction larger
+than a batch is also split inside, between two records. Transactions that the server streams before they are committed,
+and prepared ones, wait in files (`forge.capture.wal.spool`).
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from forge.errors import SourceError
 from forge.postgres.connection import AsyncConnection
 
 MOST: Final = 2_000
-"""Changes of one batch, and bytes of their messages."""
+"""Maximum changes per batch, and bytes of their messages."""
 MOST_BYTES: Final = 4 * 1024 * 1024
 
 CHUNKS: Final = 0.01
-"""Seconds between looks at what is read again."""
+"""Seconds between checks for chunks that were read again."""
 
 _ROWS: Final = frozenset(b"IUD")
 _KEEP_ALIVE: Final = ord("k")
@@ -37,7 +37,7 @@ _STREAM_STOP: Final = ord("E")
 
 
 class Session:
-    """What is known while one connection lasts."""
+    """The state of one connection."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Session:
         self._first = place
         self.place = place
         self.resume = place
-        """Where another session goes on: behind what was handed over, and what brought nothing."""
+        """Where the next session resumes: behind what was delivered, and what had no changes."""
         self._bytes = 0
         self._streamed: dict[int, Spool] = {}
         self._block: Spool | None = None
@@ -83,14 +83,14 @@ class Session:
         self._prepared: dict[str, tuple[int, Spool]] = {}
 
     def close(self) -> None:
-        """Forget what was not finished; the server sends it again."""
+        """Drop unfinished transactions; the server sends them again."""
         for spool in (*self._streamed.values(), *(spool for _, spool in self._prepared.values())):
             spool.close()
         if self._preparing is not None:
             self._preparing.close()
 
     async def batches(self) -> AsyncGenerator[Batch]:
-        """For ever; empty batches move the cursor on while nothing happens here."""
+        """Yield batches without end; empty batches advance the cursor while nothing happens here."""
         loop = asyncio.get_running_loop()
         decoder, receive = self._decoder, self._connection.receive
         told, beat = self.place, loop.time() + self._heartbeat
@@ -122,7 +122,7 @@ class Session:
                 self._connection.ask()
 
     async def _translated(self, messages: Sequence[bytes], translator: Translator) -> list[bytes]:
-        """What another plug-in sent, as pgoutput says it."""
+        """Translate another plug-in's messages to pgoutput's."""
         found: list[bytes] = []
         for data in messages:
             if data[0] == _KEEP_ALIVE:
@@ -136,7 +136,7 @@ class Session:
         return found
 
     async def _apply(self, messages: Sequence[bytes]) -> AsyncGenerator[Batch]:
-        """Handle messages; yield what is more than one batch takes."""
+        """Handle messages; yield a batch whenever one is full."""
         decoder = self._decoder
         count, at = len(messages), 0
         self._bytes += sum(map(len, messages))
@@ -168,7 +168,7 @@ class Session:
                 self._committed()
 
     async def _spooled(self, messages: Sequence[bytes], at: int) -> int:
-        """Put messages of a block, or of a prepared transaction, aside; return the place of the one that ends it."""
+        """Spool messages of a block, or of a prepared transaction; return the index of the one that ends it."""
         block, preparing = self._block, self._preparing
         while at < len(messages):
             data = messages[at]
@@ -188,7 +188,7 @@ class Session:
         return at
 
     async def _control_message(self, data: bytes) -> Spool | None:
-        """Handle what is no row; the spool of a transaction that is committed now and to be decoded."""
+        """Handle a message that is not a row; return the spool of a committed transaction that must be decoded."""
         decoder, kind = self._decoder, data[25:26]
         match kind:
             case b"B":
@@ -286,7 +286,7 @@ class Session:
         return await self._catalog.relation(self._control, message)
 
     def _moved_to(self, lsn: int) -> None:
-        """Everything before the LSN was handled, or is in what was decoded and not yet taken."""
+        """Note that everything before the LSN was handled, or is decoded and not yet taken."""
         if lsn > self.place.lsn or (lsn == self.place.lsn and self.place.inside is not None):
             self.place = Place(
                 self._first.system, self._timelines.current, self._first.database, self._first.slot, lsn, None,
@@ -301,7 +301,7 @@ class Session:
         return oldest if oldest < lsn else None
 
     def _moved(self, lsn: int, inside: int | None = None) -> Place:
-        """The place as a cursor says it."""
+        """Return the position for a cursor."""
         decoder = self._decoder
         if decoder.epochs and decoder.transaction is None and lsn >= decoder.epochs[-1].until:
             decoder.epochs = ()
@@ -315,7 +315,7 @@ class Session:
         )  # fmt: skip
 
     async def _batch(self, *, inside: bool = False) -> Batch:
-        """What was decoded, with the cursor behind it."""
+        """Return what was decoded, with the cursor behind it."""
         decoder = self._decoder
         transaction = decoder.transaction
         if self._filler is not None and decoder.unfilled:
@@ -334,7 +334,7 @@ class Session:
 
 
 class Wants:
-    """Which tables are wanted: Forge's own never are."""
+    """Selects the wanted tables; never Forge's own."""
 
     def __init__(self, wanted: Filter) -> None:
         self._wanted = wanted

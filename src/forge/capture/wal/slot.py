@@ -1,7 +1,8 @@
-"""Replication slots: found, made, dropped, moved on; and what a server says about them as errors with a fix.
+"""Replication slots: find, create, drop and advance them; and turn the server's errors about them into errors with a
+fix.
 
-A slot keeps the WAL that its reader has not acknowledged, whether anyone reads or not. So its lag is measured, and
-beyond a limit something is done about it: `Limits`.
+A slot keeps the WAL that its reader has not acknowledged, whether anything reads it or not. So its lag is measured, and
+beyond a limit an action is taken: `Limits`.
 """
 
 import re
@@ -29,12 +30,12 @@ OnLimit = Literal["alert", "drop"]
 
 
 def sql(name: str) -> str:
-    """The query of that name in this package's file."""
+    """Return the query of that name in this package's file."""
     return queries("forge.capture.wal", "queries.sql")[name]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How much WAL a slot may keep: above `warn` bytes a warning, above `most` what `act` says."""
+    """The WAL that a slot may keep: above `warn` bytes a warning, above `most` the action `act`."""
 
     warn: int = GIGABYTE
     most: int | None = None
@@ -42,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A slot as the server tells of it. LSNs are None before it was ever used."""
+    """A slot as the server reports it. LSNs are None before its first use."""
 
     name: str
     plugin: str
@@ -63,7 +64,7 @@ class Slot(msgspec.Struct, frozen=True):
 
     @property
     def lost(self) -> str | None:
-        """Why nothing can be read from it any more; None when something can."""
+        """Return why nothing can be read from it; None if something can."""
         if self.invalidated is not None:
             return self.invalidated.replace("_", " ")
         return "the server removed WAL that it needed" if self.wal_status == "lost" else None
@@ -73,7 +74,7 @@ class Slot(msgspec.Struct, frozen=True):
         return 0 if self.confirmed is None else wal_position(self.confirmed)
 
     def warnings(self, limits: Limits) -> tuple[str, ...]:
-        """What its reader should know."""
+        """Return warnings for its reader."""
         found = []
         kept = self.retained
         if self.lost is not None:
@@ -107,7 +108,7 @@ def checked_name(name: str) -> str:
 
 @asynccontextmanager
 async def typed(slot: str) -> AsyncIterator[None]:
-    """Within the block what the server says about a slot comes out as Forge's errors."""
+    """Convert the server's errors about a slot into Forge's within the block."""
     try:
         yield
     except psycopg.Error as error:
@@ -118,7 +119,7 @@ async def typed(slot: str) -> AsyncIterator[None]:
 
 
 def explain(error: psycopg.Error, slot: str) -> ForgeError | None:
-    """The Forge error that a server's error about a slot or a replication stands for."""
+    """Return the Forge error for a server error about a slot or a replication."""
     state = error.sqlstate or ""
     line = (error.diag.message_primary or str(error)).strip().partition("\n")[0]
     if "wal_level" in line and state in ("55000", "22023", "0A000"):
@@ -172,7 +173,7 @@ def wal_level_wrong(found: str | None) -> SourceError:
 
 
 class Server(msgspec.Struct, frozen=True):
-    """What must be known of a server before its WAL is read."""
+    """Facts needed about a server before its WAL is read."""
 
     version: int
     wal_level: str
@@ -202,7 +203,7 @@ async def server(connection: AsyncConnection) -> Server:
 
 
 async def found(connection: AsyncConnection, name: str | None = None) -> list[Slot]:
-    """The logical slots of the server: one, or all."""
+    """Return the logical slots of the server: one, or all."""
     async with connection.cursor(row_factory=dict_row) as rows:
         await rows.execute(sql("slot").encode(), {"name": name})
         return msgspec.convert(await rows.fetchall(), list[Slot])
@@ -214,7 +215,7 @@ async def find(connection: AsyncConnection, name: str) -> Slot | None:
 
 
 async def decoding(connection: AsyncConnection, pid: int) -> bool:
-    """Whether a walsender is at work, and not waiting for WAL or for its client."""
+    """Tell whether a walsender is working, and not waiting for WAL or for its client."""
     row = await (await connection.execute(sql("decoding").encode(), {"pid": pid})).fetchone()
     return row is not None and bool(row[0])
 
@@ -228,7 +229,7 @@ async def create(
     failover: bool = True,
     temporary: bool = False,
 ) -> int:
-    """Make a slot in the connection's database, on 17 and newer a failover slot; the LSN from which it has all."""
+    """Create a slot in the connection's database, on 17 and newer a failover slot; return the LSN where it starts."""
     checked_name(name)
     version = connection.info.server_version
     arguments = "%(name)s, %(plugin)s, %(temporary)s, %(two_phase)s"
@@ -251,13 +252,13 @@ async def create(
 
 
 async def drop(connection: AsyncConnection, name: str) -> None:
-    """Take a slot away, and with it the WAL that it keeps; raise SlotInUse while someone reads it."""
+    """Drop a slot, and with it the WAL that it keeps; raise SlotInUse while it has a reader."""
     async with typed(name):
         await connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
 
 
 async def advance(connection: AsyncConnection, name: str, lsn: int) -> int:
-    """Forget what is before the LSN, for good; the LSN that it came to."""
+    """Forget what is before the LSN, permanently; return the LSN reached."""
     async with typed(name):
         moved = await connection.execute(
             "SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s::pg_lsn)", (name, lsn_text(lsn))
@@ -268,7 +269,7 @@ async def advance(connection: AsyncConnection, name: str, lsn: int) -> int:
 
 
 def usable(slot: Slot, *, plugin: str, database: str) -> None:
-    """Raise for a slot that is lost, or is not what its reader takes it for."""
+    """Raise for a slot that is lost, or is not what its reader expects."""
     if slot.lost is not None:
         raise SlotLost(f"the replication slot {slot.name} is lost: {slot.lost}", fix=_AGAIN.format(name=slot.name))
     if slot.plugin != plugin:
@@ -290,7 +291,7 @@ def expired(slot: str, lsn: int, confirmed: int) -> CursorExpired:
 
 
 async def open_control(url: str, slot: str) -> AsyncConnection:
-    """An ordinary connection beside the replication, its texts pinned."""
+    """Open an ordinary connection beside the replication, with pinned text settings."""
     from forge.capture.wal.texts import PINS
 
     try:

@@ -1,8 +1,8 @@
-"""The rows that are there, read by COPY in the order of their key, by several connections that share one snapshot.
+"""Read the existing rows by COPY in the order of their key, over several connections that share one snapshot.
 
-In come the tables of a publication and what is left to read of them; out come pages of rows, and what is left after
-each. A table with many pages is read in parts. A table without a key that can be ordered (`forge.capture.wal.regions`)
-is read in one go, so a snapshot that is interrupted in it begins it again.
+In: the tables of a publication and what is left to read of them. Out: pages of rows, and what is left after each. A
+table with many pages is read in parts. A table without a key that can be ordered (`forge.capture.wal.regions`) is read
+in one go, so a snapshot that is interrupted in it starts that table again.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from forge.postgres.connection import AsyncConnection
 PAGE: Final = 1_000
 PAGE_BYTES: Final = 1024 * 1024
 LARGE: Final = 4_096
-"""Pages of 8 kB from which on a table is read in parts."""
+"""Number of 8 kB pages from which on a table is read in parts."""
 _ESCAPES: Final = {98: 8, 102: 12, 110: 10, 114: 13, 116: 9, 118: 11}
 
 
 class Page(msgspec.Struct):
-    """Rows of one part of a table; `last` is the key of the last of them, None where keys have no order."""
+    """Rows of one part of a table; `last` is the key of the last of them, None if keys have no order."""
 
     relation: Relation
     unit: int
@@ -58,7 +58,7 @@ async def take(connection: AsyncConnection) -> Taken:
 
 
 async def flushed(connection: AsyncConnection, lsn: str) -> None:
-    """Return when the WAL is on disk up to here; another connection than the one that holds the snapshot."""
+    """Return when the WAL is on disk up to here; use a connection other than the one that holds the snapshot."""
     asked = {"lsn": lsn}
     for patience in (0.0, 0.002):
         await asyncio.sleep(patience)
@@ -68,7 +68,7 @@ async def flushed(connection: AsyncConnection, lsn: str) -> None:
 
 
 class Rows:
-    """Reads what is left of the tables, in parallel. `rest` is always what has not been handed over."""
+    """Reads the rest of the tables, in parallel. `rest` is always what has not been delivered."""
 
     def __init__(self, url: str, slot: str, publication: str, *, workers: int, pushed_rows: bool) -> None:
         self._url = url
@@ -85,7 +85,7 @@ class Rows:
         return Rest(self._done, tuple(self._units.values()))
 
     async def pages(self, snapshot: str, tables: Mapping[int, Published], rest: Rest) -> AsyncGenerator[Page]:
-        """Everything that is left, page by page; parts come interleaved."""
+        """Yield everything that is left, page by page; parts come interleaved."""
         self._done = rest.done
         waiting = [self._add(unit) for unit in rest.units if unit.table in tables]
         later = [oid for oid in tables if oid > rest.done]
@@ -145,7 +145,7 @@ class Rows:
         return self._count
 
     async def _parts(self, connection: AsyncConnection, table: Published) -> list[tuple[str | None, str | None]]:
-        """The bounds of the parts in which a table is read."""
+        """Return the bounds of the parts in which a table is read."""
         relation = table.relation
         if self._workers < 2 or _pieces(table) < 2:
             return [(None, None)]
@@ -201,7 +201,7 @@ def _pieces(table: Published) -> int:
 
 
 def split(line: bytes) -> list[bytes | None]:
-    r"""The fields of a row in COPY's text form.
+    r"""Split a row in COPY's text form into fields.
 
     >>> split(b"1\t\\N\ta\\tb\\\\x\n")
     [b'1', None, b'a\tb\\x']
@@ -226,7 +226,7 @@ def unescaped(field: bytes) -> bytes:
 
 
 def order_by(relation: Relation, name: str) -> q.Composable:
-    """What orders rows by a column as `regions` does."""
+    """Return the expression that orders rows by a column as `regions` does."""
     column = q.Identifier(name)
     type_name = next(c.type for c in relation.columns if c.name == name)
     if relation.forms[name] == "int" or type_name == "uuid":
@@ -246,7 +246,7 @@ def _constant(relation: Relation, name: str, word: str) -> q.Composable:
 
 
 def selection(table: Published, unit: Unit, condition: str | None = None, limit: int | None = None) -> q.Composable:
-    """The rows of a part of a table, in order."""
+    """Return the query for the rows of a part of a table, in order."""
     relation = table.relation
     keys = relation.key_names if ordered(relation) else ()
     tests: list[Any] = []

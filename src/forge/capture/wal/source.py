@@ -1,7 +1,7 @@
-"""The source itself: it snapshots, streams, says how it stands, and connects again when it must.
+"""The WAL source: take snapshots, stream, report status, and reconnect when needed.
 
 The server forgets only what was acknowledged: `ack` sends the LSN of a cursor that the consumer has saved, and nothing
-else does. So a cursor is good as long as nothing after it was acknowledged; an older one is CursorExpired.
+else does. So a cursor is valid as long as nothing after it was acknowledged; an older one is CursorExpired.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ LIMITS: Final = Limits()
 
 
 class WalSource:
-    """The WAL of one database, read through one slot. Nothing is done before it is entered or read."""
+    """The WAL of one database, read through one slot. Nothing happens before it is entered or read."""
 
     kind: Final = KIND
 
@@ -87,7 +87,7 @@ class WalSource:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the WAL offers; the parts of a filter that run in the server depend on the options."""
+        """Return what the WAL offers; the parts of a filter that run in the server depend on the options."""
         return Capabilities(
             durable=True,
             replayable=False,
@@ -114,13 +114,13 @@ class WalSource:
     # -- what the source offers ------------------------------------------------------------------------
 
     async def now(self) -> str:
-        """The cursor behind all that is committed; the slot is made where there is none, so that it stays good."""
+        """Return the cursor behind all that is committed; create the slot if missing, so that it stays valid."""
         async with self._upstream.control() as control:
             server, slot, publication = await self._upstream.ready(control)
             return str(await self._upstream.here(control, server, slot, publication))
 
     async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """What is committed after the cursor, or from now on, for ever."""
+        """Yield what is committed after the cursor, or from now on, without end."""
         self._filter.check()
         place = None if after is None else _outside(after)
         connected, backoff, closing = False, Backoff(), Closing()
@@ -153,10 +153,10 @@ class WalSource:
                 raise explain(error, self._upstream.slot or "") or translate(error) or error from error
 
     async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
-        """The rows of the published tables as they are at one moment, then a batch that moves out of the snapshot.
+        """Yield the rows of the published tables as of one moment, then a batch that moves out of the snapshot.
 
-        One that goes on after an interruption reads what is left as it is by then; the stream that follows leaves out
-        exactly what the rows show already.
+        A snapshot resumed after an interruption reads the rest as of that time; the stream that follows leaves out
+        exactly what the rows already show.
         """
         self._filter.check()
         place = None if after is None else _inside(after)
@@ -180,14 +180,14 @@ class WalSource:
                 await _pause(backoff, one_line(error))
 
     async def ack(self, cursor: str) -> None:
-        """The consumer has saved this cursor: the server may forget the WAL before it."""
+        """Acknowledge a cursor that the consumer has saved: the server may forget the WAL before it."""
         await self._upstream.ack(Place.parse(cursor))
 
     async def resnapshot(self, tables: Collection[str]) -> None:
-        """Have tables read again while the stream goes on: their rows come in its batches, as `read`.
+        """Read tables again during streaming: their rows come in the stream's batches, as `read`.
 
-        Of what changes meanwhile the stream has the newer state, so nothing goes back in time. It is begun again by
-        calling this again: a cursor does not remember it.
+        If rows change meanwhile, the stream has the newer state, so nothing goes back in time. A cursor does not
+        remember this request: call it again to start again.
         """
         async with self._upstream.control() as control:
             _, _, publication = await self._upstream.ready(control)
@@ -206,11 +206,11 @@ class WalSource:
 
     @property
     def resnapshots_done(self) -> bool:
-        """Whether all that was asked of `resnapshot` was handed over."""
+        """Tell whether everything requested from `resnapshot` was delivered."""
         return self._again.idle
 
     async def status(self) -> Status:
-        """How the slot stands, and what is wrong with it."""
+        """Return the status of the slot, and its problems."""
         async with self._upstream.control() as control:
             server = await slots.server(control)
             server.check()

@@ -1,4 +1,4 @@
-"""Streamed transactions that are not finished wait here, on disk, and come out when they are.
+"""Files for unfinished streamed transactions, read when the transactions are committed.
 
 The server sends a large transaction in blocks before it is committed. Each has a temporary file, unlinked from the
 start, so nothing is left behind however the process ends. A rolled-back subtransaction is remembered by its number, and
@@ -24,20 +24,20 @@ class Spool:
         self._aborted: set[int] = set()
 
     def add(self, data: bytes) -> None:
-        """Keep a message of a block."""
+        """Store a message of a block."""
         part, whole = unstreamed(data)
         self._file.write(_head.pack(len(whole), part) + whole)
 
     def keep(self, data: bytes) -> None:
-        """Keep a message that belongs to no subtransaction."""
+        """Store a message that belongs to no subtransaction."""
         self._file.write(_head.pack(len(data), 0) + data)
 
     def abort(self, part: int) -> None:
-        """A subtransaction was rolled back."""
+        """Note that a subtransaction was rolled back."""
         self._aborted.add(part)
 
     def read(self) -> Iterator[list[bytes]]:
-        """The messages that count, a block at a time."""
+        """Yield the messages that were not rolled back, one block at a time."""
         self._file.seek(0)
         rest = b""
         while block := self._file.read(BLOCK):

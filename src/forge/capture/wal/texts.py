@@ -95,7 +95,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def kind_of(form: str) -> str:
-    """How `forge.values` calls it.
+    """Return the kind in `forge.values`.
 
     >>> kind_of("int"), kind_of("numeric"), kind_of("timestamp[]"), kind_of("float[]")
     ('plain', 'numeric', 'plain[]', 'float[]')
@@ -105,7 +105,7 @@ def kind_of(form: str) -> str:
 
 
 def decoder(form: str) -> Decode:
-    """What decodes values of a form."""
+    """Return the decoder of a form."""
     if form == "box[]":
         return array_of(bytes.decode, ";")
     if form.endswith("[]"):
@@ -114,7 +114,7 @@ def decoder(form: str) -> Decode:
 
 
 def array_of(element: Decode, delimiter: str = ",") -> Decode:
-    """Arrays as nested lists; one whose bounds are not 1, or a vector, as its text.
+    """Decode arrays as nested lists; one whose lower bounds are not 1, or a vector, as its text.
 
     >>> ints = array_of(int)
     >>> ints(b"{{1,2},{3,NULL}}"), ints(b"{}"), ints(b"[0:1]={1,2}")

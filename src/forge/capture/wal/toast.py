@@ -1,7 +1,7 @@
-"""Values that the WAL leaves out because they are stored out of line and did not change, taken from the trigger log.
+"""Fill in values from the trigger log that the WAL omits because they are stored out of line and did not change.
 
-The log has every row whole. Its entries of the same transaction and row are looked at; where all that agree with what
-the WAL sent have the same value, that is the value. Anything else stays UNAVAILABLE.
+The log has every whole row. Its entries of the same transaction and row are compared; if all that agree with what the
+WAL sent have the same value, that is the value. Anything else stays UNAVAILABLE.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from forge.values import Column
 
 
 class Filler:
-    """Fills in what the log knows."""
+    """Fills in the values that the log knows."""
 
     def __init__(self) -> None:
         self._decoder = Decoder("")
@@ -31,7 +31,7 @@ class Filler:
         columns: Sequence[Sequence[Column]],
         which: Sequence[int],
     ) -> None:
-        """Replace those of the changes that lack something the log has."""
+        """Replace the changes that lack a value that the log has."""
         for place in which:
             if place < len(changes):
                 change = changes[place]

@@ -1,7 +1,10 @@
-"""The server's side of a source: its slot and publication, made where there are none, and the streams they give.
+"""The server's side of a source: its slot and publication, created if missing, and the streams they provide.
 
-In come places; out come sessions that are ready to be read. What always holds: a stream is opened only at a place that
-the slot still has, on the server and timeline that the place belongs to; and only `ack` lets the server forget.
+In: positions. Out: sessions that are ready to be read.
+
+Invariants:
+- A stream is opened only at a position that the slot still has, on the server and timeline that it belongs to.
+- Only `ack` lets the server forget.
 """
 
 import asyncio
@@ -41,13 +44,13 @@ _log = logging.getLogger("forge.capture.wal")
 
 
 class Upstream:
-    """One slot of one database. Nothing is done before it is asked for something."""
+    """One slot of one database. Nothing happens before the first call."""
 
     def __init__(self, options: Options) -> None:
         self.name: Final = hide(options.url)
         self.catalog: Final = Catalog()
         self.slot: str | None = options.slot
-        """The slot's name; None until the first connection where Forge names it."""
+        """The slot's name; None until the first connection if Forge names it."""
         self._options: Final = options
         self._acked = 0
         self._replication: ReplicationConnection | None = None
@@ -56,7 +59,7 @@ class Upstream:
 
     @asynccontextmanager
     async def control(self) -> AsyncIterator[AsyncConnection]:
-        """A connection for questions, closed after the block."""
+        """Open a connection for queries, closed after the block."""
         connection = await open_control(self._options.url, self.slot or "")
         try:
             yield connection
@@ -64,7 +67,7 @@ class Upstream:
             await connection.close()
 
     async def ready(self, control: AsyncConnection, place: Place | None = None) -> tuple[Server, Slot, Publication]:
-        """Slot and publication, made where there are none; with a place, the slot must have what follows it."""
+        """Return slot and publication, created if missing; with a place, the slot must have what follows it."""
         server = await slots.server(control)
         server.check()
         if self.slot is None:
@@ -108,11 +111,11 @@ class Upstream:
             raise CursorForeign("the cursor belongs to another timeline of this server", fix=_AGAIN)
 
     async def here(self, control: AsyncConnection, server: Server, slot: Slot, publication: Publication) -> Place:
-        """Behind all that is committed.
+        """Return the position behind all that is committed.
 
-        A commit is in the WAL a little before anyone sees it. So the place is where the slot stands, with a snapshot
-        that says which of the transactions after it are not to be streamed; or the end of the WAL when no transaction
-        was running, because then nothing before it is unseen.
+        A commit is in the WAL a little before it is visible. So the position is the slot's, with a snapshot that tells
+        which later transactions are not to be streamed; or the end of the WAL if no transaction was running, because
+        then nothing before it is unseen.
         """
         low = await end_of_wal(control)
         async with control.transaction():
@@ -129,7 +132,7 @@ class Upstream:
         return Place(server.system, server.timeline, server.database, slot.name, lsn, None, None, more)
 
     def digests(self, relations: dict[int, Relation]) -> dict[int, bytes]:
-        """What a cursor remembers of the tables, so that a change of one is told once; nothing where they are many."""
+        """Return the table definitions for a cursor, so that each change is reported once; empty if they are many."""
         wanted = Wants(self._options.filter)
         found = {oid: each.digest for oid, each in relations.items() if wanted(each.schema, each.table)}
         return found if len(found) <= 128 else {}
@@ -138,7 +141,7 @@ class Upstream:
     async def session(
         self, place: Place | None, again: Resnapshots, shown: Callable[[Resnapshots, str], Batch]
     ) -> AsyncIterator[Session]:
-        """A stream from a place on, ready to be read; `shown` makes a batch of what was read again."""
+        """Open a stream from a position on, ready to be read; `shown` makes a batch of rows that were read again."""
         async with AsyncExitStack() as stack:
             control = await stack.enter_async_context(self.control())
             server, slot, publication = await self.ready(control, place)
@@ -185,13 +188,13 @@ class Upstream:
             yield session
 
     async def ack(self, place: Place) -> None:
-        """The consumer has saved this place: the server may forget the WAL before it."""
+        """Acknowledge a position that the consumer has saved: the server may forget the WAL before it."""
         if place.start <= self._acked:
             return
         self._acked = place.start
         if self._replication is not None:
             self._replication.flushed = self._acked
-            with suppress(psycopg.Error):  # a lost connection is the stream's to notice
+            with suppress(psycopg.Error):  # the stream notices a lost connection
                 self._replication.send_status()
             return
         async with self.control() as control:
@@ -203,7 +206,7 @@ class Upstream:
         self._replication = None
 
     async def _replicate(self, control: AsyncConnection, slot: Slot) -> ReplicationConnection:
-        """A replication connection, when the slot is free: our own last one is ended, others have a moment to leave."""
+        """Open a replication connection when the slot is free: close our last one, give others a moment to leave."""
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE
         while slot.active:
@@ -234,7 +237,7 @@ class Upstream:
         return f"{begin} ({', '.join(options)})"
 
     async def _feedback(self, connection: ReplicationConnection, control: AsyncConnection, name: str) -> None:
-        """While the stream is open, also when its consumer is slow: tell the server that we live, watch the slot."""
+        """Tell the server that we are alive, and watch the slot, as long as the stream is open."""
         while True:
             await asyncio.sleep(self._options.interval)
             connection.send_status()
@@ -254,7 +257,7 @@ class Upstream:
     async def _give_up(
         self, connection: ReplicationConnection, control: AsyncConnection, name: str, kept: int, most: int
     ) -> None:
-        """Rather than fill the server's disk, drop the slot. Whoever reads learns that, when it comes back."""
+        """Drop the slot before it fills the server's disk. Its reader learns of that when it returns."""
         lost = SlotLost(
             f"the slot {name} was dropped: it kept {shown_size(kept)} of WAL, and its limit is {shown_size(most)}",
             fix=_AGAIN,
@@ -269,7 +272,7 @@ class Upstream:
         await slots.drop(control, name)
 
     async def _beside(self, connection: ReplicationConnection, work: Coroutine[Any, Any, None]) -> None:
-        """Work beside the stream; when it fails, so does the connection."""
+        """Run work beside the stream; if it fails, the connection fails too."""
         try:
             await work
         except (psycopg.Error, OSError, TimeoutError) as error:
@@ -277,7 +280,7 @@ class Upstream:
 
 
 async def end_of_wal(connection: AsyncConnection) -> int:
-    """Where the next record will be written."""
+    """Return the LSN at which the next record will be written."""
     row = await (await connection.execute(sql("insert_lsn").encode())).fetchone()
     assert row is not None
     return wal_position(row[0])

@@ -1,11 +1,11 @@
-"""wal2json's format 2 → the messages of pgoutput, where that plug-in is what one may use (`plugin=wal2json`).
+"""Translate wal2json's format 2 to pgoutput messages, for servers that allow only that plug-in (`plugin=wal2json`).
 
-Everything else then reads the same. A message of wal2json names a table and the columns that it has; what it leaves out
-because it is stored out of line and did not change is known only from the table's definition, which the catalog tells
-(`Shape`). A number is asked for as text, so nothing is rounded and NaN is not null.
+Everything else then works the same. A message of wal2json names a table and the columns that it has; columns omitted
+because they are stored out of line and did not change are known only from the table's definition in the catalog
+(`Shape`). Numbers are requested as text, so nothing is rounded and NaN is not null.
 
-wal2json knows no publications, does not stream unfinished transactions and says nothing of prepared ones: the server
-spools, and tables and operations are filtered by Forge.
+wal2json has no publications, does not stream unfinished transactions and does not report prepared ones: the server
+spools, and Forge filters tables and operations.
 """
 
 import struct
@@ -60,7 +60,7 @@ _decode: Final = msgspec.json.Decoder(Event).decode
 
 
 def event(data: bytes) -> Event:
-    """What a `w` message of the server carries; raise DecodeError for what is no event."""
+    """Return the event in a `w` message of the server; raise DecodeError if there is none."""
     try:
         return _decode(data[HEAD:])
     except (msgspec.DecodeError, UnicodeError) as error:
@@ -71,13 +71,13 @@ def event(data: bytes) -> Event:
 
 
 class Translator:
-    """Translates one connection's events; it must know the definition of the tables that they name."""
+    """Translates one connection's events; it must know the definitions of the tables that they name."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], RelationMessage] = {}
 
     def knows(self, found: Event) -> bool:
-        """Whether the event fits its table as it is known."""
+        """Tell whether the event fits the known definition of its table."""
         if found.action not in "IUDT":
             return True
         known = self._known.get((found.schema, found.table))
@@ -90,7 +90,7 @@ class Translator:
         return found.action != "I" or len(found.columns or ()) == len(types)
 
     def define(self, data: bytes, found: Event, shape: RelationMessage | None) -> bytes:
-        """Learn a table: what the event says, and what the catalog adds. Out comes its relation message."""
+        """Learn a table from the event and the catalog; return its relation message."""
         named = {column.name: column.typeoid for column in (*(found.columns or ()), *(found.identity or ()))}
         identity = {column.name for column in found.identity or ()}
         if shape is None:
@@ -115,7 +115,7 @@ class Translator:
         )  # fmt: skip
 
     def message(self, data: bytes, found: Event) -> bytes:
-        """The event as pgoutput says it."""
+        """Return the event as a pgoutput message."""
         head = data[:HEAD]
         if found.action in "BC":
             commit, end = wal_position(found.lsn or "0/0"), wal_position(found.nextlsn or "0/0")
@@ -144,7 +144,7 @@ class Translator:
 
 
 def _in_order(named: Mapping[str, int], shape: RelationMessage, *, whole: bool) -> dict[str, int]:
-    """The columns of an event in the table's order, with those that it leaves out unless it must have all."""
+    """Return the columns of an event in the table's order, with those that it omits unless it must have all."""
     types = {column.name: column.type for column in shape.columns}
     if whole or not named.keys() <= types.keys():
         return dict(named)
@@ -182,5 +182,5 @@ def _micros(timestamp: str | None) -> int:
 
 
 def _number(found: Event) -> int:
-    """What stands for the oid of a table that the catalog knows no more."""
+    """Return a substitute for the oid of a table that is not in the catalog."""
     return crc32(f"{found.schema}.{found.table}".encode()) | 0x80000000

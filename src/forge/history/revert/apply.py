@@ -61,8 +61,7 @@ class Conflict(msgspec.Struct, frozen=True):
 
 
 def pinned(connection: Connection) -> Settings:
-    """Print and read values as the log does until the end of the transaction; return the previous settings, for
-    triggers."""
+    """Print and read values as the log does until the transaction ends; return the old settings, for triggers."""
     cursor = connection.cursor(row_factory=tuple_row)
     names = [name for name in session.TEXTS if name not in session.INPUT]
     before = cursor.execute("SELECT name, current_setting(name) FROM unnest(%s::text[]) name", (names,)).fetchall()
