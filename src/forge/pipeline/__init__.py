@@ -1,14 +1,17 @@
-"""The change log into a lakehouse, on Spark: bronze has every change, silver each table, gold the answers.
+"""Copy the change log into a lakehouse on Spark: bronze holds every change, silver each table, gold the aggregates.
 
     import forge.pipeline
 
     forge.pipeline.register(spark)
     spark.readStream.format("forge").option("url", url).option("tables", "orders").load()
 
-Only this package imports pyspark and delta. What always holds:
+Only this package imports pyspark and delta.
 
-- Bronze has every change once, whatever is killed when; its batches are those of the stream's checkpoint.
-- Silver and gold are functions of bronze: replaying it gives the same tables, and so does any order of its batches.
+Invariants:
+
+- Bronze holds every change exactly once, whichever process is killed and when; its batches are those of the stream's
+  checkpoint.
+- Silver and gold are functions of bronze: a replay gives the same tables, and so does any order of its batches.
 - `_seq` orders all changes of a row in a lake; a smaller one never wins over a larger one.
 """
 

@@ -1,8 +1,8 @@
-"""Whose lake this is: one row a run, the newest counts.
+"""Lake metadata: one row per run; the newest row wins.
 
-A run is a stream with a checkpoint of its own. Reading the tables anew begins another one, whose generation comes after
-all that the lake has. `application` names the run to Delta: a batch that was written under it is never written again.
-What json and jsonb columns become is decided when a lake begins, and stays so.
+A run is a stream with its own checkpoint. Reading the tables again begins another run, whose generation comes after
+everything in the lake. `application` names the run to Delta, which writes a batch of one application only once. The
+type of json and jsonb columns is chosen when a lake begins and never changes.
 """
 
 import uuid
@@ -48,14 +48,14 @@ class About(msgspec.Struct, frozen=True):
     generation: int
     start: str
     tables: str | None
-    """The tables that this lake mirrors, as they were named; None for all."""
+    """The tables that this lake mirrors, as the user named them; None for all."""
     types: Types
     began: datetime
-    """By the clock of the database."""
+    """The start of the run, by the clock of the database."""
 
 
 def read(spark: SparkSession, lake: Lake) -> About | None:
-    """The newest run; None when there is no lake yet."""
+    """Return the newest run; None when the lake does not exist."""
     if not exists(spark, lake.about):
         return None
     row = load(spark, lake.about).withColumn("began", micros("began")).orderBy("run", ascending=False).first()
@@ -76,7 +76,7 @@ def read(spark: SparkSession, lake: Lake) -> About | None:
 
 
 def need(spark: SparkSession, lake: Lake) -> About:
-    """The newest run of a lake that must be there."""
+    """Return the newest run of a lake that must exist."""
     about = read(spark, lake)
     if about is None:
         raise LakeError(f"there is no lake at {lake.path}", fix="forge pipeline run --once")
@@ -84,14 +84,14 @@ def need(spark: SparkSession, lake: Lake) -> About:
 
 
 def breaks(spark: SparkSession, lake: Lake) -> list[datetime]:
-    """When the tables were read anew: what happened just before that the lake does not know."""
+    """The times when the tables were read again: the lake lacks the changes just before each of them."""
     if not exists(spark, lake.about):
         return []
     return [of_micros(row[0]) for row in load(spark, lake.about).where("run > 1").select(micros("began")).collect()]
 
 
 def identity(connection: Connection) -> LogIdentity:
-    """Which log the database has."""
+    """Return the identity of the database's log."""
     row = connection.execute(query("identity")).fetchone()
     if row is None:
         raise NotInstalled("Forge is not installed in this database", fix="forge init")
@@ -99,7 +99,7 @@ def identity(connection: Connection) -> LogIdentity:
 
 
 def check(about: About, lake: Lake, connection: Connection) -> None:
-    """Raises unless the lake mirrors this database, as it is or as it was before a failover or restore."""
+    """Raise unless the lake mirrors this database, possibly from before a failover or restore."""
     if about.log == identity(connection):
         return
     was = "SELECT FROM forge.log_identity i WHERE i.uuid::text = %s"

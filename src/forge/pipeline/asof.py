@@ -1,29 +1,31 @@
-"""A row, a table or the whole lake as it was: in go a lake and an instant, out come frames of the tables' own columns.
+"""Read a row, a table or the whole lake as of an instant; return frames with the tables' own columns.
 
     orders = table_as_of(spark, lake, "orders", datetime(2026, 1, 31, 12, tzinfo=UTC))
     row_as_of(spark, lake, "orders", 118, yesterday)
     shop = lake_as_of(spark, lake, at_or_before(spark, lake, yesterday))
 
 As of an instant means: as committed in the last recorded instant at or before it (`forge.pipeline.instants`). All
-tables of one answer are as of the same one, so they fit together as they did in the database.
+tables of one answer use the same recorded instant, so they are consistent with each other, as in the database.
 
-It is a filter over the history (`alive`), and exact. Let S be the recorded snapshot and A its time.
+The answer is an exact filter over the history (`alive`). Let S be the recorded snapshot and A its time.
 
-- The versions of a row, in the order of `_seq`, have the transactions that made them, x1, x2, …; each is ended by the
-  next. Whoever changes a row waits until the transaction that changed it before has ended. So when S sees a transaction
-  it sees those before it: S sees x1 … xk and no more. The row in S is what xk made of it: the version that S sees begin
-  and does not see end, unless that is a delete. Versions that begin and end in one transaction are never alive, and
-  those of transactions that S does not see might as well not be there.
-- A truncate locks out everybody else, so the same holds for the versions that it ends.
-- Rows of a snapshot of the table (`_op` read) have no transaction, nor has the end of those before it. They count from
-  the time at which the snapshot was taken: S sees all that it shows if A is not before that time.
-- A change is written before its transaction commits, and what S sees was committed before A. So what S sees has
-  `_valid_from <= A`, and an end that it sees has `_valid_to <= A`. Saying so leaves out files that need not be read,
-  and versions of another time whose transactions have the same numbers: a restored server counts them once more.
-- Silver has all that S sees, because the instant was copied only then.
+- The versions of a row, in the order of `_seq`, come from the transactions x1, x2, …; each version ends where the next
+  begins. A transaction that changes a row waits until the previous transaction that changed it has ended. So when S
+  sees a transaction, it also sees the ones before it: S sees x1 … xk and no more. The row in S is the result of xk: the
+  version whose begin S sees and whose end S does not see, unless xk deleted the row. Versions that begin and end in one
+  transaction are never alive, and versions of transactions that S does not see are ignored.
+- A truncate locks out all other transactions, so the same holds for the versions that it ends.
+- Rows of a table snapshot (`_op` read) have no transaction, and neither has the end of the versions before them. They
+  count from the time of the snapshot: S sees all of them if A is not before that time.
+- A change is written before its transaction commits, and everything that S sees was committed before A. So everything
+  that S sees has `_valid_from <= A`, and an end that it sees has `_valid_to <= A`. These conditions let Delta skip
+  files, and they exclude versions of another period with the same transaction numbers: a restored server reuses
+  numbers.
+- Silver holds everything that S sees, because the instant is copied only after that.
 
-HistoryUnavailable is raised, and no guess returned, where the lake cannot tell: before the table was first read as a
-whole, after something that the log could not say row by row until it was read anew, and where history was purged.
+HistoryUnavailable is raised, and no guess is returned, where the lake does not know the answer: before the first full
+read of the table, between an event that the log could not record row by row and the next full read, and where history
+was purged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,11 +49,11 @@ from forge.pipeline.silver.names import METADATA
 from forge.pipeline.tables import exists, load, of_micros
 
 WHOLE_TABLE: Final = ("snapshot", "truncate", "schema", "invalidate")
-"""What happens to a table as a whole: after the first two its rows are known, after the others they are not."""
+"""Events of a whole table: after the first two its rows are known, after the others they are not."""
 
 
 def table_as_of(spark: SparkSession, lake: Lake, table: str, instant: datetime | Instant) -> DataFrame:
-    """All rows of a table as they were; columns that it did not have then are null."""
+    """Return all rows of a table as of an instant; columns that the table did not have then are null."""
     past = _Past(spark, lake, instant)
     name = qualified(table)
     past.check([name])
@@ -59,7 +61,8 @@ def table_as_of(spark: SparkSession, lake: Lake, table: str, instant: datetime |
 
 
 def row_as_of(spark: SparkSession, lake: Lake, table: str, key: object, instant: datetime | Instant) -> DataFrame:
-    """One row as it was, or none; by the value of a key of one column, or by a mapping of key columns to values."""
+    """Return one row as of an instant, or none; the key is the value of a one-column key or a mapping of columns to
+    values."""
     past = _Past(spark, lake, instant)
     name = qualified(table)
     past.check([name])
@@ -70,7 +73,7 @@ def row_as_of(spark: SparkSession, lake: Lake, table: str, key: object, instant:
 def lake_as_of(
     spark: SparkSession, lake: Lake, instant: datetime | Instant, tables: Sequence[str] | None = None
 ) -> dict[str, DataFrame]:
-    """Tables by their names, all as of one recorded instant; if none are named, all that the lake knew then."""
+    """Return tables by name, all as of one recorded instant; by default all tables that the lake knew then."""
     past = _Past(spark, lake, instant)
     if tables is not None:
         names = [qualified(table) for table in tables]
@@ -94,7 +97,7 @@ def qualified(table: str) -> str:
 
 
 def key_of(text: str) -> object:
-    """A key that somebody typed: a JSON object of its columns, or the value of its only one.
+    """Parse a key from the command line: a JSON object of its columns, or the value of its only column.
 
     >>> key_of("4711"), key_of('{"order_id": 4711, "line": "2"}'), key_of("{?}")
     ('4711', {'order_id': 4711, 'line': '2'}, '{?}')
@@ -108,7 +111,7 @@ def key_of(text: str) -> object:
 
 
 def alive(instant: Instant) -> str:
-    """The condition under which a version in the history is what its row was.
+    """Return the SQL condition that selects the versions alive at an instant.
 
     >>> print(alive(Instant(datetime(2026, 1, 31, 12, tzinfo=UTC), Snapshot.parse("5:9:6,7"))))
     _op <> 'delete'
@@ -126,7 +129,7 @@ def alive(instant: Instant) -> str:
 
 
 def literal(at: datetime) -> str:
-    """An instant in Spark's SQL, whatever the session's time zone is."""
+    """Return an instant as a Spark SQL literal, independent of the session's time zone."""
     return f"TIMESTAMP '{at.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%S.%fZ')}'"
 
 
@@ -136,7 +139,7 @@ def _seen(xid: str, snapshot: Snapshot) -> str:
 
 
 def unseen(xid: str, snapshot: Snapshot) -> str:
-    """The condition under which a transaction is not seen in a snapshot.
+    """Return the SQL condition that a snapshot does not see a transaction.
 
     >>> unseen("x", Snapshot.parse("5:9:6,7"))
     '(x >= 9 OR x IN (6, 7))'
@@ -183,10 +186,10 @@ class _Past:
             raise error
 
     def unknown(self, tables: Sequence[str]) -> dict[str, HistoryUnavailable]:
-        """The tables that the lake cannot tell of, and why.
+        """Return the tables whose rows the lake does not know, each with the reason.
 
-        A table is known when the last thing that S sees happen to it as a whole left its rows known. That tracking
-        began says nothing about its rows; but before that nobody logged what happened to them.
+        A table is known when the last whole-table event that S sees left its rows known. The start of tracking says
+        nothing about the rows, but before it no changes of them were logged.
         """
         present = [table for table in tables if exists(self._spark, self._lake.history(table))]
         purged = horizons(self._spark, self._lake)
@@ -205,9 +208,11 @@ class _Past:
         return unknown
 
     def _events(self, tables: Sequence[str]) -> dict[str, Row]:
-        """For each table the last event that left its rows known and the last that did not, among those that S sees.
+        """Return per table the last event that left its rows known and the last that did not, among the events that S
+        sees.
 
-        Rows of bronze without a row_id are few, or in files with others like them: Delta leaves out all other files.
+        Rows of bronze without a row_id are few, or stored in files with others like them, so Delta skips all other
+        files.
         """
         first: dict[str, int] = {}
         for each in self.definitions:
@@ -239,7 +244,7 @@ class _Past:
 
 
 def _gap(events: Row | None) -> tuple[str, str] | None:
-    """Why the rows of a table are not known then, and what to do; None when they are."""
+    """Return why the rows of a table are not known at that time, and the fix; None when they are known."""
     if events is None:
         return "the lake has never read it as a whole", "forge pipeline run --resnapshot"
     later = "ask for a later instant"

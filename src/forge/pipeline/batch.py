@@ -1,8 +1,7 @@
-"""What becomes of a batch: bronze first, then each table's silver, then what is redacted in both, then gold if it is
-due, then its line in the ledger.
+"""Process one batch: bronze, then the silver of each table, redactions in both, gold if it is due, and the ledger.
 
-Tables are independent of each other, so several are merged at a time. A table's failure fails the batch, which is then
-tried again as a whole: nothing that was done for it is done twice.
+Tables are independent of each other, so several are merged in parallel. When a table fails, the batch fails and is
+retried as a whole; every step that was already done is skipped.
 """
 
 import time
@@ -32,10 +31,10 @@ from forge.pipeline.tables import of_micros
 from forge.postgres.connection import Connection
 
 AT_A_TIME: Final = 3
-"""How many tables are merged at a time: one plans while another computes."""
+"""The number of tables that are merged in parallel: one plans while another computes."""
 
 PAGE: Final = 50_000
-"""How many instants are copied at a time."""
+"""The number of instants that are copied per page."""
 
 _INSTANTS: Final = (
     "SELECT i.at, i.snapshot::text FROM forge.instant i WHERE i.at > coalesce(%s, '-infinity'::timestamptz)"
@@ -45,19 +44,19 @@ ROWS: Final = tuple(map(str, (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)))
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a batch has of one table."""
+    """The changes of one table in a batch."""
 
     name: str
     versions: tuple[int, ...]
     changes: int
     whole: bool
-    """Whether something happened to the table as a whole."""
+    """Whether an event of the whole table is among the changes."""
     redacted: bool = False
-    """Whether values of some of its rows are to be taken out."""
+    """Whether the values of some rows must be redacted."""
 
 
 class Batches:
-    """Takes in the batches of one run, one after the other."""
+    """Process the batches of one run, one after the other."""
 
     def __init__(
         self, spark: SparkSession, lake: Lake, about: About, connection: Connection, models: str | None, types: Types
@@ -73,7 +72,7 @@ class Batches:
         self._began: Snapshot | None = None
 
     def take(self, changes: DataFrame, batch: int, began: float) -> Entry:
-        """Bring a batch into the lake; its line in the ledger when that is done."""
+        """Write a batch to the lake and return its ledger entry."""
         spark, lake, about = self._spark, self._lake, self._about
         offset = self._offset(batch)
         bronze.append(changes, lake, about.application, about.run, batch)
@@ -111,21 +110,21 @@ class Batches:
         return entry
 
     def rest(self) -> None:
-        """Nothing is to be taken in now: time for what was put off, if it is due."""
+        """Run deferred work that is due; called while the stream is idle."""
         self._gold.catch_up()
 
     def finish(self) -> None:
-        """Do all that was put off."""
+        """Run all deferred work."""
         self._gold.flush()
 
     def _offset(self, batch: int) -> Offset:
-        """Where the stream stands after a batch, as Spark wrote it down before the batch began."""
+        """Return the stream's offset after a batch, as Spark wrote it to the checkpoint before the batch began."""
         path = f"{self._lake.checkpoint(self._about.run)}/offsets/{batch}"
         lines = [row[0] for row in self._spark.read.text(path).collect()]
         return Offset.load(msgspec.json.decode(lines[-1]))
 
     def _table(self, found: Found, changes: DataFrame, batch: int) -> int:
-        """Bring one table's changes into silver; how many rows did not fit."""
+        """Merge the changes of one table into silver; return the number of rows that did not fit."""
         known = self._known(found)
         one = next(iter(known.values()))
         mine = changes.where((F.col("schema") == one.schema) & (F.col("table") == one.table))
@@ -146,7 +145,7 @@ class Batches:
         return {version: each for version, each in self._definitions.items() if each.name == found.name}
 
     def _copy_instants(self, offset: Offset) -> None:
-        """Keep the recorded instants whose snapshot the lake has come to; a page at a time, however many there are."""
+        """Copy the recorded instants whose snapshot the lake has reached, page by page."""
         spark, lake = self._spark, self._lake
         since, began = instants.newest(spark, lake), self._first_snapshot(offset)
         while rows := self._connection.execute(_INSTANTS, (since, PAGE)).fetchall():
@@ -157,7 +156,7 @@ class Batches:
             since = rows[-1][0]
 
     def _first_snapshot(self, offset: Offset) -> Snapshot:
-        """What the run began with: before that nobody followed the log, or not for this run."""
+        """Return the snapshot that the run began with; before it, this run did not follow the log."""
         if self._began is None:
             shares = [Snapshot.parse(piece.snapshot) for piece in offset.pieces if isinstance(piece, TableShare)]
             known = ledger.first_snapshot(self._spark, self._lake, self._about.run)
@@ -166,8 +165,8 @@ class Batches:
 
 
 def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None, set[date]]:
-    """What a batch has of each table, the largest first, when its newest change was written, and the days of changes
-    that gold counts."""
+    """Return the changes of a batch per table, the largest first, the write time of its newest change, and the days of
+    changes that gold counts."""
     rows = (
         changes.groupBy("schema", "table")
         .agg(

@@ -1,7 +1,7 @@
-"""Bronze: every change, append-only, exactly once, by day; and how its tables were defined.
+"""Bronze: every change exactly once, append-only, partitioned by day; and the definitions of the tables.
 
-A batch is written under the run's application and the batch's number. Delta remembers both with the commit, so a batch
-that is tried again after a crash is written again only if it was not.
+A batch is written under the run's application and the batch's number. Delta stores both with the commit, so a batch
+that is retried after a crash is written only if the first attempt did not commit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,14 +34,15 @@ RUN: Final = 10**10
 
 
 def number(run: int, batch: int) -> int:
-    """A batch's number in the lake."""
+    """Return the number of a batch in the lake."""
     return run * RUN + batch
 
 
 def append(
     changes: DataFrame, lake: Lake, application: str, run: int, batch: int, *, version: int | None = None
 ) -> None:
-    """Keep the changes of a batch, unless the application has written this version, its number unless given."""
+    """Append the changes of a batch, unless the application has already written this version; default: the batch's
+    number."""
     rows = changes.withColumns({"day": day_of("at"), "batch": F.lit(number(run, batch)).cast("long")}).select(
         *BRONZE.names
     )
@@ -49,12 +50,12 @@ def append(
 
 
 def batch_of(spark: SparkSession, lake: Lake, run: int, batch: int) -> DataFrame:
-    """The changes of a batch."""
+    """Return the changes of a batch."""
     return load(spark, lake.changes).where(F.col("batch") == number(run, batch))
 
 
 def definitions(spark: SparkSession, lake: Lake) -> dict[int, Definition]:
-    """Every definition that the lake knows, by its number."""
+    """Return all definitions in the lake, by number."""
     if not exists(spark, lake.definitions):
         return {}
     rows = load(spark, lake.definitions).collect()
@@ -73,7 +74,7 @@ def learn(
     known: Mapping[int, Definition],
     wanted: Iterable[int],
 ) -> dict[int, Definition]:
-    """The known definitions and those wanted that are not known yet, which are kept from now on."""
+    """Return the known definitions together with the wanted ones, and store those that are new."""
     unknown = sorted(set(wanted) - known.keys())
     if not unknown:
         return dict(known)
@@ -99,7 +100,7 @@ def learn(
 
 
 def keep(spark: SparkSession, lake: Lake, found: Iterable[Definition]) -> None:
-    """Add definitions; one that is kept already stays as it is."""
+    """Store definitions; a stored definition never changes."""
     known = definitions(spark, lake)
     rows = [
         (each.version, each.schema, each.table, encode(each.columns), list(each.key))
@@ -112,7 +113,7 @@ def keep(spark: SparkSession, lake: Lake, found: Iterable[Definition]) -> None:
 
 
 def _check_names(known: Iterable[Definition]) -> None:
-    """Raises when two tables would have one place in the lake, which names with a dot in them can do."""
+    """Raise when two tables would share one path in the lake, which names that contain a dot can cause."""
     places: dict[str, Definition] = {}
     for each in known:
         other = places.setdefault(each.name, each)

@@ -1,16 +1,16 @@
-"""The frame of changes: what every input of the pipeline yields and what bronze keeps.
+"""The frame of changes: the output of every input of the pipeline, and the content of bronze.
 
-A row is one Change, its images as JSON text exactly as the log has them (`forge.values` says how to read them).
-`seq` is text that sorts: of two changes of one row the later one has the larger `seq`, over all inputs of a lake:
+A row is one Change with its images as JSON text exactly as the log has them (`forge.values` decodes them). `seq` is
+sortable text: of two changes of one row the later one has the larger `seq`, across all inputs of a lake:
 
 - `gggg` + `pppppppppppppppp` [+ `iiiiiiiiiiiiiiii`], in hexadecimal digits, for a logged change: its generation, its
-  place in the order of the log, and its id where that is not the place.
+  position in the order of the log, and its id where that differs from the position.
 - `gggg!` for a row of a snapshot (op `read`), and `gggg!` + a counter in a table without a key, where rows may be
-  equal; `gggg` alone for the row (op `snapshot`) that announces it.
+  equal; `gggg` alone for the row (op `snapshot`) that announces the snapshot.
 
-A generation begins with each snapshot that a stream takes. A logged change has as many generations behind it as there
-are snapshots that do not show it, so a snapshot's rows sort after all that it shows and before all that it does not.
-Generation 0 is what came before the first snapshot.
+Each snapshot that a stream takes begins a generation. The generation of a logged change is the number of snapshots that
+do not show it, so the rows of a snapshot sort after all changes that it shows and before all that it does not show.
+Generation 0 is everything before the first snapshot.
 
 >>> seq(1, 255), seq(1, 255, 256), seq_of_read(2), seq_of_read(2, 7)
 ('000100000000000000ff', '000100000000000000ff0000000000000100', '0002!', '0002!000000000007')
@@ -58,14 +58,15 @@ array of names or null; `transaction` is null for rows of a snapshot and for sou
 BRONZE: Final = StructType(
     [*CHANGES.fields, StructField("day", DateType(), False), StructField("batch", LongType(), False)]
 )
-"""Changes as bronze keeps them: `day` is that of `at` in UTC, the partition; `batch` is what brought it."""
+"""Changes as stored in bronze: `day` is the UTC day of `at`, the partition; `batch` is the batch that brought the
+change."""
 
 
 def seq(generation: int, place: int, id: int | None = None) -> str:
-    """Where a logged change stands; `id` is given when it differs from the place."""
+    """Return the `seq` of a logged change; `id` is given when it differs from the position."""
     return f"{generation:04x}{place:016x}" + ("" if id is None or id == place else f"{id:016x}")
 
 
 def seq_of_read(generation: int, counter: int | None = None) -> str:
-    """Where a row of a snapshot stands."""
+    """Return the `seq` of a row of a snapshot."""
     return f"{generation:04x}!" + ("" if counter is None else f"{counter:012d}")

@@ -1,4 +1,4 @@
-"""What comparisons of a lake with its database found: one row each, for whoever wants to know later."""
+"""Results of comparing a lake with its database, stored as one row per comparison."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -21,7 +21,7 @@ SCHEMA: Final = StructType(
 
 
 def note(spark: SparkSession, lake: Lake, equal: bool, entry: Entry | None = None) -> None:
-    """Keep what a comparison of all tables found after a batch, the newest unless given."""
+    """Store the result of a comparison of all tables after a batch; default: the newest batch."""
     entry = entry or ledger.last(spark, lake)
     assert entry is not None
     row = (number(entry.run, entry.batch), equal, datetime.now(UTC))

@@ -1,6 +1,7 @@
-"""Whether a lake is its database: `forge.pipeline.verify` at the snapshot that the lake stands at.
+"""Check that a lake equals its database: run `forge.pipeline.verify` at the snapshot of the lake.
 
-The lake must not move on meanwhile: whoever compares holds its lease (`forge.pipeline.lease`), or nobody else runs.
+The lake must not advance during the comparison: the caller holds its lease (`forge.pipeline.lease`), or no run is
+active.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from forge.postgres.connection import connect, typed_errors
 
 
 def compare(spark: SparkSession, lake: Lake, url: str, tables: Sequence[str] | None = None) -> Report:
-    """Compare the tables of a lake, all of them unless named, with the database as of where the lake stands."""
+    """Compare tables of a lake, by default all, with the database as of the lake's snapshot."""
     about = abouts.need(spark, lake)
     with typed_errors(), connect(url) as connection:
         abouts.check(about, lake, connection)

@@ -1,6 +1,6 @@
-"""How tables were defined while their changes were written: what gives the JSON of an image its types.
+"""Definitions of tables at the time of their changes; they give the JSON of an image its types.
 
-A definition has the number of `forge.table_version`, or a negative one of the lake's own for changes of other sources.
+A definition has the number of its `forge.table_version`, or a negative number of the lake for changes of other sources.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Definition(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The table with its schema, the name that paths in the lake are made from.
+        """The table's name with its schema; paths in the lake are built from it.
 
         >>> Definition(1, "public", "orders", ()).name
         'public.orders'
@@ -30,12 +30,12 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 def encode(columns: Sequence[Column]) -> str:
-    """The columns as JSON text, as the lake keeps them."""
+    """Encode columns as the JSON text that the lake stores."""
     return msgspec.json.encode(list(columns)).decode()
 
 
 def decode(columns: str) -> tuple[Column, ...]:
-    """The columns of the text that `encode` returned, or of forge.table_version.
+    """Decode columns from the text of `encode` or of forge.table_version.
 
     >>> decode(encode([Column("id", "bigint")]))
     (Column(name='id', type='bigint', kind='plain'),)

@@ -1,7 +1,7 @@
-"""Spark's failures as Forge's errors: one line that says what is wrong, and one that says what to do.
+"""Translate Spark's failures into Forge's errors: one line with the problem and one with the fix.
 
-An error of Forge's that was raised in a process of Spark's, the source's or a task's, comes back as text only; it is
-found there again. SQL of the user's that Spark cannot read is said in a line. What is neither stays as it is.
+A Forge error raised in a Spark process, of the source or of a task, returns as text only; it is recovered from that
+text. A syntax error in the user's SQL becomes one line. All other failures stay unchanged.
 """
 
 import re
@@ -43,7 +43,7 @@ _PLACES: Final = (
 
 
 def translate(failure: BaseException) -> ForgeError | None:
-    """The error of Forge's that a failure of Spark's stands for; None when it stands for itself."""
+    """Return the Forge error that a Spark failure contains; None when it contains none."""
     text = str(failure).strip()
     if raised := _RAISED.search(text):
         kind: type[ForgeError] = getattr(errors, raised[1], ForgeError)

@@ -1,8 +1,8 @@
-"""Archived events into a lake: bronze once, then silver and gold, as with any batch.
+"""Import archived events into a lake: into bronze once, then silver and gold, like any batch.
 
-Files are named by what they are (`forge.pipeline.archive.import_id`): the same files twice are one import, also when
-the first one was cut short. A change that bronze has already, by its id, is not taken again, and neither is one that
-the lake's own stream has not come to yet: it will bring it.
+An import is identified by the content of its files (`forge.pipeline.archive.import_id`): importing the same files twice
+is one import, even when the first was interrupted. Changes whose id bronze already has are skipped, and so are changes
+that the lake's own stream has not reached yet, because the stream will bring them.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from forge.pipeline.tables import exists, load
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What an import brought, and how many lines were no events; `reason` is that of one of them."""
+    """The result of an import, with the number of refused lines; `reason` is that of one of them."""
 
     changes: int
     tables: dict[str, int]
@@ -48,7 +48,7 @@ def bring(
     source: str | None = None,
     strict: bool = False,
 ) -> Imported:
-    """Bring the events of some files into a lake that is there; see `forge.pipeline.archive.read` for the options."""
+    """Import the events of files into an existing lake; see `forge.pipeline.archive.read` for the options."""
     about, entry = abouts.need(spark, lake), ledger.last(spark, lake)
     if entry is None:
         raise LakeError(f"the lake {lake.path} has no batch yet", fix="forge pipeline run --once")
@@ -101,7 +101,8 @@ def bring(
 
 
 def _to_come(about: About, cursor: Cursor) -> Column:
-    """Whether a change is one of the lake's own log, of a table that it mirrors, which its stream will bring."""
+    """Return the condition that the lake's own stream will bring a change: it is of the lake's log and of a mirrored
+    table."""
     own = F.col("id").startswith(f"{about.log.uuid}:") & F.expr(unseen("`transaction`", cursor.snapshot))
     if about.tables is not None:
         names = about.tables.split(",")

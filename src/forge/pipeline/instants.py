@@ -1,11 +1,11 @@
-"""The instants that as-of can name: pairs of a time and what was committed by then, copied from `forge.instant`.
+"""Instants available to as-of: pairs of a time and the snapshot committed by then, copied from `forge.instant`.
 
-All that the snapshot of a pair sees was committed before its time. A pair is copied when everything that its snapshot
-sees is in the lake's silver, never before; so whoever finds one can answer for it. What is asked for is the last pair
-at or before an instant, and only that one comes to the driver, however many there are.
+Everything that the snapshot of a pair sees was committed before its time. A pair is copied only after everything that
+its snapshot sees is in the lake's silver, so every copied pair can be answered. A lookup finds the last pair at or
+before an instant, and only that pair reaches the driver.
 
-Pairs of a time in which the lake did not follow the log are not copied: after a resnapshot those from before it. An
-instant that falls into such a time is refused.
+Pairs from a period in which the lake did not follow the log are not copied: after a resnapshot, the pairs from before
+it. An instant in such a period is refused.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from forge.pipeline.tables import exists, load, of_micros
 SCHEMA: Final = StructType([StructField("at", TimestampType(), False), StructField("snapshot", StringType(), False)])
 
 _LIKELY: Final = timedelta(days=1)
-"""How far back a recorded instant usually is; Delta reads only the files of that time."""
+"""The usual distance to a recorded instant is less; the first lookup lets Delta read only the files of that period."""
 
 
 class Instant(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Instant(msgspec.Struct, frozen=True):
 
 
 def copy(spark: SparkSession, lake: Lake, rows: Iterable[tuple[datetime, str]]) -> int:
-    """Keep the pairs that are newer than the newest that is kept, and say how many those are."""
+    """Copy the pairs that are newer than the newest copied pair; return their number."""
     given = sorted(set(rows))
     if not given:
         return 0
@@ -49,7 +49,7 @@ def copy(spark: SparkSession, lake: Lake, rows: Iterable[tuple[datetime, str]]) 
 
 
 def covered(rows: Iterable[tuple[datetime, str]], position: Snapshot) -> list[tuple[datetime, str]]:
-    """The pairs of which the lake, being at this position, has all that their snapshots see.
+    """Return the pairs whose snapshots the lake has reached at this position.
 
     >>> pairs = [(datetime(2026, 1, 1, 12, 0, second), text) for second, text in enumerate(["5:7:5", "5:9:", "9:9:"])]
     >>> [text for _, text in covered(pairs, Snapshot.parse("5:9:5"))]
@@ -59,7 +59,7 @@ def covered(rows: Iterable[tuple[datetime, str]], position: Snapshot) -> list[tu
 
 
 def following(rows: Iterable[tuple[datetime, str]], began: Snapshot) -> list[tuple[datetime, str]]:
-    """The pairs whose snapshots see all that a run began with.
+    """Return the pairs whose snapshots see everything that a run began with.
 
     >>> pairs = [(datetime(2026, 1, 1, 12, 0, second), text) for second, text in enumerate(["5:7:5", "5:9:", "9:9:"])]
     >>> [text for _, text in following(pairs, Snapshot.parse("9:9:"))]
@@ -69,7 +69,7 @@ def following(rows: Iterable[tuple[datetime, str]], began: Snapshot) -> list[tup
 
 
 def newest(spark: SparkSession, lake: Lake, *, since: datetime | None = None) -> datetime | None:
-    """The time of the newest pair, of those since a time if one is given; None when there is none."""
+    """Return the time of the newest pair, optionally only of pairs since a time; None when there is none."""
     if not exists(spark, lake.instants):
         return None
     rows = load(spark, lake.instants)
@@ -80,7 +80,7 @@ def newest(spark: SparkSession, lake: Lake, *, since: datetime | None = None) ->
 
 
 def span(spark: SparkSession, lake: Lake) -> tuple[datetime, datetime] | None:
-    """The times of the oldest and the newest pair."""
+    """Return the times of the oldest and the newest pair."""
     if not exists(spark, lake.instants):
         return None
     rows = load(spark, lake.instants)
@@ -89,7 +89,7 @@ def span(spark: SparkSession, lake: Lake) -> tuple[datetime, datetime] | None:
 
 
 def at_or_before(spark: SparkSession, lake: Lake, instant: datetime) -> Instant:
-    """The last recorded instant at or before this one; raises HistoryUnavailable when it is before the first."""
+    """Return the last recorded instant at or before this one; raise HistoryUnavailable when it is before the first."""
     if instant.tzinfo is None:
         raise HistoryUnavailable("the instant has no time zone", fix="pass an aware datetime")
     if not exists(spark, lake.instants):
@@ -111,7 +111,7 @@ def at_or_before(spark: SparkSession, lake: Lake, instant: datetime) -> Instant:
 
 
 def _refuse_gap(spark: SparkSession, lake: Lake, last: datetime, instant: datetime) -> None:
-    """Raises when tables were read anew after the last pair and before the next one: the log in between is lost."""
+    """Raise when tables were read again between the last pair and the next one: the log in between is lost."""
     after = [at for at in breaks(spark, lake) if at > last]
     if instant == last or not after:
         return

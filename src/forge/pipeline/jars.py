@@ -1,14 +1,16 @@
-"""The jars of Delta: in comes nothing, out come two files that Spark is given, fetched once and kept.
+"""Download Delta's jars: return two files for Spark, fetched once and cached.
 
     spark-submit --jars "$(python -m forge.pipeline.jars)" …
 
-pyspark carries all that Delta stands on, so of the thirty-odd jars that a resolver would bring, two are needed. They
-come from Maven's central repository by Ivy, which pyspark carries too, or else by `mvn` with its own settings, and lie
-under `$FORGE_CACHE` (or `~/.cache/forge`). What always holds:
+pyspark ships all other dependencies of Delta, so only two of the more than thirty jars that a resolver would fetch are
+needed. They come from Maven Central by Ivy, which pyspark also ships, or else by `mvn` with its own settings, and are
+cached under `$FORGE_CACHE` (or `~/.cache/forge`).
 
-- A jar is used only when its SHA-256 is the one written here; another one is fetched again.
-- A jar appears under its name whole or not at all. Of several processes one fetches, the others wait for it.
-- With the jars in place nothing is started and no network is needed.
+Invariants:
+
+- A jar is used only when its SHA-256 equals the one in this module; otherwise it is fetched again.
+- A jar appears under its name complete or not at all. One of several processes fetches it, the others wait.
+- With the jars in the cache, no process is started and no network is needed.
 """
 
 import fcntl
@@ -30,7 +32,7 @@ from forge.pipeline.java import DELTA, SPARK, SparkUnavailable, need_java
 
 SECONDS: Final = 300
 Means = Callable[[Sequence["Jar"], Path], None]
-"""Brings jars into a folder, or raises."""
+"""Fetches jars into a folder, or raises."""
 
 
 class Jar(msgspec.Struct, frozen=True):
@@ -73,12 +75,12 @@ JDBC: Final = Jar(
 
 
 def delta_jars() -> list[Path]:
-    """What Spark needs for Delta, as `spark.jars`."""
+    """Return Delta's jars as the value of `spark.jars`."""
     return resolve(DELTA_JARS, cache() / "jars" / DELTA)
 
 
 def jdbc_driver() -> Path:
-    """PostgreSQL's driver for Spark's own JDBC source, which Forge is measured against."""
+    """Return PostgreSQL's driver for Spark's own JDBC source, the baseline in Forge's benchmarks."""
     return resolve([JDBC], cache() / "jars" / "postgresql")[0]
 
 
@@ -87,7 +89,7 @@ def cache() -> Path:
 
 
 def resolve(jars: Sequence[Jar], folder: Path, means: Sequence[Means] | None = None) -> list[Path]:
-    """The jars as files of the folder, by the first means that works if they are not there as they should be."""
+    """Return the jars as files of the folder; fetch missing or damaged ones by the first means that works."""
     if not all(_is_whole(jar, folder) for jar in jars):
         with _alone(folder):
             missing = [jar for jar in jars if not _is_whole(jar, folder)]
@@ -118,7 +120,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _fetch(jars: Sequence[Jar], folder: Path, means: Sequence[Means]) -> None:
-    """Called by one process at a time."""
+    """Fetch the jars; called by one process at a time."""
     for left in folder.glob("fetching-*"):
         shutil.rmtree(left, ignore_errors=True)
     failures = []
@@ -137,7 +139,7 @@ def _fetch(jars: Sequence[Jar], folder: Path, means: Sequence[Means]) -> None:
 
 
 def _try(bring: Means, jars: Sequence[Jar], here: Path) -> str | None:
-    """What went wrong, in a few words, or nothing."""
+    """Return a short description of the failure, or nothing."""
     name = bring.__name__.removeprefix("by_")
     try:
         bring(jars, here)
@@ -156,7 +158,7 @@ def _try(bring: Means, jars: Sequence[Jar], here: Path) -> str | None:
 
 
 def by_ivy(jars: Sequence[Jar], here: Path) -> None:
-    """With Ivy's own command, not through Spark: that would ask a second host, for thirty jars more."""
+    """Fetch with Ivy's own command, not through Spark, which would ask a second host for thirty more jars."""
     ivy = next(iter(_pyspark_jars().glob("ivy-*.jar")), Path("ivy.jar"))
     java = need_java()
     for jar in jars:

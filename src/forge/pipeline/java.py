@@ -1,6 +1,7 @@
-"""What Spark needs before it can start, looked at first: in comes this machine, out comes nothing or one clear error.
+"""Check Spark's requirements on this machine before it starts: Java, pyspark and delta. Raise one clear error if any is
+missing.
 
-Imports neither pyspark nor delta, so what is missing can be said.
+This module imports neither pyspark nor delta, so it can report that they are missing.
 """
 
 import importlib.metadata
@@ -27,7 +28,7 @@ class SparkUnavailable(ForgeError):
 
 
 def need_pyspark() -> None:
-    """Raises unless pyspark and delta-spark are installed, in versions that go together."""
+    """Raise unless pyspark and delta-spark are installed in compatible versions."""
     found = {name: _version(name) for name in ("pyspark", "delta-spark")}
     for name, version in found.items():
         if version is None:
@@ -40,7 +41,7 @@ def need_pyspark() -> None:
 
 
 def need_java(environ: Mapping[str, str] = os.environ) -> Path:
-    """The `java` that Spark will run, of a version that it runs on."""
+    """Return the `java` that Spark will run; raise unless Spark supports its version."""
     java = find_java(environ)
     version = version_of(java)
     if version not in JAVAS:
@@ -50,7 +51,7 @@ def need_java(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Path:
-    """`java` as Spark's own scripts find it: JAVA_HOME's, else the first on the PATH."""
+    """Find `java` as Spark's own scripts do: in JAVA_HOME, else the first on the PATH."""
     home = environ.get("JAVA_HOME")
     if home:
         java = Path(home, "bin", "java")
@@ -64,7 +65,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def version_of(java: Path) -> int:
-    """The feature release of a `java`: of its `release` file, or of what it says itself."""
+    """Return the feature release of a `java`, from its `release` file or its own output."""
     try:
         told = (java.resolve().parent.parent / "release").read_text("utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""How far a lake is behind its database."""
+"""Lag of a lake behind its database."""
 
 from datetime import UTC, datetime
 
@@ -12,14 +12,14 @@ from forge.postgres.connection import Connection
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """Changes that are committed and not in the lake, and the age of the oldest of them."""
+    """The number of committed changes that are not in the lake, and the age of the oldest."""
 
     changes: int
     seconds: float
 
 
 def lag(connection: Connection, cursor: Cursor, tables: str | None) -> Lag:
-    """What the log has after the cursor, of these tables (names with commas between them; None for all)."""
+    """Measure the log after the cursor, for these tables (comma-separated names; None for all)."""
     last = cursor.last or NOWHERE
     identity = connection.execute(query("identity")).fetchone()
     assert identity is not None

@@ -1,12 +1,12 @@
-"""Where things lie in a lake: a folder on any filesystem that Spark can write; all but the checkpoint are Delta tables.
+"""Layout of a lake: a folder on any filesystem that Spark can write; everything but the checkpoint is a Delta table.
 
-bronze/changes            every change, by day            silver/current/public.orders   the table as it is
-bronze/definitions        how tables were defined         silver/history/public.orders   all its versions
-bronze/instants           instants that as-of can name    silver/quarantine              rows that did not fit
-gold/…                    who changed what, activity      checkpoint/                    where the stream stands
-about                     whose lake this is              batches                        what each batch brought
-bronze/horizon            how far back bronze goes        silver/ends                    ends of whole tables
-checks                    what comparisons found
+bronze/changes            every change, by day            silver/current/public.orders   the table's present rows
+bronze/definitions        definitions of the tables       silver/history/public.orders   all versions of its rows
+bronze/instants           instants available to as-of     silver/quarantine              rows that did not fit
+gold/…                    who changed what, activity      checkpoint/                    the stream's position
+about                     metadata, one row per run       batches                        the ledger of batches
+bronze/horizon            what was purged                 silver/ends                    ends of whole tables
+checks                    results of comparisons
 """
 
 import msgspec
@@ -55,11 +55,11 @@ class Lake(msgspec.Struct, frozen=True):
         return self._under("silver/quarantine")
 
     def checkpoint(self, run: int) -> str:
-        """Where the stream of a run stands; reading the tables anew begins a new run."""
+        """The path of a run's checkpoint; reading the tables again begins a new run."""
         return self._under(f"checkpoint/{run}")
 
     def current(self, table: str) -> str:
-        """The path of a table's present state, the table named with its schema."""
+        """The path of a table's present rows; the name includes the schema."""
         return self._under(f"silver/current/{folder(table)}")
 
     def history(self, table: str) -> str:
@@ -74,7 +74,7 @@ class Lake(msgspec.Struct, frozen=True):
 
 
 def folder(table: str) -> str:
-    """A table's name as the name of a folder, another one for every name that a table can have.
+    """Encode a table's name as the name of a folder, unique for every possible name.
 
     >>> folder('public.orders'), folder('a/b ~ü')
     ('public.orders', 'a~2fb~20~7e~c3~bc')

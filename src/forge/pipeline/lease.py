@@ -1,6 +1,6 @@
-"""The lease of a lake: one run at a time keeps it, elected in the database that the lake mirrors.
+"""The lease of a lake: one run at a time holds it; the election is in the database that the lake mirrors.
 
-The lease goes with its connection, so a run that dies leaves none behind, and one that loses the database stops.
+The lease is bound to its connection, so a run that dies releases it, and a run that loses the database stops.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def lease(url: str, lake: str, *, fix: str = "stop that run first, or give anoth
 
 
 def held(connection: Connection) -> bool:
-    """Whether the lease is still ours: the connection lives."""
+    """Whether this process still holds the lease: the connection is alive."""
     try:
         connection.execute("SELECT 1")
     except psycopg.OperationalError:

@@ -1,7 +1,7 @@
-"""What each batch brought, one row a batch, written when everything else of the batch is in the lake.
+"""Ledger of batches: one row per batch, written after everything else of the batch is in the lake.
 
-The newest row says where the lake stands: `cursor` is that of the stream's checkpoint, and when `whole` is true the
-lake is the database as of the cursor's snapshot, all of its tables.
+The newest row is the lake's position: `cursor` is that of the stream's checkpoint, and when `whole` is true, all tables
+of the lake equal the database as of the cursor's snapshot.
 """
 
 from datetime import UTC, datetime
@@ -43,8 +43,8 @@ SCHEMA: Final = StructType(
         StructField("at", TimestampType(), False),
     ]
 )
-"""`snapshot` is set where a generation begins: the snapshot that its rows were read in. `tables` is a JSON object of
-the changes by table; `newest` is when the newest change of the batch was written."""
+"""`snapshot` is set where a generation begins: the snapshot in which its rows were read. `tables` is a JSON object of
+the number of changes per table; `newest` is the write time of the newest change of the batch."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The batch as people name it.
+        """The batch's name in messages.
 
         >>> from forge.cursor import LogIdentity
         >>> cursor = Cursor(LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "73", 1), Snapshot(5, 5))
@@ -75,7 +75,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def record(spark: SparkSession, lake: Lake, application: str, entry: Entry, offset: Offset) -> None:
-    """Note that a batch is in the lake; once, however often it is said."""
+    """Record that a batch is in the lake; repeated calls add one row."""
     began = [piece.snapshot for piece in offset.pieces if isinstance(piece, TableShare)]
     row = (
         number(entry.run, entry.batch),
@@ -96,7 +96,7 @@ def record(spark: SparkSession, lake: Lake, application: str, entry: Entry, offs
 
 
 def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> Entry | None:
-    """The newest batch, or the newest after which the lake was whole."""
+    """Return the newest batch, or the newest after which the lake was whole."""
     if not exists(spark, lake.batches):
         return None
     rows = load(spark, lake.batches).withColumns({"newest": micros("newest"), "at": micros("at")})
@@ -105,9 +105,9 @@ def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> Entry | Non
 
 
 def generations(spark: SparkSession, lake: Lake) -> list[Cursor]:
-    """The snapshots that the generations began with, from the first on, each with the log that it is of.
+    """Return the snapshots that the generations began with, in order, each with the identity of its log.
 
-    A generation of which no batch came to its end has that of the next one: no change is of it.
+    A generation without a completed batch has the snapshot of the next one: no change belongs to it.
     """
     if not exists(spark, lake.batches):
         return []
@@ -121,7 +121,7 @@ def generations(spark: SparkSession, lake: Lake) -> list[Cursor]:
 
 
 def first_snapshot(spark: SparkSession, lake: Lake, run: int) -> Snapshot | None:
-    """The snapshot that a run first read tables in; None when it has not yet."""
+    """Return the snapshot in which a run first read tables; None before that."""
     if not exists(spark, lake.batches):
         return None
     rows = load(spark, lake.batches).where(F.col("run") == run).where("snapshot IS NOT NULL")

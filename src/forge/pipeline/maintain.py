@@ -1,15 +1,15 @@
-"""Keeping a lake tidy: small files put together, files that nobody needs removed, what is past retention purged.
+"""Maintenance of a lake: compact small files, remove unused files, purge data past its retention.
 
-What always holds:
+Invariants:
 
-- Purging is noted before it is done (`forge.pipeline.horizon`), so a replay or an as-of that misses something knows.
-- What happened to tables as a whole stays in bronze when its day is purged: as-of needs it, and it is little.
-- History stays for ever unless `history_days` is given. Delta's own time travel ends with `vacuum_hours`; as-of does
+- A purge is noted before it is done (`forge.pipeline.horizon`), so replay and as-of detect what is missing.
+- Whole-table events stay in bronze when their day is purged: as-of needs them, and they are small.
+- History is kept forever unless `history_days` is given. Delta's own time travel ends with `vacuum_hours`; as-of does
   not use it.
-- A table that somebody else is writing is left for the next time.
+- A table with a concurrent writer is skipped until the next maintenance.
 
-Files are put together by size. Order by key is another matter: Delta's Z-order rewrites a table whole each time, so it
-is done only when asked for (`order`), say once a week. It lets whoever looks for one key read few files.
+Compaction goes by file size. Ordering by key is separate: Delta's Z-order rewrites the whole table each time, so it
+runs only on request (`order`), for example weekly. It lets lookups by key read few files.
 """
 
 import math
@@ -37,20 +37,20 @@ from forge.pipeline.silver.rows import quoted
 from forge.pipeline.tables import CONFLICTS, exists, load
 
 LEAST_HOURS: Final = 24
-"""A file that is younger may belong to a batch that is being written, or to somebody who reads."""
+"""A younger file may belong to a batch in progress, or to a reader."""
 
 _RETENTION: Final = "delta.deletedFileRetentionDuration"
 _UNLESS_TOLD: Final = "interval 168 hours"
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What was done to a table: `optimized`, `ordered`, `vacuumed`, `purged` or `skipped`."""
+    """A completed step on a table: `optimized`, `ordered`, `vacuumed`, `purged` or `skipped`."""
 
     table: str
     what: str
     seconds: float
     removed: int = 0
-    """Files that were replaced by `added` ones, or rows that were purged."""
+    """The number of files replaced by `added` files, or of rows purged."""
     added: int = 0
 
     @property
@@ -80,7 +80,7 @@ def maintain(
     progress: Callable[[str], None] = lambda text: None,
     now: datetime | None = None,
 ) -> list[Done]:
-    """Tidy up all tables of a lake; `progress` is told of each step before it begins."""
+    """Maintain all tables of a lake; `progress` is called before each step."""
     if vacuum_hours is not None and vacuum_hours < LEAST_HOURS:
         raise LakeError(
             f"files younger than {LEAST_HOURS} hours may be in use", fix=f"vacuum those older than {LEAST_HOURS} hours"
@@ -100,7 +100,7 @@ def maintain(
 
 
 def paths(spark: SparkSession, lake: Lake) -> dict[str, str]:
-    """The Delta tables of a lake, by their places in it."""
+    """Return the Delta tables of a lake, by their paths relative to it."""
     tables = sorted({each.name for each in definitions(spark, lake).values()})
     gold = [*OWN, *(state.model for state in states(spark, lake))]
     found = [lake.about, lake.batches, lake.changes, lake.definitions, lake.instants, lake.horizon]
@@ -120,7 +120,7 @@ class _Work:
         self.done: list[Done] = []
 
     def purge_bronze(self, until: datetime) -> None:
-        """Drop whole days: their files are left out, and what is kept of them is written once more."""
+        """Drop whole days: remove their files and write the kept rows again."""
         if "bronze/changes" not in self._paths:
             return
         old = load(self._spark, self._lake.changes).where(F.col("day") < F.lit(until.date()))
@@ -134,7 +134,7 @@ class _Work:
                 writer.option("replaceWhere", f"day < '{until.date()}'").save(self._lake.changes)
 
     def purge_histories(self, until: datetime) -> None:
-        """Delete the versions that had ended by then; after that nobody can ask for what was before."""
+        """Delete the versions that ended before a time; earlier instants cannot be queried afterwards."""
         condition = f"NOT _is_current AND _valid_to < {literal(until)}"
         for place, path in self._paths.items():
             if not place.startswith("silver/history/"):
@@ -158,10 +158,10 @@ class _Work:
                 result["removed"], result["added"] = row["metrics"]["numFilesRemoved"], row["metrics"]["numFilesAdded"]
 
     def vacuum(self, hours: float) -> None:
-        """Delta goes by the property of the table, whatever VACUUM is told.
+        """Vacuum all tables; the retention is set as their property, which Delta uses instead of VACUUM's argument.
 
-        Rows that deletion vectors take out of files that are still in use are taken out of them first: they would stay
-        for good, and what was redacted with them.
+        Rows that deletion vectors hide in files still in use are removed from these files first; otherwise they, and
+        redacted values with them, would stay permanently.
         """
         wanted = f"interval {math.ceil(hours)} hours"
         for place, path in self._paths.items():
@@ -187,12 +187,12 @@ class _Work:
         self.done.append(Done(place, what, time.monotonic() - began, **result))
 
     def _names(self) -> dict[str, str]:
-        """Tables by the paths of their histories."""
+        """Return the names of tables by the paths of their histories."""
         names = {each.name for each in definitions(self._spark, self._lake).values()}
         return {self._lake.history(name): name for name in names}
 
     def _keys(self) -> dict[str, tuple[str, ...]]:
-        """The keys of the tables that have one, by the paths of their silver."""
+        """Return the keys of the tables that have one, by the paths of their silver tables."""
         known = list(definitions(self._spark, self._lake).values())
         keys: dict[str, tuple[str, ...]] = {}
         for name in {each.name for each in known}:

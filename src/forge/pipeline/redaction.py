@@ -1,17 +1,18 @@
-"""Obeys `redact` Changes: those of one table in, the values that they name gone from bronze, history and quarantine.
+"""Apply `redact` Changes of one table: remove the values that they name from bronze, history and quarantine.
 
-In bronze the images of the row lose these values as the log's own images did, so that reading bronze anew gives what
-reading the log anew would. In the history the columns are null in every version of the row before the redaction, and
-`_redacted` names them. Misfits in quarantine are read anew, as what did not fit may be gone. Current stays: a redaction
-changes no row in the database, and current is the database.
+In bronze the images of the row lose these values exactly as the log's own images did, so reading bronze again gives the
+same result as reading the log again. In the history the columns are null in every version of the row before the
+redaction, and `_redacted` names them. Misfits in quarantine are read again, because the values that did not fit may be
+gone. Current is unchanged: a redaction changes no row in the database, and current mirrors the database.
 
-It may be done again, or stop anywhere and be done again: what is taken out already is left alone. Nothing is appended
-to bronze, so what batches have written stays known. Files with the old values remain until they are vacuumed.
+A redaction is idempotent and may be interrupted and repeated at any point: values already removed are skipped. Nothing
+is appended to bronze, so Delta's record of written batches stays valid. Files with the old values remain until they are
+vacuumed.
 
-A row is meant by its key, from `since` to `until` where the key was another row's before or after (see the log's
-reference). Those are positions in the log, and versions are compared by `seq`, so they are looked up among the row's
-own. One that is not there is from before the lake began, or was purged with all before it: then everything that is
-there comes after it.
+A row is identified by its key, from `since` to `until` where the key belonged to another row before or after (see the
+log's reference). Those are positions in the log, and versions are compared by `seq`, so the positions are looked up
+among the row's own versions. A position that is not found is from before the lake began, or was purged with everything
+before it: then all versions in the lake come after it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +42,7 @@ from forge.pipeline.tables import exists, load
 from forge.values import REDACTED, parts
 
 AT_ONCE: Final = 200
-"""So many redactions of the same columns are obeyed together."""
+"""The number of redactions of the same columns that are applied together."""
 
 IMAGES: Final = "struct<before: string, after: string, hidden: string>"
 
@@ -50,7 +51,7 @@ _names: Final = msgspec.json.Decoder(list[str]).decode
 
 
 class Redaction(msgspec.Struct, frozen=True):
-    """What is to go of the row that has this key; `since` and `until` are what a `seq` has after its generation."""
+    """The columns to redact of the row with this key; `since` and `until` are `seq` without the generation."""
 
     seq: str
     row_id: str
@@ -60,14 +61,14 @@ class Redaction(msgspec.Struct, frozen=True):
 
 
 class _Note(msgspec.Struct):
-    """What the Change has in its context."""
+    """The context of a `redact` Change."""
 
     since: str | None = None
     until: str | None = None
 
 
 def found(changes: DataFrame) -> list[Redaction]:
-    """The redactions among changes."""
+    """Return the redactions among changes."""
     rows = changes.where((F.col("op") == Op.REDACT) & F.col("row_id").isNotNull() & F.col("hidden").isNotNull())
     redactions = []
     for row in rows.select("seq", "row_id", "hidden", "context").collect():
@@ -84,7 +85,7 @@ def obey(
     changes: DataFrame,
     types: Types | None = None,
 ) -> None:
-    """Take out what the redactions among these changes name, of the table that has these definitions."""
+    """Apply the redactions among these changes to the table with these definitions."""
     newest = in_order(definitions.values())[-1]
     whose = (F.col("schema") == newest.schema) & (F.col("table") == newest.table)
     redactions = found(changes.where(whose))
@@ -102,7 +103,7 @@ def take_out_of_history(
     definitions: Iterable[Definition],
     redactions: Iterable[Redaction],
 ) -> None:
-    """Let no version of these rows have these values any more."""
+    """Set these columns to null in all versions of these rows."""
     path = lake.history(plan.table)
     names = silver_names(dict.fromkeys(column.name for each in in_order(definitions) for column in each.columns))
     keys = {name for era in plan.eras for name in era.key}
@@ -129,8 +130,8 @@ def take_out_of_history(
 def images(
     before: str | None, after: str | None, hidden: str | None, columns: Sequence[str]
 ) -> tuple[str | None, str | None, str | None] | None:
-    """Both images of a change without the values of these columns, and which hidden columns changed; None if there is
-    nothing to take out. What is not an image goes whole.
+    """Return both images of a change without the values of these columns, and the hidden columns that changed; None if
+    there is nothing to remove. Text that is not an image is removed whole.
 
     >>> images('{"email":"a"}', '{"id":7,"email":"b"}', None, ["email"])[::2]
     ('{"email":{"$redacted":true},"$redacted":["email"]}', '["email"]')
@@ -171,7 +172,7 @@ def _image(members: dict[str, msgspec.Raw] | None, columns: Sequence[str]) -> st
 def _take_out_of_bronze(
     spark: SparkSession, lake: Lake, whose: Column, columns: Sequence[str], group: Sequence[Redaction]
 ) -> DataFrame:
-    """The changes that redactions of the same columns concern, as bronze has them now."""
+    """Return the changes that redactions of the same columns concern, as bronze has them after the redaction."""
     rows = load(spark, lake.changes).where(whose & F.col("op").isin(*ROW_OPS))
     conditions = [_concerned(rows, "seq", F.col("row_id") == each.row_id, each) for each in group]
     mine = any_of(condition for condition in conditions if condition is not None)
@@ -194,9 +195,9 @@ def _take_out_of_bronze(
 def _read_misfits_anew(
     spark: SparkSession, lake: Lake, definitions: Mapping[int, Definition], kept: DataFrame, types: Types | None
 ) -> None:
-    """Bring those of the changes that are in quarantine into silver as they are now, and what still does not fit back.
+    """Merge those of the changes that are in quarantine into silver again, and put those that still do not fit back.
 
-    First into silver: what is cut short in between is in both, and leaves quarantine the next time.
+    Silver comes first: after an interruption the row is in both, and leaves quarantine at the next attempt.
     """
     same = ["seq", "id"]
     misfits = kept.join(load(spark, lake.quarantine).select(*same), same, "left_semi").select(*kept.columns)
@@ -241,7 +242,7 @@ def _together(redactions: Iterable[Redaction]) -> Iterable[tuple[tuple[str, ...]
 
 
 def _concerned(rows: DataFrame, seq: str, mine: Column, redaction: Redaction) -> Column | None:
-    """Which of the rows a redaction means, of those that have its key; None if there can be none."""
+    """Return the condition for the rows that a redaction means, among those with its key; None if there can be none."""
     condition = mine & (F.col(seq) < redaction.seq)
 
     def place(position: str) -> str | None:
@@ -258,7 +259,7 @@ def _concerned(rows: DataFrame, seq: str, mine: Column, redaction: Redaction) ->
 
 
 def _has_key(era: Era, plan: Layout, row_id: str) -> Column | None:
-    """Whether a version of an era has a key; None if none can."""
+    """Return the condition that a version of an era has a key; None if none can."""
     if not era.keyed:
         return None
     texts = [row_id]
@@ -280,7 +281,7 @@ def _typed(text: str, type: DataType) -> Column:
 
 
 def _position(text: str | None) -> str | None:
-    """A position as a `seq` says it.
+    """Return a position in the form that `seq` uses.
 
     >>> _position("15.15"), _position("15.16"), _position(None)
     ('000000000000000f', '000000000000000f0000000000000010', None)

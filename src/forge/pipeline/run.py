@@ -1,11 +1,11 @@
-"""Keeps a lake current: a stream of the log whose every batch goes through bronze, silver and gold.
+"""Run a pipeline that keeps a lake current: a stream of the log whose batches go through bronze, silver and gold.
 
     with pipeline(spark, url, Lake("/lake")) as running:
         running.once()
 
-Exactly once, whatever is killed when: Spark writes down what a batch is made of before it begins, bronze takes a batch
-once, and everything after bronze gives the same however often it is done. So a batch that was cut short is simply done
-again. The order in which things become true is: offset, bronze, silver, gold, the batch's line in `batches`, commit.
+Delivery is exactly once, whichever process is killed and when: Spark writes down the content of a batch before it
+begins, bronze accepts a batch once, and every step after bronze is idempotent. So an interrupted batch is repeated. The
+steps are durable in this order: offset, bronze, silver, gold, the batch's row in `batches`, commit.
 """
 
 import logging
@@ -41,17 +41,17 @@ from forge.postgres.connection import Connection
 
 TRIES: Final = 4
 LOST: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
-"""Spark's word for what was checkpointed on an executor that is gone."""
+"""Spark's error class for checkpointed data on an executor that is gone."""
 
 _log = logging.getLogger("forge.pipeline")
 
 
 class _Stopped(Exception):
-    """Raised in a batch that comes after the last one, before anything is done for it: the next run begins with it."""
+    """Raised at the start of a batch after the last one, before any work; the next run begins with this batch."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a lake is kept. `start` counts only when the lake begins, or is read anew."""
+    """Settings of a lake. `start` applies only when the lake begins or is read again."""
 
     tables: tuple[str, ...] = ()
     start: str = "history"
@@ -60,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True):
     models: str | None = None
     """A folder of users' own SQL models."""
     json: Literal["string", "variant"] | None = None
-    """What json and jsonb columns become in a lake that begins, `string` unless given."""
+    """The type of json and jsonb columns in a new lake; default `string`."""
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def pipeline(
     resnapshot: bool = False,
     on_batch: Callable[[Entry], None] | None = None,
 ) -> Iterator["Pipeline"]:
-    """A pipeline that holds the lease of its lake for this block."""
+    """Open a pipeline that holds the lease of its lake for this block."""
     settings = settings or Settings()
     with translated(), lease(url, lake.path) as connection:
         about = _whose(spark, lake, connection, settings, resnapshot)
@@ -105,23 +105,23 @@ class Pipeline:
         self._batches = Batches(spark, lake, about, connection, settings.models, about.types)
 
     def once(self) -> None:
-        """Take in all that is committed by now, in as many batches as it takes."""
+        """Process everything committed by now, in as many batches as needed."""
         self._follow({"availableNow": True})
 
     def follow(self, seconds: float) -> None:
-        """Take in what is committed every so many seconds, until `stop` is called."""
+        """Process new commits at an interval in seconds, until `stop` is called."""
         self._follow({"processingTime": f"{max(1, round(seconds * 1000))} milliseconds"})
 
     def stop(self) -> None:
-        """End after the batch that is being worked on; may be called from a signal handler."""
+        """Stop after the current batch; may be called from a signal handler."""
         self._stopping.set()
 
     def lag(self, entry: Entry) -> Lag:
-        """How far the lake is behind after a batch."""
+        """Return the lag of the lake after a batch."""
         return lag(self._connection, entry.cursor, self.about.tables)
 
     def verify(self, entry: Entry) -> bool | None:
-        """Whether the lake equals the database after a batch; None when that cannot be told before the next one."""
+        """Whether the lake equals the database after a batch; None when only a later batch can tell."""
         try:
             snapshot = str(entry.cursor.snapshot)
             named = self.about.tables.split(",") if self.about.tables else None
@@ -176,13 +176,13 @@ class Pipeline:
             if self._on_batch is not None:
                 self._on_batch(entry)
         except BaseException as failure:
-            # Spark would hand back only its text
+            # Spark would return only the text of the failure.
             self._failure = failure
             raise
 
     def _taken(self, changes: DataFrame, batch: int) -> Entry:
-        """Take in a batch, and again if an executor was lost together with what it had computed for it, or if somebody
-        else, `forge pipeline maintain` say, has written to a table that it was being merged into."""
+        """Process a batch; retry if an executor was lost together with its results, or if another process, such as
+        `forge pipeline maintain`, has written to a table during its merge."""
         began = time.monotonic()
         for tries_left in reversed(range(TRIES)):
             try:
@@ -196,14 +196,14 @@ class Pipeline:
 
 
 def _passing(failure: Exception) -> str | None:
-    """What has happened, if it need not happen again; None for a failure that would come back."""
+    """Return a description of a transient failure; None for a failure that a retry would repeat."""
     if LOST in str(failure):
         return "an executor was lost"
     return "somebody else wrote to the lake" if isinstance(failure, CONFLICTS) else None
 
 
 def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Settings, resnapshot: bool) -> About:
-    """The run to go on with: the lake's newest, or a new one."""
+    """Return the run to continue: the lake's newest, or a new one."""
     tables = ",".join(settings.tables) or None
     about = abouts.read(spark, lake)
     if about is None:
@@ -220,7 +220,7 @@ def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Se
         entry = ledger.last(spark, lake)
         generation = about.generation if entry is None else max(about.generation, entry.generation)
         wanted = tables if settings.tables else about.tables
-        # A batch that never came to its end may have begun one generation more.
+        # A batch that never completed may have begun one more generation.
         return abouts.begin(
             spark, lake, connection, generation=generation + 1, start="snapshot", tables=wanted, types=about.types
         )
@@ -233,7 +233,7 @@ def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Se
 
 
 def _check(settings: Settings, connection: Connection) -> None:
-    """Raises for what no stream could begin with, before a lake is told to begin with it."""
+    """Raise for settings that no stream can begin with, before a lake is created with them."""
     tracked(connection, settings.tables or None)
     if settings.start not in STARTS and Cursor.parse(settings.start).log != abouts.identity(connection):
         raise CursorForeign("--start is a cursor of another log", fix="use a cursor of this database")

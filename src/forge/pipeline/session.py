@@ -1,12 +1,12 @@
-"""Sessions of Spark: in come a master and settings, out comes a session that knows Delta and keeps quiet.
+"""Create Spark sessions: take a master and settings, return a session with Delta and quiet logging.
 
     with_two_cores = session(master="local[2]", conf={"spark.driver.memory": "2g"})
 
-What always holds:
+Invariants:
 
-- What the caller or `spark-submit` has set is left as it is; only what nobody has set is set here.
-- The console gets errors, and nothing else. JVM output never goes to standard output.
-- On a cluster the executors run the Forge of the driver (`ship`), whether or not one is installed there.
+- Settings of the caller or of `spark-submit` are never overridden; only unset ones are set here.
+- The console shows errors and nothing else. JVM output never goes to standard output.
+- On a cluster the executors run the driver's Forge (`ship`), whether or not one is installed there.
 """
 
 import atexit
@@ -34,9 +34,9 @@ EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 QUIETLY: Final = f"-Dlog4j2.configurationFile={(PACKAGE / 'pipeline' / 'log4j2.properties').as_uri()}"
 """An option of the driver's JVM."""
 BRIEFLY: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-"""Options for a driver that ends before a better compiler or collector pays for itself.
+"""Options for a driver that ends before the optimizing compiler or collector pays off.
 
-The one compiler that is left would have room for 48 MB, and be switched off when Spark's classes have filled that.
+With one compiler left, the code cache defaults to 48 MB; the compiler is switched off once Spark's classes fill it.
 """
 
 _NOISE: Final = re.compile(rb"WARNING: Using incubator modules|Deleted \d+ files and directories in a total of")
@@ -49,10 +49,10 @@ def session(
     app: str = "forge",
     jars: Literal["cached", "provided"] = "cached",
 ) -> "SparkSession":
-    """A session with Delta; the one that runs already, if there is one, with `conf` set on it.
+    """Return a session with Delta: the running one, if any, with `conf` applied to it.
 
-    Without a master it is that of `spark-submit`, else all cores of this machine. `jars="provided"` is for Sparks
-    that carry Delta themselves.
+    Without a master, use that of `spark-submit`, else all cores of this machine. `jars="provided"` is for Spark
+    distributions that include Delta.
     """
     need_pyspark()
     from pyspark import SparkContext
@@ -81,7 +81,7 @@ def session(
 
 
 def settings(master: str, *, app: str = "forge") -> dict[str, str]:
-    """What is set when nobody else has set it.
+    """Return the defaults for settings that neither the caller nor `spark-submit` has set.
 
     >>> settings("local[3]")["spark.sql.shuffle.partitions"]
     '3'
@@ -96,12 +96,13 @@ def settings(master: str, *, app: str = "forge") -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.adaptive.enabled": "true",
-        # Keys stand in conditions as literals, and a key may be '${name}': Spark would put a setting in its place.
+        # Conditions contain keys as literals, and a key may be '${name}': Spark would substitute a setting for it.
         "spark.sql.variable.substitute": "false",
         "spark.scheduler.mode": "FAIR",
-        # What is merged is checkpointed already: Delta need not copy it once more.
+        # The source of a merge is already checkpointed: Delta need not copy it again.
         "spark.databricks.delta.merge.materializeSource": "none",
-        # A batch has some hundreds of generated classes: with room for a hundred each batch compiles them all again.
+        # A batch has several hundred generated classes: with the default of 100 entries, each batch compiles them all
+        # again.
         "spark.sql.codegen.cache.maxEntries": "3000",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": QUIETLY,
@@ -113,13 +114,13 @@ def settings(master: str, *, app: str = "forge") -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
-        # Spark makes this folder at the first statement, in the folder where it was started unless told.
+        # Spark creates this folder at the first statement, by default in the working directory.
         "spark.sql.warehouse.dir": (cache() / "warehouse").as_uri(),
-        # Nobody sees the plans without a UI, and formatting them is a tenth of a small MERGE.
+        # Without a UI the plans are invisible, and formatting them takes a tenth of a small MERGE.
         "spark.sql.ui.explainMode": "simple",
         "spark.sql.shuffle.partitions": cores,
         "spark.databricks.delta.snapshotPartitions": cores,
-        # How many tasks look for files that VACUUM may delete: ten thousand unless told.
+        # The number of tasks that list files for VACUUM; the default is ten thousand.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": cores,
     }
 
@@ -133,7 +134,7 @@ def is_local(master: str) -> bool:
 
 
 def cores_of(master: str) -> int:
-    """How many tasks a local master runs at once.
+    """Return the number of tasks that a local master runs in parallel.
 
     >>> cores_of("local"), cores_of("local[4]"), cores_of("local[8, 3]"), cores_of("local[*]") == os.cpu_count()
     (1, 4, 8, True)
@@ -145,7 +146,7 @@ def cores_of(master: str) -> int:
 
 
 def with_delta(given: Mapping[str, str]) -> str:
-    """`spark.jars` with Delta's, unless the caller brings Delta.
+    """Return `spark.jars` with Delta's jars added, unless the caller's jars include Delta.
 
     >>> with_delta({"spark.jars": "delta-spark_4.2_2.13-4.4.0.jar,other.jar"})
     'delta-spark_4.2_2.13-4.4.0.jar,other.jar'
@@ -157,10 +158,10 @@ def with_delta(given: Mapping[str, str]) -> str:
 
 
 def ship(spark: "SparkSession") -> Path | None:
-    """Gives this Forge, and its SQL, to all executors of the session; they prefer it to one of their own.
+    """Send this Forge and its SQL to all executors of the session; they prefer it to an installed one.
 
-    What Forge imports (psycopg, msgspec) has compiled parts, which no zip can carry: the executors' Python has them.
-    A Forge that itself came as a zip (`spark-submit --py-files`) is with the executors already.
+    Forge's dependencies (psycopg, msgspec) have compiled parts, which a zip cannot carry: the executors' Python must
+    have them. A Forge that itself came as a zip (`spark-submit --py-files`) is already on the executors.
     """
     if not PACKAGE.is_dir():
         _found_by_planners(spark, PACKAGE.parent)
@@ -168,7 +169,7 @@ def ship(spark: "SparkSession") -> Path | None:
     folder = tempfile.TemporaryDirectory(prefix="forge-shipped-")
     atexit.register(folder.cleanup)
     path = packed(Path(folder.name, "forge.zip"))
-    # Spark takes one file of a name, and there may be another Forge among the --py-files.
+    # Spark accepts one file per name, and the --py-files may contain another Forge.
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     path = path.rename(path.with_name(f"forge-{digest}.zip"))
     spark.sparkContext.addPyFile(str(path))
@@ -177,13 +178,13 @@ def ship(spark: "SparkSession") -> Path | None:
 
 
 def _found_by_planners(spark: "SparkSession", path: Path) -> None:
-    """A stream is planned beside the driver by a process of the executors' Python that has none of their files."""
+    """Make Forge importable for the process beside the driver that plans a stream; it lacks the executors' files."""
     environment = spark.sparkContext.environment
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), environment.get("PYTHONPATH")]))
 
 
 def packed(path: Path) -> Path:
-    """Writes the installed package as a zip that Python imports from, and that `spark-submit --py-files` takes."""
+    """Write the installed package as an importable zip, which `spark-submit --py-files` accepts."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(PACKAGE.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
@@ -192,7 +193,7 @@ def packed(path: Path) -> Path:
 
 
 def _submitted() -> dict[str, str]:
-    """What `spark-submit` was told; its JVM runs already."""
+    """Return the settings of `spark-submit`, whose JVM is already running."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
@@ -212,7 +213,7 @@ def _start(wanted: Mapping[str, str], submitted: bool) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     conf = SparkConf(loadDefaults=submitted).setAll(list(wanted.items()))
-    # A JVM stays when its session is stopped, and serves the next one.
+    # A JVM outlives its session and serves the next one.
     runs = submitted or SparkContext._gateway is not None
     context = SparkContext(conf=conf, gateway=None if runs else _gateway(conf))
     try:
@@ -226,7 +227,7 @@ def _start(wanted: Mapping[str, str], submitted: bool) -> "SparkSession":
 
 
 def _gateway(conf: "SparkConf") -> Any:
-    """Starts the JVM with all that it prints led through here, where known noise is left out."""
+    """Start the JVM and pipe its output through this process, which drops known noise."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 

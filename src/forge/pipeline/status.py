@@ -1,7 +1,7 @@
-"""How far a lake is and how large, without reading its data: a lake in, one struct out.
+"""Progress and size of a lake, from metadata only: take a lake, return one struct.
 
-Rows are counted by Delta's statistics, files and bytes are those of the newest version; older ones take room too, until
-they are vacuumed. How far the lake is behind its database is said elsewhere: `forge.pipeline.lag`.
+Row counts come from Delta's statistics; files and bytes are those of the newest version. Older versions use space too,
+until they are vacuumed. The lag behind the database is in `forge.pipeline.lag`.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ AT_A_TIME: Final = 4
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How large a Delta table is."""
+    """The size of a Delta table."""
 
     rows: int = 0
     bytes: int = 0
@@ -44,7 +44,7 @@ class TableStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """A lake. `kept_since` is when bronze begins, if days of it were purged."""
+    """The status of a lake. `kept_since` is the start of bronze, if days of it were purged."""
 
     changes: Size
     batches: int
@@ -57,7 +57,7 @@ class Status(msgspec.Struct, frozen=True):
     models: list[State]
 
     def problems(self) -> Iterator[str]:
-        """What somebody should look at, a line each."""
+        """Problems that need attention, one line each."""
         for table in self.tables:
             if table.quarantined:
                 rows, are = ("row", "is") if table.quarantined == 1 else ("rows", "are")
@@ -69,7 +69,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def status(spark: SparkSession, lake: Lake) -> Status:
-    """Look at a lake."""
+    """Return the status of a lake."""
     names = sorted({each.name for each in definitions(spark, lake).values()})
     misfits: dict[str, int] = {}
     for each in counts(spark, lake):
@@ -98,12 +98,12 @@ def status(spark: SparkSession, lake: Lake) -> Status:
 
 
 def size(spark: SparkSession, path: str) -> Size:
-    """How large the Delta table at a path is; nothing when there is none."""
+    """Return the size of the Delta table at a path; zero when there is none."""
     if not exists(spark, path):
         return Size()
     detail = DeltaTable.forPath(spark, path).detail().select("sizeInBytes", "numFiles").first()
     assert detail is not None
-    # A count without more is answered from statistics.
+    # Delta answers a plain count from statistics.
     rows = load(spark, path).agg(F.count("*")).first()
     assert rows is not None
     return Size(rows[0], detail["sizeInBytes"], detail["numFiles"])

@@ -1,4 +1,4 @@
-"""Small things about Delta tables at a path, and about times, which mean the same in every zone."""
+"""Helpers for Delta tables at a path, and for times independent of the session's time zone."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ CONFLICTS: Final = (
     exceptions.MetadataChangedException,
     exceptions.ProtocolChangedException,
 )
-"""What Delta raises when somebody else has written to a table meanwhile; in Python none is a case of another."""
+"""Delta's errors for a concurrent write to the table; in Python they share no base class."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -31,12 +31,12 @@ def exists(spark: SparkSession, path: str) -> bool:
 
 
 def load(spark: SparkSession, path: str) -> DataFrame:
-    """The table as it is now."""
+    """Return the table's present rows."""
     return spark.read.format("delta").load(path)
 
 
 def append_once(frame: DataFrame, path: str, application: str, version: int, *partitions: str) -> None:
-    """Append the rows, unless this application has written this version, or a later one, before."""
+    """Append the rows, unless this application has already written this version or a later one."""
     writer = frame.write.format("delta").mode("append")
     if partitions:
         writer = writer.partitionBy(*partitions)
@@ -44,17 +44,17 @@ def append_once(frame: DataFrame, path: str, application: str, version: int, *pa
 
 
 def micros(column: str) -> Column:
-    """A time as a number: one that Spark hands over as a time says nothing of its zone."""
+    """Convert a time to microseconds: a time returned by Spark has no zone."""
     return F.unix_micros(column).alias(column)
 
 
 def day_of(column: str) -> Column:
-    """The day of a time in UTC, whatever the session's time zone is."""
+    """Return the UTC day of a time, independent of the session's time zone."""
     return F.expr(f"date_add(DATE '1970-01-01', CAST(floor(unix_seconds({column}) / 86400) AS INT))").alias("day")
 
 
 def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
-    """The rows of a frame, part by part, so that any number of them fits into memory; times are in UTC and say so."""
+    """Yield the rows of a frame, part by part to bound memory; times are in UTC, with their zone."""
     times = {field.name: field.dataType for field in frame.schema if _has_times(field.dataType)}
     quoted = {name: F.col("`" + name.replace("`", "``") + "`") for name in times}
     numbers = {name: _numbers(quoted[name], type) for name, type in times.items()}
@@ -90,7 +90,7 @@ def of_micros(number: int | None) -> datetime | None: ...
 
 
 def of_micros(number: int | None) -> datetime | None:
-    """The time that `micros` made a number of.
+    """Convert the microseconds of `micros` back to a time.
 
     >>> of_micros(1767225600000001)
     datetime.datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=datetime.timezone.utc)

@@ -1,15 +1,16 @@
-"""The change version of every document at once: in go documents and references, out comes a frame of versions.
+"""Derive the change versions of all documents: take documents and references, return a frame of versions.
 
     with of_database(spark, url) as corpus:
         derived(corpus).write.parquet("versions")
     derived(of_lake(spark, lake)).where("change_version > 1000").show()
 
-What `forge.versions` derives for one page this derives for the whole corpus, document by document the same: the
-greatest of a document's own two stamps and of the identity stamps of those that it refers to. A database is read at
-one snapshot, however many tasks read it; a lake as its last batch left it.
+The results equal those that `forge.versions` derives page by page: the greatest of a document's own two stamps and of
+the identity stamps of the documents that it refers to. A database is read at one snapshot, by any number of tasks; a
+lake is read as of its last batch.
 
-With `transitive`, an identity that contains another counts as changed when that one did, and so on. Where Forge wrote
-the documents that changes nothing, because it stamps all whose identity changed; a corpus of another system may not.
+With `transitive`, an identity that contains another counts as changed when the contained one did, recursively. This
+makes no difference where Forge wrote the documents, because it stamps all documents whose identity changed; the corpus
+of another system may differ.
 """
 
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ _RESOURCES: Final = ("id", "project", "name", "version")
 
 
 class Corpus(NamedTuple):
-    """What versions are derived from."""
+    """The input for deriving versions."""
 
     documents: DataFrame
     references: DataFrame
@@ -46,7 +47,7 @@ class Corpus(NamedTuple):
 
 
 def derived(corpus: Corpus, *, transitive: bool = False) -> DataFrame:
-    """Each document: `id`, `project`, `resource`, `resource_version` and `change_version`."""
+    """Return per document `id`, `project`, `resource`, `resource_version` and `change_version`."""
     documents = corpus.documents.select(*_DOCUMENTS)
     identities = documents.select(F.col("id").alias("child"), F.col("identity_version").alias("stamp"))
     if transitive:
@@ -57,7 +58,7 @@ def derived(corpus: Corpus, *, transitive: bool = False) -> DataFrame:
         .groupBy(F.col("parent").alias("id"))
         .agg(F.max("stamp").alias("dependency"))
     )
-    own = F.greatest("content_version", "identity_version", "dependency")  # which leaves out a dependency of null
+    own = F.greatest("content_version", "identity_version", "dependency")  # greatest() ignores a dependency of null
     if transitive:
         own = F.greatest(own, "stamp")
         documents = documents.join(identities.withColumnRenamed("child", "id"), "id")
@@ -73,9 +74,10 @@ def derived(corpus: Corpus, *, transitive: bool = False) -> DataFrame:
 
 
 def of_resource(corpus: Corpus, name: str) -> Column:
-    """The condition that a derived version is of a resource; UnknownResource where there is none of that name.
+    """Return the condition that a derived version belongs to a resource; raise UnknownResource when there is none of
+    that name.
 
-    It is written `project/name` or `project/name/version`; a name alone is that of every project and version.
+    The name is `project/name` or `project/name/version`; a name alone matches every project and version.
     """
     if "/" in name:
         one = Resource.parse(name)
@@ -93,10 +95,10 @@ def _equal(values: dict[str, str]) -> Column:
 
 
 def _closed(identities: DataFrame, references: DataFrame) -> DataFrame:
-    """The stamps of identities, with those of all that they contain.
+    """Return the stamps of identities, raised to the greatest stamp of everything that they contain.
 
-    A round goes from those whose stamp rose in the last to those that contain them: as many as the deepest is deep, and
-    none for ever where identities contain each other.
+    Each round goes from the identities whose stamp rose in the last round to those that contain them: the number of
+    rounds is the greatest depth, and identities that contain each other end the loop too.
     """
     own = identities.select(F.col("child").alias("parent"), F.col("stamp").alias("own"))
     edges = references.where("in_identity").select("parent", "child").distinct().join(own, "parent").localCheckpoint()
@@ -114,13 +116,13 @@ def _closed(identities: DataFrame, references: DataFrame) -> DataFrame:
 
 
 def _risen(edges: DataFrame, of: DataFrame) -> DataFrame:
-    """Who contains one of these that has a greater stamp than its own, with the greatest."""
+    """Return the containers of these identities that have a smaller stamp, with the greatest contained stamp."""
     through = edges.join(of, "child").where("own IS NULL OR stamp > own")
     return through.groupBy(F.col("parent").alias("child")).agg(F.max("stamp").alias("stamp"))
 
 
 def of_lake(spark: SparkSession, lake: Lake) -> Corpus:
-    """From a lake that mirrors the tables of change versions."""
+    """Read the corpus from a lake that mirrors the tables of change versions."""
     names = [f"{SCHEMA}.{table}" for table in ("document", "reference", "resource")]
     for name in names:
         if not exists(spark, lake.current(name)):
@@ -135,9 +137,9 @@ def of_lake(spark: SparkSession, lake: Lake) -> Corpus:
 
 @contextmanager
 def of_database(spark: SparkSession, url: str, tasks: int | None = None) -> Iterator[Corpus]:
-    """From a database, by PostgreSQL's JDBC driver, at one snapshot, which is held for this block.
+    """Read the corpus from a database by PostgreSQL's JDBC driver, at one snapshot that is held for this block.
 
-    The session must have the driver: in `spark.jars`, or in the class paths of driver and executors.
+    The session needs the driver: in `spark.jars`, or in the class paths of driver and executors.
     """
     with connect(url, application_name="forge versions") as connection, connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -151,12 +153,12 @@ def of_database(spark: SparkSession, url: str, tasks: int | None = None) -> Iter
         )
 
 
-# JDBC's driver sets what texts depend on by itself; how long a reading takes is not for the role to say.
+# The JDBC driver itself sets what texts depend on; the timeouts of the role must not limit a read.
 _TIMEOUTS: Final = tuple(name for name in session.OWN if name.endswith("_timeout"))
 
 
 class _Reading:
-    """Tables of a database by JDBC, in shares of a column's range, all at one snapshot."""
+    """Read tables of a database by JDBC, split by ranges of a column, all at one snapshot."""
 
     def __init__(self, spark: SparkSession, url: str, snapshot: str, tasks: int) -> None:
         self._spark = spark
@@ -193,7 +195,8 @@ class _Reading:
 
 
 def jdbc(url: str) -> tuple[str, dict[str, str]]:
-    """A database's address as JDBC has it, and who asks; raises ServerError for one that JDBC cannot reach.
+    """Return a database's address as a JDBC URL, and its credentials; raise ServerError for an address that JDBC cannot
+    reach.
 
     >>> jdbc("postgresql://ada:s3cret@db.example:5433/shop?sslmode=require")
     ('jdbc:postgresql://db.example:5433/shop?sslmode=require', {'user': 'ada', 'password': 's3cret'})

@@ -1,4 +1,4 @@
-"""Files in, the frame CHANGES out, beside what could not be read and the definitions that were inferred."""
+"""Read archive files into the frame CHANGES, the refused lines and the inferred definitions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -25,15 +25,15 @@ from forge.pipeline.tables import day_of
 _TYPES: Final = {"string": pa.string(), "integer": pa.int32(), "long": pa.int64(), "timestamp": pa.int64()}
 _NAMES: Final = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint"}
 LONGEST: Final = 64 * 1024 * 1024
-"""How many bytes a line may have, unless told otherwise."""
+"""The default maximum length of a line, in bytes."""
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """An archive that was read; the frames are computed when they are used.
+    """An archive; its frames are computed lazily.
 
-    `definitions` are those that the archive's changes name and that were not given. `refused` has the columns `file`,
-    `line` (its text, cut after a thousand bytes) and `reason`. `id` names the files, see `import_id`; `days` are the
-    first and the last day (UTC) that a change is of, None when there is none.
+    `definitions` are those that the archive's changes name and the caller did not give. `refused` has the columns
+    `file`, `line` (its text, cut after a thousand bytes) and `reason`. `id` names the files, see `import_id`; `days`
+    are the first and last day (UTC) of the changes, None when there are none.
     """
 
     changes: DataFrame
@@ -43,7 +43,8 @@ class Archive(msgspec.Struct, frozen=True):
     days: tuple[date, date] | None
 
     def unseen(self, bronze: DataFrame) -> DataFrame:
-        """The changes that bronze does not have, each once, by their ids; only the days they are of are looked at."""
+        """Return the changes whose ids bronze does not have, each once; only bronze's partitions of these days are
+        read."""
         changes = self.changes.dropDuplicates(["id"])
         if self.days is None:
             return changes
@@ -63,11 +64,11 @@ def read(
     strict: bool = False,
     longest: int = LONGEST,
 ) -> Archive:
-    """Read archived changes; see `forge.pipeline.archive` for what may lie in the files.
+    """Read archived changes; see `forge.pipeline.archive` for the supported files.
 
-    `definitions` are those of the lake, `generations` the snapshots that its stream took, in order. `keys` names the
-    key of tables (`{"public.orders": ["id"]}`) for events that do not say it. With `source`, lines of another source
-    than the one of this name are refused. With `strict` the first refused line is raised as DecodeError.
+    `definitions` are those of the lake, `generations` the snapshots that its stream took, in order. `keys` gives the
+    keys of tables (`{"public.orders": ["id"]}`) for events without one. With `source`, lines of any other source are
+    refused. With `strict` the first refused line raises DecodeError.
     """
     files = listed(spark, path)
     held = contents(spark, files, longest)
@@ -113,7 +114,7 @@ _READ: Final = pa.struct(
         ("reason", pa.string()),
     ]
 )
-"""A change, or a line that is none with the reason; times are numbers of microseconds."""
+"""A change, or a refused line with its reason; times are in microseconds."""
 
 _NO_CHANGE: Final = (None,) * len(CHANGES.fields)
 _AT: Final = CHANGES.names.index("at")
@@ -157,7 +158,7 @@ def _array(rows: list[tuple[Any, ...] | None]) -> pa.Array:
 
 
 def _framed(frame: DataFrame) -> DataFrame:
-    """The columns of CHANGES, none of them null that must not be, then those of a refused line."""
+    """Return the columns of CHANGES, with nulls only where allowed, then those of a refused line."""
     empty = {"string": F.lit(""), "integer": F.lit(0), "timestamp": F.timestamp_micros(F.lit(0))}
     columns = [
         F.col(field.name)
@@ -173,7 +174,7 @@ _SEQ: Final = "^[0-9a-f]{4}(!([0-9]{12})?|[0-9a-f]{16}([0-9a-f]{16})?)?$"
 
 
 def _copied(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Rows of a lake's bronze as they are; those that could not have been there are refused."""
+    """Return rows of a lake's bronze unchanged; rows that cannot come from bronze are refused."""
     reasons: list[tuple[Column, str]] = [
         (F.col(field.name).isNull(), f"it has no {field.name}") for field in CHANGES.fields if not field.nullable
     ]

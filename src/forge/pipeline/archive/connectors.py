@@ -1,10 +1,10 @@
-"""Values as Debezium's connectors write them → values of a Change, and the columns that they are of.
+"""Convert values of Debezium's connectors to values of a Change, and derive their columns.
 
-`forge.debezium.codecs` knows the forms that depend on nothing but a column's type. What connectors do beyond that, as
-they are configured, is undone here first: decimals in base64 (`decimal.handling.mode=precise`), nanoseconds, bits.
+`forge.debezium.codecs` decodes the forms that depend only on a column's type. This module first undoes encodings that
+depend on the connector's configuration: decimals in base64 (`decimal.handling.mode=precise`), nanoseconds, bits.
 
-The schema part of an event says which column is what; `columns_of` reads it. Without one the columns come from the
-lake's definitions, or are inferred.
+The schema part of an event describes its columns; `columns_of` reads it. Without a schema part the columns come from
+the lake's definitions, or are inferred.
 """
 
 import re
@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 
 class Step(NamedTuple):
-    """What is done with a column's values before, or with `last` instead of, what its type says."""
+    """A conversion of a column's values before the conversion of its type, or with `last` instead of it."""
 
     read: Callable[[Any], Any]
     last: bool = False
@@ -46,7 +46,7 @@ class Described(NamedTuple):
 
 
 def read_row(row: Row | None, columns: Sequence[Column], steps: Mapping[str, Step]) -> dict[str, Any] | None:
-    """The values of a Change; raise ValueError for what is in no form of its column."""
+    """Return the values of a Change; raise ValueError for a value in no form of its column."""
     if row is None:
         return None
     try:
@@ -80,7 +80,7 @@ _PLACEHOLDERS: Final = (PLACEHOLDER, b64encode(PLACEHOLDER.encode()).decode(), [
 
 
 def unsent(value: Any) -> Any:
-    """A value as it is, or UNAVAILABLE for the connectors' word for that."""
+    """Return the value unchanged, or UNAVAILABLE for the connectors' placeholder."""
     return UNAVAILABLE if value in _PLACEHOLDERS else value
 
 
@@ -88,7 +88,8 @@ def unsent(value: Any) -> Any:
 
 
 def bare_steps(columns: Sequence[Column], base64: Collection[str], *, inferred: bool) -> dict[str, Step]:
-    """For columns whose types are known from elsewhere. `base64` names those whose decimals are written so."""
+    """Return the steps for columns whose types are known from elsewhere; `base64` names the columns with base64
+    decimals."""
     steps: dict[str, Step] = {}
     for column in columns:
         if column.kind in ("numeric", "numeric[]"):
@@ -101,7 +102,7 @@ def bare_steps(columns: Sequence[Column], base64: Collection[str], *, inferred: 
 
 
 def bare_trait(value: Any) -> int:
-    """As `infer.trait`, for a value that JSON alone has given a type.
+    """Return the trait of a value whose type comes from JSON alone, like `infer.trait`.
 
     >>> from forge.pipeline.archive.infer import type_of
     >>> wide, scaled = Decimal("0.12345678901234567890"), {"scale": 1, "value": "AQ=="}
@@ -126,7 +127,7 @@ def _is_base64(value: str) -> bool:
 
 
 def _scale(type_name: str) -> int | None:
-    """How many digits a numeric has after the point; None when it may have any number.
+    """Return the number of decimals of a numeric; None when it is not fixed.
 
     >>> _scale("numeric(10,2)"), _scale("numeric(10)"), _scale("numeric")
     (2, 0, None)
@@ -136,10 +137,10 @@ def _scale(type_name: str) -> int | None:
 
 
 def _decimal(scale: int | None, base64: bool, value: Any) -> Any:
-    """A decimal in any of the ways that connectors have.
+    """Read a decimal in any encoding of the connectors.
 
-    Digits alone may be a number or base64. Where the type has decimals a number would have a point; where it has none,
-    `base64` tells.
+    Digits alone may be a number or base64. Where the type has decimals, a number would have a point; where it has none,
+    `base64` decides.
     """
     if isinstance(value, dict):
         return _scaled(value)
@@ -152,7 +153,7 @@ def _decimal(scale: int | None, base64: bool, value: Any) -> Any:
 
 
 def columns_of(schema: bytes) -> Described | None:
-    """The columns that a schema part describes, those of `after`; None when it describes no rows."""
+    """Return the columns that a schema part describes, those of `after`; None when it describes no rows."""
     try:
         part = _parts.decode(schema)
     except (ValueError, RecursionError) as error:
@@ -187,7 +188,7 @@ _parts: Final = msgspec.json.Decoder(_Field | None)
 
 
 def _described(field: _Field) -> tuple[str, str, Step | None]:
-    """The type of a column, the kind of its values, and what is done with them first."""
+    """Return the type of a column, the kind of its values, and the step to apply first."""
     parameters = field.parameters or {}
     match field.name:
         case "org.apache.kafka.connect.data.Decimal":
@@ -254,7 +255,7 @@ _TYPES: Final = {
 
 
 def adapt(row: Row | None, columns: Sequence[Column]) -> dict[str, Any] | None:
-    """Values that a schema part gave their types, as values of the lake's own columns."""
+    """Convert values typed by a schema part to values of the lake's own columns."""
     if row is None:
         return None
     kinds = {column.name: column.kind for column in columns}
@@ -274,12 +275,12 @@ def _adapted(value: Any, kind: str | None) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """What is no text yet as JSON."""
+    """Encode a value that is not text as JSON."""
     return value if isinstance(value, str) else document(value)
 
 
 def _json(value: Any) -> Any:
-    """JSON from its text, which is kept if it is nested too deep."""
+    """Parse JSON text; text nested too deep is kept as text."""
     if not isinstance(value, str):
         return value
     try:
@@ -293,7 +294,7 @@ _A_JSONB: Final = (Column("v", "jsonb", "jsonb"),)
 
 
 def _each(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same for every element of an array."""
+    """Apply a function to every element of an array."""
 
     def one(value: Any) -> Any:
         if isinstance(value, list):
@@ -304,7 +305,7 @@ def _each(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _precise(value: Any, scale: int) -> Any:
-    """A Decimal of Kafka Connect: base64, or a number where its converter was told so."""
+    """Read a Decimal of Kafka Connect: base64, or a number if its converter is configured so."""
     return _unscaled(value, scale) if isinstance(value, str) else value
 
 
@@ -326,7 +327,7 @@ def _unscaled(value: str, scale: int) -> Decimal:
 
 
 def _bits(value: Any, length: int) -> str:
-    """Bits as PostgreSQL prints them; a connector sends bytes in base64, the lowest first.
+    """Return bits as PostgreSQL prints them; a connector sends bytes in base64, the lowest first.
 
     >>> _bits("BQ==", 4)
     '0101'
@@ -352,12 +353,12 @@ def _utc(value: Any) -> Any:
 
 
 def _clock(value: Any, unit: int) -> Any:
-    """A time of day as it is, but a negative one, which MySQL has and PostgreSQL has not, as text."""
+    """Return a time of day unchanged, but a negative one, which MySQL has and PostgreSQL lacks, as text."""
     return f"-{times.read_clock(-value * unit)}" if isinstance(value, int) and value < 0 else value
 
 
 def _micros(value: Any) -> Any:
-    """Nanoseconds as microseconds: no source has parts of those."""
+    """Convert nanoseconds to microseconds; no source has fractions of a microsecond."""
     if not isinstance(value, int):
         return value
     micros, rest = divmod(value, 1000)

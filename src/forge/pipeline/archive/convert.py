@@ -1,7 +1,7 @@
-"""What a line holds → a row of the frame CHANGES, with the definition that it is to be read by.
+"""Convert the content of a line to a row of the frame CHANGES, with the definition to read it by.
 
-It runs in Spark's workers, twice over an archive: first as a survey, for what must be known of all lines before any can
-be converted (definitions that nobody gave, how decimals are written), then to convert.
+This code runs in Spark's workers, in two passes over an archive: first a survey, which collects what the conversion
+needs from all lines (missing definitions, the encoding of decimals), then the conversion.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,11 +23,11 @@ from forge.wire import malformed
 Row = tuple[Any, ...]
 ROW_OPS: Final = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)
 _WRONG: Final = (ValueError, ArithmeticError, TypeError, KeyError, RecursionError)
-"""What reading a line of any content can raise, besides DecodeError."""
+"""Exceptions that a line of arbitrary content can cause, besides DecodeError."""
 
 
 class Table(NamedTuple):
-    """Lines that need one definition, not known yet: of one table and key, with the same columns if they say them."""
+    """Lines that need one unknown definition: of one table and key, with the same columns if they name them."""
 
     schema: str
     table: str
@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How an archive is read; `inferred` and `base64` are what the survey found."""
+    """The plan for reading an archive; `inferred` and `base64` are results of the survey."""
 
     envelope: Envelope | None = None
     definitions: tuple[Definition, ...] = ()
@@ -48,9 +48,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Seen(NamedTuple):
-    """A line that the survey looked at: its change, the definition that it lacks, and the traits of its columns.
+    """The survey's result for one line: its change, the definition that it lacks, and the traits of its columns.
 
-    `whole` is true for a change of a whole table of which no definition is known: any will do.
+    `whole` is true for a whole-table change of a table without a known definition: any definition fits it.
     """
 
     change: Change
@@ -73,7 +73,8 @@ class Converter:
         self._steps: dict[int, dict[str, Step]] = {}
 
     def survey(self, raw: bytes, key: bytes | None = None) -> Seen | None:
-        """What must be known of a line beforehand; None when it holds nothing. Raise DecodeError for what is none."""
+        """Return the facts that the conversion needs from a line; None for an empty line. Raise DecodeError for an
+        invalid line."""
         try:
             line = self._read(raw, key)
             if line is None:
@@ -93,7 +94,7 @@ class Converter:
             raise malformed(error) from None
 
     def convert(self, raw: bytes, key: bytes | None = None) -> Row | None:
-        """The row of a line, as CHANGES has it; None when it holds nothing. Raise DecodeError for what is none."""
+        """Return the CHANGES row of a line; None for an empty line. Raise DecodeError for an invalid line."""
         try:
             line = self._read(raw, key)
             if line is None:
@@ -128,7 +129,7 @@ class Converter:
         return line
 
     def _settled(self, line: Change | Event) -> tuple[Change, Shape | None, Table | None]:
-        """The change, with the definition it was written under if that is known, or else which one it needs."""
+        """Return the change with its definition if that is known, else with the definition that it needs."""
         change = line.change if isinstance(line, Event) else line
         if change.op not in ROW_OPS:
             return change, self._shapes.newest(change.schema, change.table), None
@@ -156,13 +157,13 @@ class Converter:
                 return typed, shape, None
             refusals += [] if shape.inferred else [f"the value of {misfit[:60]!r} is none of its type"]
         if refusals and event.described is None:
-            # what the lake knows is all that could tell a date from a number
+            # only the lake's definitions could tell a date from a number
             raise malformed(refusals[0])
         columns = None if event.described is None else event.described.columns
         return change, None, Table(change.schema, change.table, key or (), columns)
 
     def _candidates(self, event: Event, names: frozenset[str], key: tuple[str, ...] | None) -> list[Shape]:
-        """What a connector was told to use as keys of its messages does not count where the lake knows the table's."""
+        """Return the candidates; a connector's message key is ignored where the lake knows the table's key."""
         space, table = event.change.schema, event.change.table
         if event.by_forge or f"{space}.{table}" in self._plan.keys:
             return self._shapes.candidates(space, table, names, key)
@@ -173,7 +174,7 @@ class Converter:
         ]
 
     def _key_of(self, event: Event) -> tuple[str, ...] | None:
-        """The columns of the key; None when the event does not say, so that a definition may."""
+        """Return the columns of the key; None when the event does not name them, so that a definition may."""
         given = self._plan.keys.get(f"{event.change.schema}.{event.change.table}")
         if given is not None:
             return given
@@ -183,11 +184,11 @@ class Converter:
         return tuple(event.key) if event.key is not None and event.key.keys() <= names else None
 
     def _of_event(self, event: Event, shape: Shape) -> Change:
-        """The change of an event, its values in the types of a definition."""
+        """Return the change of an event, with its values in the types of a definition."""
         change = event.change
         before, after = (self._values(event, row, shape) for row in (event.before, event.after))
         if change.op is Op.UPDATE and before is not None and after is not None and not event.by_forge:
-            # unchanged values out of line are in the image of before alone
+            # unchanged out-of-line values are only in the image of before
             after = {name: before.get(name, value) if value is UNAVAILABLE else value for name, value in after.items()}
         key = change.key
         if not event.by_forge and shape.definition.key and change.op in ROW_OPS:
@@ -256,9 +257,9 @@ def _row(change: Change, seq: str, shape: Shape) -> Row:
 
 
 def inferred(traits: Mapping[Table, Sequence[tuple[str, int]]], known: Iterable[Definition]) -> dict[Table, Definition]:
-    """A definition for each kind of lines that needs one: its schema's columns, or columns by the traits of values.
+    """Return a definition for each kind of line that needs one: from its schema part, or from the traits of values.
 
-    They are numbered in the order in which they come.
+    Definitions are numbered in order of appearance.
     """
     found: dict[Table, Definition] = {}
     taken = list(known)
@@ -272,7 +273,7 @@ def inferred(traits: Mapping[Table, Sequence[tuple[str, int]]], known: Iterable[
 
 
 def _with_texts(row: Mapping[str, Any] | None, shape: Shape) -> dict[str, Any] | None:
-    """A row whose JSON is text, as an inferred definition has it."""
+    """Return a row with its JSON as text, as an inferred definition has it."""
     if row is None:
         return None
     return {
@@ -292,19 +293,19 @@ def _part(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def _with(row: Mapping[str, Any] | None, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A row with what it lacks of its key."""
+    """Return a row with the missing columns of its key added."""
     if row is None:
         return None
     return {**row, **{name: value for name, value in key.items() if row.get(name, UNAVAILABLE) is UNAVAILABLE}}
 
 
 def _message_key(event: Event, needs: Table | None) -> Mapping[str, Any] | None:
-    """What a message's key tells of the table's."""
+    """Return the values of the table's key that a message's key contains."""
     return None if event.key is None or needs is None else {name: event.key.get(name) for name in needs.key}
 
 
 def _complete(change: Change) -> None:
-    """Raise when the change of a row lacks an image, or in it the key, that whoever replays it needs."""
+    """Raise when a change lacks an image, or its image lacks the key, that a replay needs."""
     if change.after is None and change.op is not Op.DELETE:
         raise ValueError(f"a {change.op} without the row after it")
     if change.before is None and (change.op is Op.DELETE or (change.op is Op.UPDATE and change.key is None)):

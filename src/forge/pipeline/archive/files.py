@@ -1,8 +1,8 @@
-"""The files of an archive: which they are, and what lies in them.
+"""Files of an archive: list them and read their contents.
 
-A path is a file, a folder with all that lies under it, or a pattern. Names that begin with `_` or `.` are passed over,
-as Spark does. A name that ends in `.parquet` is Parquet, any other is lines of text, compressed as its ending says
-(`.gz`, `.zst`, `.bz2`). What is read are exactly the files that were listed, and `import_id` names them.
+A path is a file, a folder with everything under it, or a pattern. Names that begin with `_` or `.` are skipped, as in
+Spark. A name that ends in `.parquet` is Parquet; any other file is lines of text, compressed as its suffix says (`.gz`,
+`.zst`, `.bz2`). Exactly the listed files are read, and `import_id` identifies them.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Paths = str | Sequence[str]
 
 
 class File(NamedTuple):
-    """A file as it was listed."""
+    """A listed file."""
 
     path: str
     size: int
@@ -36,14 +36,14 @@ class File(NamedTuple):
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What the files hold: `lines` still to be read, and a copy of bronze that needs no reading; either may be None."""
+    """The content of the files: `lines` to parse, and a copy of bronze that needs no parsing; either may be None."""
 
     lines: DataFrame | None
     copied: DataFrame | None
 
 
 def listed(spark: SparkSession, paths: Paths) -> list[File]:
-    """The files of an archive, sorted by name; raise DecodeError when there are none."""
+    """Return the files of an archive, sorted by name; raise DecodeError when there are none."""
     names = [paths] if isinstance(paths, str) else list(paths)
     for name in names:
         if exists(spark, name):
@@ -64,9 +64,9 @@ def listed(spark: SparkSession, paths: Paths) -> list[File]:
 
 
 def import_id(spark: SparkSession, paths: Paths) -> str:
-    """A name for this set of files: the same as long as their names, sizes and times of change are.
+    """Return an id of this set of files, derived from their names, sizes and modification times.
 
-    Given to Delta as the application of a transaction, it lets the same files be imported once.
+    It is the application id of the Delta transaction, so the same files are imported once.
     """
     return id_of(listed(spark, paths))
 
@@ -77,7 +77,7 @@ def id_of(files: Sequence[File]) -> str:
 
 
 def contents(spark: SparkSession, files: Sequence[File], longest: int) -> Contents:
-    """What the files hold. A line of more than `longest` bytes comes cut, and is marked as too long."""
+    """Return the content of the files. A line of more than `longest` bytes is cut and marked as too long."""
     frames: list[DataFrame] = []
     copies: list[DataFrame] = []
     texts = [_escaped(file.path) for file in files if not file.is_parquet]
@@ -103,9 +103,9 @@ def contents(spark: SparkSession, files: Sequence[File], longest: int) -> Conten
 
 
 def _lines(frame: DataFrame, value: Column, key: Column | None, longest: int) -> DataFrame:
-    """Bytes, for a text may not be UTF-8; with where they stand: in which file, from which byte on, as which row.
+    """Return lines as bytes, because a text may not be UTF-8, with their position: file, byte offset and row number.
 
-    Whoever uses `number` keeps Spark from cutting a long line later than here, when more copies of it were made.
+    Using `number` makes Spark cut a long line here and not later, after more copies of it were made.
     """
     too_long = F.octet_length(value) > longest
     return frame.select(
@@ -119,7 +119,7 @@ def _lines(frame: DataFrame, value: Column, key: Column | None, longest: int) ->
 
 
 CUT: Final = 1_000
-"""How many bytes of a refused line are kept."""
+"""The number of bytes of a refused line that are kept."""
 
 
 def _has_changes(schema: StructType) -> bool:
@@ -132,5 +132,5 @@ def _is_text(schema: StructType, name: str) -> bool:
 
 
 def _escaped(path: str) -> str:
-    """A listed name as a path, which is a pattern: its own wildcards are not meant as such."""
+    """Escape the wildcards of a listed name, because Spark reads paths as patterns."""
     return "".join(f"\\{character}" if character in "*?[]{}\\" else character for character in path)

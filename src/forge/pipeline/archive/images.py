@@ -1,8 +1,8 @@
-"""A row of values → its image: the JSON text that the log has for such a row.
+"""Print a row of values as its image: the JSON text that the log has for such a row.
 
-`forge.values.Images` reads the same values back. Given the table's columns the text is the log's own to the letter, as
-far as the values tell: what was printed by `row_to_json` there is printed alike here, so that an image which came by
-the stream and one that came by an archive can be compared as texts.
+`forge.values.Images` reads the same values back. Given the table's columns, the text equals the log's own byte for
+byte, as far as the values determine it: it is printed as `row_to_json` prints it, so images from the stream and from an
+archive can be compared as text.
 
 >>> from forge.change import UNAVAILABLE
 >>> print(Printer(())({"id": 1, "price": Decimal("12.30"), "secret": UNAVAILABLE, "data": b"\\xde", "ok": True}))
@@ -20,15 +20,15 @@ from forge.change import JSON_NULL, UNAVAILABLE, JsonNull, text
 from forge.values import Column
 
 quoted: Final = encode_basestring
-"""A text as JSON, in the letters that PostgreSQL uses."""
+"""A text as JSON, with PostgreSQL's escapes."""
 
 MOST_BEFORE_POINT: Final = 131_072
 MOST_AFTER_POINT: Final = 16_383
-"""How many digits PostgreSQL's numeric has; a number in scientific notation could ask for any amount of memory."""
+"""The maximum number of decimals in PostgreSQL's numeric; it bounds the memory that scientific notation can demand."""
 
 
 class Printer:
-    """Prints the images of one definition of a table, its columns in their order, then what the table does not have."""
+    """Print the images of one definition of a table: its columns in order, then values that the table does not have."""
 
     def __init__(self, columns: Iterable[Column]) -> None:
         self._prints: dict[str, Callable[[Any], str]] = {}
@@ -43,7 +43,7 @@ class Printer:
             self._prints[column.name] = prints
 
     def __call__(self, row: Mapping[str, Any]) -> str:
-        """The image; UNAVAILABLE values are left out. Raise ValueError for what no image can hold."""
+        """Return the image without UNAVAILABLE values. Raise ValueError for a value that no image can hold."""
         parts = [
             f"{quoted(name)}:{'null' if value is None else prints(value)}"
             for name, prints in self._prints.items()
@@ -59,7 +59,7 @@ class Printer:
 
 
 def document(value: Any) -> str:
-    """JSON as PostgreSQL prints a jsonb value.
+    """Print JSON as PostgreSQL prints a jsonb value.
 
     >>> document({"a": [None, Decimal("1.50")]})
     '{"a": [null, 1.50]}'
@@ -72,7 +72,7 @@ def document(value: Any) -> str:
 
 
 def _document(value: Any) -> str:
-    """A jsonb value as the log has it: a JSON null, and an object that could be taken for it, are wrapped."""
+    """Print a jsonb value as the log has it: a JSON null, and an object that looks like the wrapper, are wrapped."""
     if value is JSON_NULL:
         return '{"$json" : null}'
     printed = document(value)
@@ -121,7 +121,7 @@ def _reals(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """A real: PostgreSQL prints those of seven digits before the point, or more, with an exponent.
+    """Print a real: PostgreSQL uses an exponent from seven digits before the point on.
 
     >>> _short(123456.0), _short(1234567.0), _short(1e20), _short(float("nan"))
     ('123456', '1.234567e+06', '1e+20', '"NaN"')

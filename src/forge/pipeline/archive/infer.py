@@ -1,9 +1,9 @@
-"""What a column's type may be, told from its values alone, and the number of a definition that no log gave one.
+"""Infer a column's type from its values, and number a definition that no log has numbered.
 
-The traits of values are bits, so what many tasks saw of a column is put together by a bitwise or, in any order. A
-number depends on the definition alone: the same archive read twice has the same definitions.
+The traits of values are bits, so the observations of many tasks are combined by a bitwise or, in any order. The number
+depends on the definition alone: the same archive read twice has the same definitions.
 
-What is an object, or of several types or dimensions, is `json`: its text.
+Objects, and values of several types or dimensions, become `json`: their text.
 
 >>> [type_of(trait(1) | trait(value))[0] for value in (True, 2**40, 2**70, 1.5, Decimal("1.5"), "x", None)]
 ['text', 'bigint', 'numeric', 'double precision', 'numeric', 'text', 'bigint']
@@ -27,20 +27,20 @@ from forge.wire import MOST_EXACT_INT
 
 BOOLEAN: Final = 1 << 0
 SMALL: Final = 1 << 1
-"""A whole number that a double holds."""
+"""An integer that a double holds exactly."""
 LONG: Final = 1 << 2
 WHOLE: Final = 1 << 3
-"""A whole number that a bigint does not hold."""
+"""An integer that a bigint does not hold."""
 DECIMAL: Final = 1 << 4
 FLOAT: Final = 1 << 5
 TEXT: Final = 1 << 6
 BYTES: Final = 1 << 7
 JSON: Final = 1 << 8
 SCALED: Final = 1 << 9
-"""A decimal of any scale as a Debezium connector sends it: an object of a scale and base64."""
+"""A decimal of variable scale as a Debezium connector sends it: an object of a scale and base64."""
 UNSENT: Final = 1 << 10
 BASE64: Final = 1 << 11
-"""A text that is base64 and no number: in a numeric column, a decimal as a Debezium connector sends it."""
+"""A text that is base64 and not a number: in a numeric column, a decimal as a Debezium connector sends it."""
 LIST: Final = 1 << 12
 NESTED: Final = 1 << 13
 _ELEMENTS: Final = 16
@@ -50,7 +50,7 @@ _JSON: Final = ("json", "plain")
 
 
 def trait(value: Any) -> int:
-    """The bit of a value, and for a list those of its elements as well."""
+    """Return the bit of a value, and for a list also the bits of its elements."""
     if value is None:
         return 0
     if isinstance(value, bool):
@@ -74,7 +74,7 @@ def trait(value: Any) -> int:
 
 
 def type_of(traits: int) -> tuple[str, str]:
-    """The type and the kind of a column with values of such traits: the narrowest that holds them all."""
+    """Return the type and kind of a column with values of these traits: the narrowest that holds them all."""
     sent = traits & _SENT
     if traits & LIST:
         of = traits >> _ELEMENTS
@@ -106,9 +106,9 @@ def column(name: str, traits: int) -> Column:
 def numbered(
     schema: str, table: str, columns: Sequence[Column], key: Sequence[str], known: Iterable[Definition]
 ) -> Definition:
-    """The definition with its number: that of the same one among those that are known, or else a new one.
+    """Return the definition with its number: that of the same known definition, or else a new one.
 
-    A new number is greater than those that were inferred for the table before, so the greatest is the newest.
+    A new number is greater than those inferred for the table before, so the greatest is the newest.
 
     >>> one = numbered("public", "t", [Column("id", "bigint")], ["id"], [])
     >>> two = numbered("public", "t", [Column("id", "text")], ["id"], [one])

@@ -1,11 +1,10 @@
-"""One archived line → what it holds: a change in Forge's wire form, or an event in Debezium's envelope.
+"""Parse one archived line: a change in Forge's wire form, or an event in Debezium's envelope.
 
 An envelope may come bare, wrapped with its schema part as `{"schema": …, "payload": …}`, and with the message's key, as
-`{"key": …, "value": …}` or beside it. Where a message is kept as text inside of JSON it is opened once more. A
-tombstone, which says again that a row is gone, and an empty line hold nothing.
+`{"key": …, "value": …}` or beside it. A message stored as text inside JSON is parsed again. A tombstone, which repeats
+that a row is gone, and an empty line have no content.
 
-Whatever comes in, what comes out is one of these, or what a reader of malformed JSON may raise: ValueError and its kin,
-RecursionError, DecodeError.
+Any other input raises an error of reading malformed JSON: ValueError and its subclasses, RecursionError, DecodeError.
 """
 
 from collections.abc import Mapping
@@ -27,9 +26,9 @@ Envelope = Literal["forge", "debezium"]
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A Debezium event, its values as JSON has them; `change` is all of it but its key and its rows.
+    """A Debezium event with its values as in JSON; `change` is all of it but its key and its rows.
 
-    `seq` is None when Forge wrote the event: its place is then that of the change.
+    `seq` is None when Forge wrote the event: its position is then that of the change.
     """
 
     change: Change
@@ -45,7 +44,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def read_line(raw: bytes, key: bytes | None = None, envelope: Envelope | None = None) -> Change | Event | None:
-    """What a line holds, in the form that it must be in or that it seems to be in; None when it holds nothing."""
+    """Return the content of a line, in the given or the detected form; None for an empty line."""
     if raw.strip() in (b"", b"null"):
         return None
     outline = _outline.decode(raw)
@@ -71,7 +70,7 @@ _NOTHING: Final = msgspec.Raw(b"")
 
 
 class _Outline(msgspec.Struct, frozen=True):
-    """What tells the forms apart, unread."""
+    """The members that distinguish the forms, not parsed."""
 
     operation: msgspec.Raw = _NOTHING
     op: msgspec.Raw = _NOTHING
@@ -86,13 +85,13 @@ _outline: Final = msgspec.json.Decoder(_Outline)
 
 
 def _opened(part: msgspec.Raw) -> bytes:
-    """A part of a line, or what it says as text."""
+    """Return a part of a line, or the JSON that it contains as text."""
     raw = bytes(part)
     return msgspec.json.decode(raw, type=str).encode() if raw.startswith(b'"') else raw
 
 
 def key_of(raw: bytes | None) -> dict[str, Any] | None:
-    """The columns of a message's key; None where it is no object."""
+    """Return the columns of a message's key; None when it is not an object."""
     if not raw:
         return None
     if raw.startswith(b'"'):
@@ -191,7 +190,7 @@ def _described(schema: bytes) -> Described | None:
 
 
 def _micros(envelope: _Envelope) -> int:
-    """When it happened; when it was captured, if the source did not say."""
+    """Return the time of the event; the capture time if the source gives none."""
     for times in (envelope.source, envelope):
         if times.ts_ns is not None:
             return times.ts_ns // 1000
@@ -203,7 +202,7 @@ def _micros(envelope: _Envelope) -> int:
 
 
 def _tie(envelope: _Envelope) -> tuple[int, str]:
-    """What tells events at one place of a source apart: their order in the transaction, or else their content."""
+    """Return what distinguishes events at one position: their order in the transaction, or else their content."""
     transaction, source = envelope.transaction, envelope.source
     if transaction is not None and transaction.total_order is not None and envelope.op != "r":
         return transaction.total_order, ""

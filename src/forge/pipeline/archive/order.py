@@ -1,10 +1,10 @@
-"""Where an archived change stands: its `seq`, from what its source says of its position.
+"""Compute the `seq` of an archived change from the position that its source gives.
 
-- A change of Forge's log has the `seq` that the stream gives it: its generation, then its place and id.
-- Anything else is of generation 0, which comes before the first snapshot of a stream: 16 digits for its place in the
-  source (PostgreSQL: the LSN; MySQL: number of the binlog file and position; SQL Server: the LSN without its slot),
-  then 16 for its place among those. The first of these is 8 or more for a change and 7 or less for a row of a snapshot,
-  so that at the same place the change wins.
+- A change of Forge's log has the `seq` that the stream gives it: its generation, then its position and id.
+- Any other change is of generation 0, before the first snapshot of a stream: 16 digits for its position in the source
+  (PostgreSQL: the LSN; MySQL: number of the binlog file and position; SQL Server: the LSN without its slot), then 16
+  for its order at that position. The first of these is 8 or more for a change and 7 or less for a row of a snapshot, so
+  at the same position the change wins.
 
 >>> seq_of_event(Origin(connector="postgresql", lsn=255), 3, read=False)
 '000000000000000000ff8000000000000003'
@@ -27,7 +27,7 @@ from forge.pipeline.changes import seq
 from forge.wire import malformed
 
 Generation = Snapshot | Cursor
-"""A snapshot that a stream took, or the cursor of it, which also says of which log it was."""
+"""A snapshot that a stream took, or its cursor, which also identifies the log."""
 
 _MOST: Final = 2**63 - 1
 _LOG = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?")
@@ -37,7 +37,7 @@ _SLOT = re.compile(r"([0-9a-f]{8}):([0-9a-f]{8}):([0-9a-f]{4})")
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The `source` of a Debezium envelope, as far as it is used here."""
+    """The `source` of a Debezium envelope, limited to the members used here."""
 
     connector: str | None = None
     name: str = ""
@@ -58,10 +58,10 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Generations:
-    """Counts the snapshots that do not show a transaction, as `forge.pipeline.changes` says.
+    """Count the snapshots that do not show a transaction, as `forge.pipeline.changes` defines generations.
 
-    A snapshot of another log, an older incarnation of this one, shows nothing of this; and what belongs to a log of
-    which no snapshot was taken comes before all of them.
+    A snapshot of another log, an older incarnation of this one, shows no transaction of this log; changes of a log
+    without any snapshot come before all snapshots.
 
     >>> taken = Generations([Snapshot.parse("5:5:"), Snapshot.parse("7:9:7")])
     >>> [taken.count("x", transaction) for transaction in (4, 5, 7, 8, 9)]
@@ -90,7 +90,7 @@ class Generations:
 
 
 def seq_of_change(source: Source, generations: Generations) -> str:
-    """Of a change in Forge's own form; raise DecodeError when its position says no order."""
+    """Return the `seq` of a change in Forge's own form; raise DecodeError when its position has no order."""
     if match := _LOG.fullmatch(source.position):
         place, id = int(match[1]), int(match[2] or match[1])
         if max(place, id) > _MOST:
@@ -110,7 +110,7 @@ def seq_of_change(source: Source, generations: Generations) -> str:
 
 
 def seq_of_event(origin: Origin, tie: int, *, read: bool) -> str:
-    """Of an event of a Debezium connector; `tie`, of 63 bits, tells events apart that their position does not."""
+    """Return the `seq` of a Debezium event; `tie`, of 63 bits, distinguishes events at the same position."""
     connector = origin.connector or ("mysql" if origin.file else "postgresql")
     if connector == "postgresql":
         if origin.lsn is None:
@@ -131,7 +131,7 @@ def seq_of_event(origin: Origin, tie: int, *, read: bool) -> str:
 
 
 def transaction_of(source: Source) -> int | None:
-    """The number of the transaction, if it has one."""
+    """Return the transaction's number, if it has one."""
     text: Any = source.transaction
     return int(text) if text and re.fullmatch("[0-9]{1,19}", text) and int(text) <= _MOST else None
 

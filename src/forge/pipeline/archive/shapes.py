@@ -1,6 +1,6 @@
-"""The definitions that are known of each table, and which of them an archived row was written under.
+"""Known definitions of each table, and the choice of the definition that an archived row was written under.
 
-An archive does not say under which version of a table its rows were logged; their columns, key and values do.
+An archive does not name the version of the table; it is found from the row's columns, key and values.
 """
 
 import re
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 class Shape:
-    """A definition, with what is made from it once."""
+    """A definition with values derived from it once."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition: Final = definition
@@ -27,7 +27,7 @@ class Shape:
 
     @property
     def inferred(self) -> bool:
-        """Whether no log knows this definition: an import made it up from what it saw."""
+        """Whether an import inferred this definition; no log has it."""
         return self.definition.version < 0
 
     @cached_property
@@ -36,11 +36,11 @@ class Shape:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """Columns that were inferred to be JSON: they hold its text."""
+        """The columns inferred as JSON: they hold its text."""
         return tuple(column.name for column in self.definition.columns if self.inferred and column.type == "json")
 
     def misfit(self, *rows: Row | None) -> str | None:
-        """The name of a column that has a value which can be none of its; None when all values fit.
+        """Return the name of a column whose value does not fit its type; None when all values fit.
 
         >>> shape = Shape(Definition(1, "public", "t", (Column("a", "integer"), Column("b", "date"))))
         >>> shape.misfit({"a": 1, "b": "2026-01-31"}), shape.misfit({"a": "1"}), shape.misfit(None, {"b": "x", "a": 1})
@@ -55,7 +55,7 @@ class Shape:
 
 
 class Shapes:
-    """Definitions by table: the newest that a log gave first, then the inferred ones."""
+    """Definitions by table: those of a log first, newest first, then the inferred ones."""
 
     def __init__(self, definitions: Iterable[Definition]) -> None:
         ordered = sorted(definitions, key=lambda definition: definition.version, reverse=True)
@@ -65,14 +65,14 @@ class Shapes:
         self._found: dict[tuple[Any, ...], list[Shape]] = {}
 
     def newest(self, schema: str, table: str) -> Shape | None:
-        """The one for a change of the table as a whole."""
+        """Return the definition for a whole-table change."""
         shapes = self._tables.get((schema, table))
         return shapes[0] if shapes else None
 
     def candidates(
         self, schema: str, table: str, names: frozenset[str], key: tuple[str, ...] | None = None
     ) -> list[Shape]:
-        """Those that have all these columns, first those that have no others; only with this key, if it is known."""
+        """Return the definitions that have all these columns, exact matches first; only with this key, if known."""
         asked = (schema, table, names, key)
         found = self._found.get(asked)
         if found is None:
@@ -91,7 +91,7 @@ class Shapes:
     def choose(
         self, schema: str, table: str, names: frozenset[str], key: tuple[str, ...] | None, *rows: Row | None
     ) -> Shape | None:
-        """The first candidate that all values fit."""
+        """Return the first candidate that all values fit."""
         candidates = self.candidates(schema, table, names, key)
         return next((shape for shape in candidates if shape.misfit(*rows) is None), None)
 
@@ -111,7 +111,8 @@ _RANGES: Final = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
 
 
 def _test(column: Column, *, loose: bool) -> Callable[[Any], bool]:
-    """Whether a value, neither null nor unavailable, can be one of this column; what was inferred takes what it may."""
+    """Return a test whether a value, neither null nor unavailable, fits this column; inferred columns are tested
+    loosely."""
     if loose and column.type in _LOOSE and column.kind in ("plain", "numeric"):
         return _LOOSE[column.type]
     if column.kind == "numeric":
@@ -131,11 +132,11 @@ def _test(column: Column, *, loose: bool) -> Callable[[Any], bool]:
         return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
     if name in _TEXTS:
         return lambda value: isinstance(value, str)
-    return lambda value: True  # a domain can be over anything
+    return lambda value: True  # a domain can be over any type
 
 
 def _test_numeric(type_name: str) -> Callable[[Any], bool]:
-    """Whether a number has no more digits than its type: nobody may have to round it.
+    """Return a test whether a number has no more digits than its type, so that nothing is rounded.
 
     >>> test = _test_numeric("numeric(4,2)")
     >>> [test(Decimal(text)) for text in ("12.30", "99.99", "100", "0.001", "NaN")], test(7), test("7")

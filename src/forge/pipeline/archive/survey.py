@@ -1,7 +1,7 @@
-"""The first pass over an archive: what must be known of all its lines before any of them can be converted.
+"""Survey an archive, the first pass: collect what the conversion needs to know from all lines.
 
-Each task gathers what it sees of columns, as bits, and hands on a few rows; putting them together is an or, so neither
-the order of lines nor how Spark divides them matters.
+Each task collects the traits of columns as bits and returns a few rows; they are combined by a bitwise or, so neither
+the order of lines nor Spark's partitioning matters.
 """
 
 from collections.abc import Iterator
@@ -41,18 +41,18 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Entry = tuple[str, str, str | None, str | None, str | None, bool]
 Facts = tuple[int, int, int, int]
-"""The least position and the traits of a column, and the first and the last microsecond that it was seen in."""
+"""The least position and the traits of a column, and the first and last microsecond of its changes."""
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """The plan with what was found, and the days between which the changes lie."""
+    """The plan with the survey's results, and the first and last day of the changes."""
 
     plan: Plan
     days: tuple[date, date] | None
 
 
 def survey(lines: DataFrame, plan: Plan) -> Survey:
-    """Look at all lines; `lines` has them as `value`, with their message's `key` beside it."""
+    """Survey all lines; `lines` has them as `value`, with the `key` of their message."""
 
     def look(batches: Iterator[tuple[pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         converter = Converter(plan)
@@ -62,7 +62,7 @@ def survey(lines: DataFrame, plan: Plan) -> Survey:
                 try:
                     seen = None if value is None else converter.survey(value, key)
                 except DecodeError:
-                    continue  # the second pass says so
+                    continue  # the second pass reports it
                 if seen is not None:
                     _gather(found, seen)
             yield _array(found, len(values))
@@ -127,7 +127,7 @@ def _add(found: dict[Entry, Facts], entry: Entry, position: int, traits: int, at
 
 
 def _array(found: dict[Entry, Facts], length: int) -> pa.Array:
-    """As a function must return it, a value for each line: all of it beside the first, nothing beside the others."""
+    """Return an array as Spark requires it, one value per line: everything in the first, nothing in the others."""
     names = _ENTRY.names
     entries = [dict(zip(names, (*entry, *facts), strict=True)) for entry, facts in found.items()]
     return pa.array([entries] + [None] * (length - 1), pa.list_(_ENTRY)) if length else pa.array([], pa.list_(_ENTRY))

@@ -1,7 +1,7 @@
-"""Answers made of bronze and silver: who changed what, how much goes on, how fast tables change, and users' own models.
+"""Gold: aggregates of bronze and silver. Who changed what, activity, churn, and users' own models.
 
-`refresh` brings the tables of Forge's own up to date with a batch. `Gold` does so for a stream of batches, no more
-often than is worth it. `forge.pipeline.gold.building` does the same for users' models; `audit` answers from bronze.
+`refresh` updates Forge's own tables with a batch. `Gold` does so for a stream of batches and limits the time spent.
+`forge.pipeline.gold.building` updates users' models; `audit` queries bronze.
 """
 
 import threading
@@ -19,15 +19,15 @@ __all__ = ["Gold", "audit", "refresh"]
 
 
 def refresh(spark: SparkSession, lake: Lake, batch: DataFrame) -> None:
-    """Bring gold up to date with a batch that is in bronze; as often and in whatever order it is asked for."""
+    """Update gold with a batch that is in bronze; idempotent, and batches may come in any order."""
     daily.refresh(spark, lake, daily.days_of(batch))
 
 
 class Gold:
-    """Keeps gold up to date with a stream of batches, and takes at most a share of the time for it.
+    """Update gold with a stream of batches, using at most a share of the time.
 
-    What batches touch is remembered until enough time has passed since the last refresh: with a share of 0.05 nineteen
-    times as long as that one took. After a crash what was remembered is found again in bronze.
+    The days that batches touch are remembered until enough time has passed since the last refresh: with a share of
+    0.05, nineteen times the duration of that refresh. After a crash these days are found again in bronze.
     """
 
     def __init__(
@@ -42,18 +42,18 @@ class Gold:
         self._one = threading.Lock()
 
     def take(self, days: set[date]) -> bool:
-        """Remember the days that a batch which is in bronze touches; whether gold is up to date with it now."""
+        """Remember the days that a batch in bronze touches; return whether gold is up to date with it."""
         with self._one:
             self._touched = self._missed() | days
             return self._refresh() if self._clock() >= self._due else not self._touched
 
     def flush(self) -> bool:
-        """Bring gold up to date now; at no cost if it is."""
+        """Update gold immediately; free if it is up to date."""
         with self._one:
             return self._refresh()
 
     def catch_up(self) -> None:
-        """Bring gold up to date if something is left and enough time has passed."""
+        """Update gold if days are pending and enough time has passed."""
         with self._one:
             if self._touched and self._clock() >= self._due:
                 self._refresh()

@@ -1,10 +1,10 @@
-"""Who changed what, change by change, straight from bronze.
+"""Audit: who changed what, change by change, read from bronze.
 
-In go conditions, out comes a frame with a row for each change: when, which row of which table, what was done, each
-column's old and new value, and who did it. Days that are not asked for are not read.
+The input is conditions; the output is a frame with one row per change: time, table and row, operation, each column's
+old and new value, and who did it. Only the requested days are read.
 
-Values are texts: of a string its characters, of anything else its JSON; null is null. They are compared as they were
-written, so 1.0 and 1.00 differ. A hidden column that changed has neither old nor new value, nor has a redacted one.
+Values are texts: of a string its characters, of any other value its JSON; null is null. They are compared as written,
+so 1.0 and 1.00 differ. A changed column that is hidden or redacted has neither old nor new value.
 """
 
 import json
@@ -39,10 +39,10 @@ def audit(
     trace: str | None = None,
     key: object = None,
 ) -> DataFrame:
-    """The changes since an instant, and before another, that all given conditions hold for; in no particular order.
+    """Return the changes since an instant, and before another, that meet all given conditions, unordered.
 
-    `table` is named with or without its schema; `key` is the value of a key, or a mapping or list of the values of a
-    longer one in its order.
+    `table` is named with or without its schema; `key` is the value of a key, or for a longer key a mapping, or a list
+    of the values in the order of the key.
     """
     rows = load(spark, lake.changes).where(~F.col("op").isin("read", "snapshot"))
     if since is not None:
@@ -76,7 +76,7 @@ def audit(
 
 
 def word(key: object) -> str:
-    """A key as `row_id` has it.
+    """Return a key in the form of `row_id`.
 
     >>> word(7), word({"a": 1, "b": "x"}), word([1, "x"])
     ('7', '["1", "x"]', '["1", "x"]')
@@ -90,7 +90,7 @@ def word(key: object) -> str:
 
 
 def differences(before: str | None, after: str | None, hidden: str | None) -> list[dict[str, str | None]]:
-    """Each column that a change gave another value, with both.
+    """Return each column that a change gave another value, with the old and new values.
 
     >>> [tuple(each.values()) for each in differences('{"a":1,"b":"x"}', '{"id":7,"a":1,"b":null}', '["c"]')]
     [('b', 'x', None), ('c', None, None)]
@@ -104,7 +104,7 @@ def differences(before: str | None, after: str | None, hidden: str | None) -> li
     """
     old, new = _members(before), _members(after)
     taken = {name for members in (old, new) for name in _names(members.pop(REDACTED, b"[]"))}
-    # An update has at least those columns in `before` that it changed; the others are as they were.
+    # The `before` of an update has at least the columns that it changed; the others are unchanged.
     names = old if before is not None else new
     found = [
         {"column": name, "old": _text(old.get(name)), "new": _text(new.get(name))}

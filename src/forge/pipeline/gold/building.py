@@ -1,20 +1,20 @@
-"""Builds users' models after a batch: the models and a batch that is in silver in, their tables in gold out.
+"""Build users' models after a batch: take the models and a batch in silver, write their tables in gold.
 
     models = Models(spark, lake, load("models"))
     outcomes = models.build(batch, number)
 
-What always holds:
+Invariants:
 
-- A model's table is replaced in one commit, whole or the rows of some keys; what is left over of a batch that was cut
-  short is the last good state, and the batch that is tried again gives the same as if it had been done once.
-- A model that fails stops nobody but the models that read it. Its table stays as it was; what the batches since would
-  have changed is not known any more, so the next time it is built whole. The same goes for the models that read it, and
-  for all models after a batch that they have not seen: one that was taken in without them, an import, a replay.
-- gold/models says how each model stands, with file and line if it fails, and which batch they have seen. It only grows,
-  by a line a batch: the newest of a model counts.
+- A model's table is replaced in one commit, whole or the rows of some keys; an interrupted batch leaves the last good
+  state, and its retry gives the same result as one run.
+- A model that fails stops only the models that read it. Its table stays unchanged; the keys that later batches would
+  have changed are lost, so the next build is a full build. The same holds for the models that read it, and for all
+  models after a batch that they have not seen: one processed without them, an import, a replay.
+- gold/models records the state of each model, with file and line if it fails, and the batch that the models have seen.
+  It is append-only, one row per batch: the newest row of a model wins.
 
-The rows of the keys are found by computing the model, restricted to these keys: Spark takes the restriction down to
-the tables where it can (below a GROUP BY of the key it can).
+The rows of the keys are found by computing the model restricted to these keys: Spark pushes the restriction down to the
+tables where it can (below a GROUP BY of the key it can).
 """
 
 import logging
@@ -48,7 +48,7 @@ from forge.pipeline.silver.rows import quoted
 from forge.pipeline.tables import exists, load
 
 FEW: Final = 200
-"""So many keys are named to Spark one by one, which lets Delta leave out files; more are joined."""
+"""Up to this number, keys are passed to Spark as literals, so that Delta can skip files; more are joined."""
 
 _EXACT: Final = (BooleanType, DateType, DecimalType, IntegralType, StringType)
 _GONE: Final = "_forge_gone"
@@ -59,7 +59,7 @@ _log = logging.getLogger("forge.pipeline")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a model in a batch: `built`, `merged`, `skipped` (nothing to do) or `failed`."""
+    """The result of a model in a batch: `built`, `merged`, `skipped` (nothing to do) or `failed`."""
 
     model: str
     what: str
@@ -68,7 +68,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Models:
-    """The models of a lake, built batch after batch by one process."""
+    """The models of a lake, built batch by batch by one process."""
 
     def __init__(self, spark: SparkSession, lake: Lake, models: Sequence[Model]) -> None:
         self._spark = spark
@@ -77,7 +77,7 @@ class Models:
         self._states: dict[str, State] | None = None
 
     def build(self, batch: DataFrame, number: int) -> list[Outcome]:
-        """Bring every model up to date with a batch; numbers of batches follow one another."""
+        """Update every model with a batch; batch numbers are consecutive."""
         if not self._models:
             return []
         if self._states is None:
@@ -127,7 +127,7 @@ class Models:
 
 
 def told(failure: PySparkException | Py4JJavaError, model: Model) -> ModelError:
-    """What Spark says of a model, in one line, with the line of the file."""
+    """Return Spark's error about a model as one line, with the line of the file."""
     texts = list(_texts(failure))
     text = next((text for text in reversed(texts) if _CONDITION.match(text)), texts[0]) or type(failure).__name__
     line = next((int(found[1]) for text in texts if (found := _LINE.search(text))), 1)
@@ -136,7 +136,7 @@ def told(failure: PySparkException | Py4JJavaError, model: Model) -> ModelError:
 
 
 def _texts(failure: Any) -> Iterator[str]:
-    """What a failure says, then what caused it, and so on."""
+    """Yield the text of a failure, then of its cause, and so on."""
     if isinstance(failure, PySparkException):
         yield str(failure).strip()
         failure = getattr(failure, "_origin", None)
@@ -148,7 +148,7 @@ def _texts(failure: Any) -> Iterator[str]:
 
 
 class _Work:
-    """What building models after one batch needs; used as a context, which takes away the views that it made."""
+    """The state for building models after one batch; as a context manager it drops the views that it creates."""
 
     def __init__(self, spark: SparkSession, lake: Lake, models: Sequence[str], batch: DataFrame) -> None:
         self._spark = spark
@@ -172,10 +172,10 @@ class _Work:
             self._spark.catalog.dropTempView(view)
 
     def build(self, model: Model, number: int, *, anew: bool) -> str:
-        """Bring one model up to date; raises what is wrong with it.
+        """Update one model; raise its error.
 
-        What reads a model that was built anew out of turn is built anew, too: which of its keys that changed is not
-        known. So is what reads a table some values of which were taken out: its keys may have been among them.
+        A model that reads a model which got an unscheduled full build gets a full build too, because the changed keys
+        are unknown. So does a model that reads a table with redacted values, because its keys may be among them.
         """
         anew = anew or not self._anew.isdisjoint(model.after)
         if f"public.{model.name}" in self._tables:
@@ -262,10 +262,10 @@ class _Work:
                 return load(self._spark, lake.gold(target.name))
 
     def _changed(self, table: str) -> DataFrame:
-        """The versions of a table that begin or end with a change of the batch: its rows after, and before.
+        """Return the versions of a table that begin or end with a change of the batch: its rows after and before.
 
-        The seqs of a table without a key have a letter more in the history. Those of a snapshot's rows are all alike,
-        so of a snapshot that comes in several batches all rows so far are taken.
+        In a table without a key, the history's seqs have one letter more. The rows of a snapshot share one seq, so for
+        a snapshot that spans several batches all rows so far are returned.
         """
         history = load(self._spark, self._lake.history(table))
         if table not in self._touched:
@@ -273,7 +273,7 @@ class _Work:
         first, last = self._touched[table]
         begins, ends = _plain(F.col("_seq")), _plain(F.col("_end_seq"))
         near = begins.between(first, last) | ends.between(first, last)
-        # The plain column, too: that is what files have bounds of.
+        # Filter on the plain column too: files have statistics of it.
         near = near & (F.col("_seq").between(first, last + "~") | F.col("_end_seq").between(first, last + "~"))
         seqs = self._batch.where(F.concat_ws(".", "schema", "table") == table).select("seq").distinct()
         found = (
@@ -292,9 +292,9 @@ class _Work:
         return found.select(*map(quoted, history.columns))
 
     def _merge(self, frame: DataFrame, keys: DataFrame, path: str) -> bool:
-        """Put what the model has of these keys in place of what the table has of them, in one commit; if there are any.
+        """Replace the table's rows of these keys by the model's rows, in one commit; do nothing without keys.
 
-        Each key is one row that deletes all of its rows, and each new row one that matches nothing.
+        Each key is one source row that deletes all of its rows, and each new row is one that matches nothing.
         """
         target = load(self._spark, path)
         keys = keys.select(*(F.col(quoted(name)).cast(target.schema[name].dataType) for name in keys.columns)).persist()
@@ -310,7 +310,7 @@ class _Work:
                 rows = frame.join(keys, same, "left_semi")
             gone = keys.withColumn(_GONE, F.lit(True))
             source = rows.withColumn(_GONE, F.lit(False)).unionByName(gone, allowMissingColumns=True)
-            # A model may give other rows each time it is asked, and a MERGE asks more than once.
+            # A model may return other rows at each evaluation, and a MERGE evaluates its source more than once.
             source = source.localCheckpoint()
             same_key = " AND ".join(f"old.{quoted(name)} <=> new.{quoted(name)}" for name in keys.columns)
             values: dict[str, str | Column] = {quoted(name): f"new.{quoted(name)}" for name in frame.columns}
@@ -329,7 +329,7 @@ class _Work:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep PySpark from printing what goes wrong with models: it is told, in one line."""
+    """Keep PySpark from printing errors of models: they are reported in one line."""
     loggers = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in ("SQL", "DataFrame")]
     before = [logger.disabled for logger in loggers]
     try:
@@ -342,7 +342,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _touched(batch: DataFrame) -> list[Row]:
-    """The tables of a batch, each with its smallest and its largest seq, and whether values were taken out of it."""
+    """Return the tables of a batch, each with its smallest and largest seq, and whether values were redacted."""
     redacted = F.count_if(F.col("op") == Op.REDACT) > 0
     measures = [F.min("seq").alias("first"), F.max("seq").alias("last"), redacted.alias("redacted")]
     return batch.groupBy(F.concat_ws(".", "schema", "table").alias("table")).agg(*measures).collect()
@@ -355,8 +355,8 @@ def _plain(seq: Column) -> Column:
 def _overwrite(frame: DataFrame, path: str) -> None:
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if not exists(frame.sparkSession, path):
-        # Columns may be called anything, count(1) for one. With deletion vectors Delta's MERGE takes a row that is not
-        # there for one whose key is null.
+        # Columns may have any name, for example count(1). With deletion vectors, Delta's MERGE mistakes an absent row
+        # for one whose key is null.
         writer = writer.option("delta.columnMapping.mode", "name").option("delta.enableDeletionVectors", "false")
     writer.save(path)
 
@@ -368,7 +368,7 @@ def _differ(one: DataFrame, other: DataFrame) -> bool:
 
 
 def _is_one_of(rows: Sequence[Row], names: Sequence[str]) -> Column:
-    """The condition that the columns have the values of one of the rows, null being a value."""
+    """Return the condition that the columns equal one of the rows; null equals null."""
     if len(names) == 1:
         column = F.col(quoted(names[0]))
         values = [row[0] for row in rows if row[0] is not None]

@@ -1,19 +1,18 @@
-"""Who changed what, how much goes on, how fast tables change: days of bronze in, three small tables out.
+"""Daily aggregates: who changed what, activity, churn. Days of bronze in, three small tables out.
 
 gold/who        day, table, user_id, session_user: inserts, updates, deletes, truncates, changes
 gold/activity   day, hour, table: changes, transactions, users
 gold/churn      day, table: inserts, updates, deletes, truncates, changes, touched, again, gone, batch
 
-Of the rows that were `touched` in a day, `again` were changed more than once, and `gone` are deleted at its end; the
-three are null for a table without a key. `batch` is the last batch that is counted.
+Of the rows `touched` on a day, `again` were changed more than once, and `gone` are deleted at its end; all three are
+null for a table without a key. `batch` is the last batch that is counted.
 
-A day that a batch touches is computed anew from bronze, whole, and replaced in one commit a table. So these tables are
-functions of bronze: a batch that comes twice, late or in another order leaves them as they should be, and whatever is
-killed when, the next time mends it. Sums of parts by batch would be cheaper for a busy day, but cannot say how many
-different rows, transactions or users there were. What a busy day costs is bounded by doing it less often the longer it
-takes: see `Gold`.
+A day that a batch touches is computed again from bronze, whole, and replaced in one commit per table. So these tables
+are functions of bronze: a batch that comes twice, late or in another order leaves them correct, and the next run
+repairs any interruption. Sums per batch would be cheaper for a busy day, but cannot count distinct rows, transactions
+or users. The cost of a busy day is bounded by refreshing less often the longer a refresh takes: see `Gold`.
 
-What was purged from bronze stays in these tables as it was: its days are not touched any more.
+Aggregates of days purged from bronze stay in these tables: purged days are not touched again.
 """
 
 from collections.abc import Iterable
@@ -29,7 +28,7 @@ from forge.pipeline.lake import Lake
 from forge.pipeline.tables import day_of, exists, load
 
 OPS: Final = ("insert", "update", "delete", "truncate")
-"""What somebody did to rows; what was read in a snapshot nobody changed."""
+"""Operations of users on rows; reads of a snapshot are not among them."""
 
 WHO: Final = "who"
 ACTIVITY: Final = "activity"
@@ -37,12 +36,12 @@ CHURN: Final = "churn"
 
 
 def days_of(changes: DataFrame) -> set[date]:
-    """The days on which something was changed."""
+    """Return the days that have changes."""
     return {row["day"] for row in _changed(changes).select("day").distinct().collect()}
 
 
 def missed(spark: SparkSession, lake: Lake) -> set[date]:
-    """The days of batches that are in bronze and not counted yet."""
+    """Return the days of batches that are in bronze and not counted yet."""
     if not exists(spark, lake.changes):
         return set()
     changes = load(spark, lake.changes)
@@ -54,7 +53,7 @@ def missed(spark: SparkSession, lake: Lake) -> set[date]:
 
 
 def refresh(spark: SparkSession, lake: Lake, days: Iterable[date]) -> list[date]:
-    """Compute these days anew, those of which bronze has all, and say which they are."""
+    """Compute those of these days that bronze has completely; return them."""
     wanted = sorted(days)
     if not wanted:
         return []
@@ -67,7 +66,7 @@ def refresh(spark: SparkSession, lake: Lake, days: Iterable[date]) -> list[date]
     with ThreadPoolExecutor(2) as pool:
         others = ((WHO, who_of(changes)), (ACTIVITY, activity_of(changes)))
         list(pool.map(lambda each: _replace(each[1], lake.gold(each[0]), condition), others))
-    # Last, because its `batch` says that all is done.
+    # Last, because its `batch` marks the refresh as complete.
     _replace(churn_of(changes), lake.gold(CHURN), condition)
     return whole
 
@@ -77,7 +76,7 @@ def who_of(changes: DataFrame) -> DataFrame:
 
 
 def activity_of(changes: DataFrame) -> DataFrame:
-    """By hours of UTC, whatever the session's time zone is."""
+    """Aggregate by hour in UTC, independent of the session's time zone."""
     hour = F.timestamp_seconds(F.expr("unix_seconds(at) div 3600 * 3600")).alias("hour")
     return changes.groupBy("day", hour, _table()).agg(
         F.count("*").alias("changes"),
@@ -102,10 +101,10 @@ def churn_of(changes: DataFrame) -> DataFrame:
 
 
 def churn(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
-    """The churn of one table, with `rows`, how many it had at the end of the day, and `share`, the part touched.
+    """Return the churn of one table, with `rows`, its row count at the end of the day, and `share`, the part touched.
 
-    The share is of all rows that were there at the day's end or went that day. Sizes come from the history, of which
-    two columns are read for it.
+    The share is of all rows that existed at the day's end or were deleted that day. Row counts come from two columns of
+    the history.
     """
     history = load(spark, lake.history(table)).where("_op <> 'delete'")
     steps = history.select(day_of("_valid_from"), F.lit(1).alias("step")).unionByName(
@@ -131,12 +130,12 @@ def _counts() -> list[Column]:
 
 
 def _rows(condition: Column) -> Column:
-    """How many rows, or null when the table has no key."""
+    """Return the number of rows, or null when the table has no key."""
     return F.when(F.count("row_id") > 0, F.count_if(condition))
 
 
 def _replace(rows: DataFrame, path: str, condition: str) -> None:
-    """Put these rows in place of the days that the condition names: whole partitions, so nothing is read for it."""
+    """Replace the days that the condition names by these rows: whole partitions, so nothing is read."""
     writer = rows.write.format("delta").mode("overwrite")
     if exists(rows.sparkSession, path):
         writer.option("replaceWhere", condition).save(path)

@@ -1,20 +1,20 @@
-"""Users' own SQL models: a folder of `.sql` files in, models in the order in which they can be built out. No Spark.
+"""Users' own SQL models: read a folder of `.sql` files, return models in build order. No Spark.
 
-A file is one SELECT; its name is that of the table that it becomes in gold. A header of comments says how:
+A file is one SELECT; its name is the name of its table in gold. A header of comments configures the build:
 
     -- key: customer_id
     -- keys: SELECT DISTINCT customer_id FROM orders_changed
     SELECT customer_id, count(*) AS orders, sum(total) AS spent FROM orders GROUP BY customer_id
 
-With a key, only the keys that `keys` yields are computed after a batch; without one the model is written anew, with
-every batch that touches a table it reads, or with every n-th batch (`-- every: 10 batches`). A `keys` query may go on
-over further lines of comment.
+With a key, only the keys that `keys` yields are computed after a batch; without one the whole model is written with
+every batch that touches a table it reads, or with every n-th batch (`-- every: 10 batches`). A `keys` query may
+continue over further comment lines.
 
-A model names what it reads (`Reference`), and Forge puts in what it stands for, at the very place, so that a line that
-Spark complains of is that line of the file. Names that a WITH defines are the model's own.
+A model names the tables that it reads (`Reference`), and Forge replaces these names in place, so line numbers in
+Spark's errors match the file. Names that a WITH defines belong to the model.
 
-ModelError, one line with file and line, is raised for what can be said without the lake: names, headers, cycles, and
-SQL that is not one query.
+ModelError, one line with file and line, is raised for errors that can be found without the lake: names, headers,
+cycles, and SQL that is not one query.
 """
 
 import re
@@ -34,10 +34,10 @@ from forge.errors import ForgeError
 from forge.pipeline.silver.rows import quoted
 
 OWN: Final = ("who", "activity", "churn", "models")
-"""Tables that gold has already."""
+"""Names of Forge's own tables in gold."""
 
 CHANGES: Final = "changes"
-"""What a model calls bronze, unless the lake has a table of that name."""
+"""The name of bronze in a model, unless the lake has a table of that name."""
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _HEADER: Final = re.compile(r"--\s*(?P<name>key|keys|every)\s*:\s*(?P<value>.*)", re.IGNORECASE)
@@ -46,7 +46,7 @@ _SUFFIXES: Final = {"_history": "history", "_changed": "changed"}
 
 
 class ModelError(ForgeError):
-    """A model cannot be used as it is written; its table is as it was."""
+    """A model is invalid; its table is unchanged."""
 
     def __init__(self, message: str, *, file: str, line: int, fix: str) -> None:
         super().__init__(f"{file}:{line}: {message}", fix=fix)
@@ -55,7 +55,8 @@ class ModelError(ForgeError):
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A table that a text names, from `start` up to `end`; `alias` is what the text calls it, if it does not say so."""
+    """A table named in a text, from `start` up to `end`; `alias` is its name in the text, unless the text gives an
+    alias."""
 
     schema: str | None
     name: str
@@ -66,13 +67,13 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A text of Spark SQL and what it reads."""
+    """A text of Spark SQL and the tables that it reads."""
 
     text: str
     reads: tuple[Reference, ...]
 
     def with_names(self, names: Mapping[Reference, str]) -> str:
-        """The text with these names in place of what it reads.
+        """Return the text with the tables that it reads replaced by these names.
 
         >>> query = parse("SELECT orders.id FROM orders JOIN sales.items i ON true", "m.sql")
         >>> query.with_names({each: f"view_{each.name}" for each in query.reads})
@@ -99,12 +100,12 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Another one for every text, so that a model that was edited is built anew."""
+        """A hash of the text, so that an edited model is built again."""
         return sha256(self.query.text.encode()).hexdigest()[:16]
 
 
 def load(folder: str | Path) -> list[Model]:
-    """The models of a folder, each after those that it reads."""
+    """Return the models of a folder, each after those that it reads."""
     path = Path(folder)
     if not path.is_dir():
         raise ModelError("there is no such folder", file=str(folder), line=1, fix="make it, or leave the setting out")
@@ -113,7 +114,7 @@ def load(folder: str | Path) -> list[Model]:
 
 
 def read(file: str, text: str) -> Model:
-    """A model from the text of its file.
+    """Parse a model from the text of its file.
 
     >>> read("spent.sql", "-- key: id\\n-- keys: SELECT id\\n--   FROM orders_changed\\nSELECT id FROM orders").key
     ('id',)
@@ -148,7 +149,7 @@ def read(file: str, text: str) -> Model:
 
 
 def parse(text: str, file: str) -> Query:
-    """What a text reads; raises ModelError unless it is one query."""
+    """Return the text with the tables that it reads; raise ModelError unless it is one query."""
     try:
         trees = [tree for tree in sqlglot.parse(text, dialect="spark") if tree is not None]
     except (ParseError, TokenError) as error:
@@ -163,7 +164,7 @@ def parse(text: str, file: str) -> Query:
 
 
 def ordered(models: Iterable[Model]) -> list[Model]:
-    """Each model after those that it reads, by name where that leaves a choice."""
+    """Sort the models so that each follows those that it reads; ties by name."""
     by_name = {model.name: model for model in models}
     graph = {}
     for model in by_name.values():
@@ -192,14 +193,14 @@ def ordered(models: Iterable[Model]) -> list[Model]:
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a name stands for: the kind is `current`, `history`, `changed`, `changes`, `gold` or `model`."""
+    """The target of a name: the kind is `current`, `history`, `changed`, `changes`, `gold` or `model`."""
 
     kind: str
     name: str
 
 
 def resolve(reference: Reference, tables: Sequence[str], models: Iterable[str]) -> Target | None:
-    """What a reference means in a lake with these tables (named with schema) and models; None when it is not ours.
+    """Resolve a reference in a lake with these tables (named with schema) and models; None when it is not Forge's.
 
     >>> tables, models = ["public.orders", "s.items"], ["spent"]
     >>> def of(name): return resolve(parse(f"SELECT * FROM {name}", "m.sql").reads[0], tables, models)
@@ -227,7 +228,7 @@ def resolve(reference: Reference, tables: Sequence[str], models: Iterable[str]) 
 
 
 def _table(reference: Reference, name: str, tables: Sequence[str]) -> str | None:
-    """The table of that name: as written, or else in small letters; without a schema public's, or the only one."""
+    """Return the table of that name: as written, else in lower case; without a schema, in public, or the only match."""
     for wanted in (name, name.lower()):
         if reference.schema is not None:
             for full in (f"{reference.schema}.{wanted}", f"{reference.schema.lower()}.{wanted}"):
@@ -243,7 +244,7 @@ def _table(reference: Reference, name: str, tables: Sequence[str]) -> str | None
 
 
 def _headers(file: str, text: str) -> Iterable[tuple[str, tuple[int, str]]]:
-    """The lines of comment before the query that say something to Forge, each with its line."""
+    """Return the comment lines before the query that configure Forge, each with its line number."""
     name, line, value = "", 0, ""
     for number, row in enumerate(text.splitlines(), 1):
         stripped = row.strip()

@@ -1,4 +1,4 @@
-"""How users' models stand, in gold/models. It only grows, by a line a batch or more; the newest of a model counts."""
+"""States of users' models, in gold/models: append-only, at least one row per batch; the newest row of a model wins."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from forge.pipeline.tables import exists, load, of_micros
 
 STATE: Final = "models"
 ALL: Final = "*"
-"""Stands for all models in the line that says which batch they have seen."""
+"""The name in the row that records the batch that all models have seen."""
 
 STATES: Final = StructType(
     [
@@ -32,7 +32,7 @@ STATES: Final = StructType(
 
 
 class State(msgspec.Struct, frozen=True):
-    """How a model stands: `good`, `failed` or `gone`; `failures` counts the batches since it was last good."""
+    """The state of a model: `good`, `failed` or `gone`; `failures` counts the batches since it was last good."""
 
     model: str
     file: str
@@ -46,13 +46,13 @@ class State(msgspec.Struct, frozen=True):
 
 
 def forget(spark: SparkSession, lake: Lake) -> None:
-    """Have all models built whole the next time: what they read has changed behind their backs."""
+    """Make the next build of all models a full build: their input was changed outside of a batch."""
     if exists(spark, lake.gold(STATE)):
         append(spark, lake, [seen(-1)])
 
 
 def states(spark: SparkSession, lake: Lake) -> list[State]:
-    """How the models of a lake stand."""
+    """Return the states of a lake's models."""
     return [state for name, state in sorted(newest(spark, lake).items()) if name != ALL]
 
 
@@ -76,7 +76,7 @@ def seen(batch: int) -> State:
 
 
 def is_news(state: State, before: State | None) -> bool:
-    """Whether a line must be written. A model that is good stays good, whatever the batch."""
+    """Whether a row must be written. A good model stays good without a new row."""
     if before is None or state.state in ("seen", "gone"):
         return True
     return (state.state, state.fingerprint, state.failures) != (before.state, before.fingerprint, before.failures)

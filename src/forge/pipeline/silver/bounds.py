@@ -1,7 +1,7 @@
-"""Literal conditions that hold for every row whose key is among those that arrive: what prunes files and filters scans.
+"""Literal conditions that hold for all rows with an arriving key; they prune files and filter scans.
 
-Delta leaves out files by comparing literals to its statistics, and Spark filters rows by literals before it joins. Both
-need the values in the text of the condition. A condition may let more rows through than it must, never fewer.
+Delta skips files by comparing literals to its statistics, and Spark filters rows by literals before it joins. Both need
+the values in the text of the condition. A condition may select more rows than necessary, never fewer.
 
 >>> Bounds("id", (("3", "5"), ("9", "9")), ("3", "5", "9")).sql("t")
 '(t.`id` BETWEEN 3 AND 5 OR t.`id` BETWEEN 9 AND 9) AND t.`id` IN (3,5,9)'
@@ -23,7 +23,7 @@ from forge.pipeline.silver.rows import quoted
 
 MOST_RANGES: Final = 32
 MOST_VALUES: Final = 5_000
-"""Longer lists cost more to plan than they save."""
+"""Longer lists cost more planning time than they save."""
 
 _BUCKETS: Final = 1024
 _SUFFIX: Final[dict[type[DataType], str]] = {ShortType: "S", IntegerType: "", LongType: "L"}
@@ -32,14 +32,14 @@ Range = tuple[Any, Any]
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What holds for one column: its value is in one of the ranges, and among the values; all as literals of SQL."""
+    """The bounds of one column: its value is in one of the ranges, and among the values; all are SQL literals."""
 
     column: str
     ranges: Sequence[tuple[str, str]] = ()
     values: Sequence[str] = ()
 
     def sql(self, alias: str | None = None) -> str:
-        """The condition on a table's column."""
+        """Return the condition on a table's column."""
         name = (f"{alias}." if alias else "") + quoted(self.column)
         between = " OR ".join(f"{name} BETWEEN {low} AND {high}" for low, high in self.ranges)
         parts = [f"({between})"] if len(self.ranges) > 1 else [between]
@@ -48,13 +48,13 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 def look(rows: DataFrame, columns: Sequence[str], *more: Column, most: int | None = None) -> tuple[Row, list[Bounds]]:
-    """Aggregates of rows, and bounds of what they have in these columns, in one pass over them.
+    """Compute aggregates of rows, and bounds of their values in these columns, in one pass.
 
-    `most` is how many rows there may be: of too many, no values are collected at all.
+    `most` is the maximum number of rows: if it is too large, no values are collected.
     """
     types = {name: rows.schema[name].dataType for name in columns}
     types = {name: type for name, type in types.items() if _has_literals(type)}
-    # Of few rows all are among the first of their partition, and of many no more than these are collected.
+    # Few rows are all among the first of their partition; of many rows at most this number is collected.
     among_the_first = F.monotonically_increasing_id().bitwiseAND(2**33 - 1) < MOST_VALUES
     too_many = most is not None and most > MOST_VALUES
 
@@ -80,7 +80,7 @@ def look(rows: DataFrame, columns: Sequence[str], *more: Column, most: int | Non
 
 
 def _buckets(rows: DataFrame, name: str, low: int, high: int) -> list[Range]:
-    """The extremes of whole numbers by bucket, so that a few far away from the others do not span all between."""
+    """Return the extremes of integers per bucket, so that a few outliers do not extend the range over all between."""
     value = F.col(quoted(name))
     bucket = F.floor((value.cast("double") - float(low)) / ((high - low) / _BUCKETS))
     return sorted((row[1], row[2]) for row in rows.groupBy(bucket).agg(F.min(value), F.max(value)).collect())
@@ -94,7 +94,8 @@ def _bounds(name: str, type: DataType, ranges: Sequence[Range], values: Sequence
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:
-    """At most `MOST_RANGES` of them, with the widest gaps between them kept; one for what is not a number.
+    """Join ranges until at most `MOST_RANGES` remain, keeping the widest gaps; one range for values that are not
+    numbers.
 
     >>> _joined([(1, 1), (2, 4), (9, 9)]), _joined([("a", "b"), ("x", "y")])
     ([(1, 1), (2, 4), (9, 9)], [('a', 'y')])
@@ -110,7 +111,7 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
 
 
 def literal(value: Any, type: DataType) -> str:
-    r"""A value as SQL says it. A session may put something else in the place of ${…}, so there is no such thing in it.
+    r"""Return a value as a SQL literal, without ${…}, which a session may substitute.
 
     >>> literal(5, LongType()), literal("it's \\", StringType()), literal(Decimal("1.50"), DecimalType(9, 2))
     ('5L', "'it\\'s \\\\'", "CAST('1.50' AS decimal(9,2))")
@@ -131,5 +132,5 @@ def _has_literals(type: DataType) -> bool:
 
 
 def _sorted_as(value: Any) -> Any:
-    """Spark sorts texts by their bytes."""
+    """Return the sort key of a value: Spark sorts text by bytes."""
     return value.encode() if isinstance(value, str) else value

@@ -1,7 +1,7 @@
-"""Ends of a whole table: a truncate, and a snapshot, which says anew what the table holds. All of them are kept.
+"""Ends of a whole table: a truncate, or a snapshot, which replaces the table's content. All ends are kept.
 
-A change may arrive after an end that is later than it, so the ends of a table must be known as long as its history
-grows. They are few, and lie in one small table of the lake, which may hold an end twice: nothing but its `seq` counts.
+A change may arrive after a later end, so the ends of a table are needed as long as its history grows. They are few and
+stored in one small table of the lake, which may hold an end twice: only its `seq` matters.
 """
 
 import threading
@@ -33,7 +33,7 @@ _one_creates = threading.Lock()
 
 
 class End(msgspec.Struct, frozen=True):
-    """Every row that lives before `seq` ends there.
+    """Every row alive before `seq` ends there.
 
     >>> End("0001", datetime(2026, 1, 1, tzinfo=UTC)).micros
     1767225600000000
@@ -49,18 +49,18 @@ class End(msgspec.Struct, frozen=True):
 
 
 def ends(changes: DataFrame) -> list[End]:
-    """The ends among the changes of one table, in order."""
+    """Return the ends among the changes of one table, in order."""
     return _collected(changes.where(F.col("op").isin(*OPS)))
 
 
 def known(spark: SparkSession, lake: Lake, table: str) -> list[End]:
-    """The ends of a table that are kept, in order."""
+    """Return the stored ends of a table, in order."""
     path = path_of(lake)
     return _collected(load(spark, path).where(F.col("table") == table)) if exists(spark, path) else []
 
 
 def keep(spark: SparkSession, lake: Lake, table: str, new: Iterable[End]) -> None:
-    """Add ends of a table to those that are kept."""
+    """Store ends of a table."""
     rows = [(table, end.seq, end.at, end.transaction) for end in new]
     if rows:
         frame = spark.createDataFrame(rows, ENDS).coalesce(1)
@@ -73,7 +73,7 @@ def path_of(lake: Lake) -> str:
 
 
 def _collected(rows: DataFrame) -> list[End]:
-    """Times go through whole microseconds: a time that Spark hands over says nothing of its zone."""
+    """Collect ends with times as integer microseconds: a time returned by Spark has no zone."""
     found = rows.select("seq", F.unix_micros("at").alias("micros"), "transaction").distinct().collect()
     unsorted = {row["seq"]: End(row["seq"], _EPOCH + row["micros"] * _MICROSECOND, row["transaction"]) for row in found}
     return [unsorted[seq] for seq in sorted(unsorted)]

@@ -1,20 +1,20 @@
-"""Values out of JSON images, as Spark expressions: the text of an image in, one typed value for each column out.
+"""Read values from JSON images with Spark expressions: the text of an image in, one typed value per column out.
 
-Spark's JSON functions pass numbers through a double: 12.30 in a string field is 12.3, and a numeric of 30 digits is
-another number. They are used for what they read exactly: strings, whole numbers, booleans, decimals, and arrays of
-those. Other numerics, floats and jsonb are cut out of the image's text. That is exact because of how images are
-written, by row_to_json in PostgreSQL and by `forge.pipeline.archive.images`:
+Spark's JSON functions pass numbers through a double: 12.30 in a string field becomes 12.3, and a numeric of 30 digits
+becomes another number. They are used only for types that they read exactly: strings, integers, booleans, decimals, and
+arrays of those. Other numerics, floats and jsonb are cut out of the image's text. Cutting is exact because of the way
+row_to_json in PostgreSQL and `forge.pipeline.archive.images` write images:
 
-- `,"price":` stands before the value of a column, with no space in it, and nowhere else: inside a string quotes are
-  escaped, and inside jsonb there is a space after each comma and each colon.
-- So a value ends where `,"` and the name of another column begin. A string that ends in a comma has `,"` in it too,
-  but then no name follows.
+- `,"price":` precedes the value of a column, without spaces, and occurs nowhere else: quotes inside a string are
+  escaped, and jsonb has a space after each comma and each colon.
+- So a value ends where `,"` and the name of another column begin. A string that ends in a comma also contains `,"`, but
+  no name follows it.
 
-Where values were taken out of an image, `"$redacted"` is its last member and names their columns (see the log's
-reference): `taken_out` has these names, and in what `readable` returns the values are null.
+Where values were redacted in an image, `"$redacted"` is its last member and names their columns (see the log's
+reference): `taken_out` returns these names, and `readable` returns the image with null values.
 
-A value that cannot be had exactly is never taken for null: `Reading.bad` is true. The steps of reading are expressions
-over the columns of the step before, so that nothing is computed twice.
+A value that cannot be read exactly never becomes null silently: `Reading.bad` is true. Each step of reading is an
+expression over the columns of the previous step, so nothing is computed twice.
 """
 
 import json
@@ -47,12 +47,12 @@ from forge import values
 from forge.pipeline.silver.types import Types
 
 _CUT: Final = ("numeric", "float", "jsonb", "numeric[]", "float[]")
-"""Kinds whose text from_json does not keep."""
+"""Kinds whose text from_json does not preserve."""
 
 _WHOLE: Final = (ShortType, IntegerType, LongType)
 _DIGITS: Final = {FloatType: 6, DoubleType: 15}
 _BEFORE_THE_NEXT: Final = r'(?s)^(.*?)(?:,"(?![,\]}:]|[^"\\]*"[,\]}])|\}\s*$)'
-"""A value, up to where the next column begins. An array of numbers may have `,"NaN"` in it, but no colon follows."""
+"""A value, up to the start of the next column. An array of numbers may contain `,"NaN"`, but no colon follows."""
 
 _STRINGS_OF_JSON: Final = r'"(?:[^"\\]|\\.)*"'
 _TAKEN_OUT: Final = f',"{values.REDACTED}":['
@@ -60,25 +60,25 @@ _ROUNDED_IN_A_VARIANT: Final = r"[0-9.]{39}|[0-9][0-9.]{15,}[eE]|[eE][+-]?[0-9]{
 
 
 class Reading(NamedTuple):
-    """How a column of one version is read as a column of the target. Each step's result is the next one's input:
+    """The expressions that read a column of one version as a column of the target. Each step feeds the next:
 
-    `source` (what from_json read as `parsed_type`, or what `cut` found) → `raw` → `text` → `value`; then `bad` tells
-    whether there is something that does not fit.
+    `source` (read by from_json as `parsed_type`, or found by `cut`) → `raw` → `text` → `value`; then `bad` is whether a
+    value does not fit.
     """
 
     column: values.Column
     target: DataType
     logged: bool
-    """Whether PostgreSQL has written the images: then a numeric(12,2) has two decimals."""
+    """Whether PostgreSQL wrote the images: then a numeric(12,2) has two decimals."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether values are cut out of the image's text, rather than parsed."""
+        """Whether values are cut out of the image's text and not parsed."""
         return self.column.kind in _CUT and not (self._own == self.target and self._is_exact(self._own))
 
     @property
     def parsed_type(self) -> DataType:
-        """The type by which from_json reads it."""
+        """The type that from_json uses."""
         own, target = self._own, self.target
         if own == target and self._is_exact(own):
             return own
@@ -88,32 +88,32 @@ class Reading(NamedTuple):
 
     @property
     def is_direct(self) -> bool:
-        """Whether what from_json reads is the value; where that failed its corrupt record tells."""
+        """Whether from_json returns the final value; its corrupt record marks failures."""
         return not self.is_cut and self.parsed_type == self.target
 
     @property
     def may_be_bad(self) -> bool:
-        """Whether there can be something bad where from_json has found nothing wrong."""
+        """Whether a value can be bad although from_json reported no error."""
         return not self.is_direct or self.target == ArrayType(StringType())
 
     def absent(self, source: Column, image: Column) -> Column:
-        """Whether the image may lack the column; that it is logged as null is seen at once."""
+        """Whether the image may lack the column; a column logged as null is recognized."""
         if self.is_cut:
             return source.isNull()
         marker = f"{_marker(self.column.name)}null"
         there = image.contains(marker) | image.startswith("{" + marker[1:])
-        # Not `source.isNull() & …`: Spark would look for the marker in every image.
+        # Not `source.isNull() & …`: Spark would search every image for the marker.
         return F.when(source.isNull(), ~there if self.logged else F.lit(True)).otherwise(False)
 
     def cut(self, image: Column) -> Column:
-        """What follows the column's name in an image; null if the name is not there."""
+        """Return the text after the column's name in an image; null if the name is absent."""
         marker = _marker(self.column.name)
         rest = F.substring_index(image, marker, -1)
         first = F.substring_index(image, "{" + marker[1:], -1)
         return F.when(rest != image, rest).when(first != image, first)
 
     def raw(self, source: Column) -> Column:
-        """The value as JSON, where it is cut."""
+        """Return the value as JSON, where it is cut."""
         if not self.is_cut:
             return source
         if self.column.kind in ("numeric", "float"):
@@ -121,7 +121,7 @@ class Reading(NamedTuple):
         return F.regexp_extract(source, _BEFORE_THE_NEXT, 1)
 
     def text(self, raw: Column) -> Column:
-        """The value's text; the texts of its elements for an array that from_json reads as such."""
+        """Return the value's text; for an array that from_json reads as such, the texts of its elements."""
         if not self.is_cut:
             return raw
         if self.column.kind in ("numeric", "float"):
@@ -133,7 +133,7 @@ class Reading(NamedTuple):
         return F.when(raw != "null", raw)
 
     def value(self, text: Column) -> Column:
-        """The value, or null if it does not fit."""
+        """Return the value, or null if it does not fit."""
         if self.is_direct:
             return text
         own, target, kind = self._own, self.target, self.column.kind
@@ -147,7 +147,7 @@ class Reading(NamedTuple):
         own, target, kind = self._own, self.target, self.column.kind
         wrong: list[Column] = []
         if self.is_cut:
-            # Not `source.isNull() & …`: Spark would look for the keys of every image.
+            # Not `source.isNull() & …`: Spark would parse the keys of every image.
             keys = F.json_object_keys(image)
             wrong.append(F.when(source.isNull(), F.array_contains(keys, self.column.name)).otherwise(False))
         if isinstance(own, ArrayType) and isinstance(target, ArrayType):
@@ -155,7 +155,7 @@ class Reading(NamedTuple):
             if self.is_cut:
                 wrong.append(~text.startswith("[") | text.startswith("[[") | ~text.endswith("]"))
             elif self.parsed_type == ArrayType(StringType()):
-                # An array of several dimensions would be one of the texts of its rows.
+                # from_json would read an array of several dimensions as one of the texts of its rows.
                 several = "[{,]" + re.escape(_marker(self.column.name)[1:-1]) + r"\s*:\s*\[\s*\["
                 wrong.append(F.exists(text, lambda item: item.startswith("[")) & image.rlike(several))
             if not self.is_direct:
@@ -171,7 +171,7 @@ class Reading(NamedTuple):
         return F.coalesce(any_of(wrong), F.lit(False))
 
     def shown(self, text: Column) -> Column:
-        """The text of a misfit."""
+        """Return the text of a misfit."""
         return F.to_json(text) if isinstance(self.parsed_type, ArrayType) and not self.is_cut else text.cast("string")
 
     @property
@@ -181,7 +181,7 @@ class Reading(NamedTuple):
         return own
 
     def _is_exact(self, type: DataType) -> bool:
-        """Whether from_json reads values of the type as they are. It would round a decimal that has too many digits."""
+        """Whether from_json reads values of the type exactly. It would round a decimal that has too many digits."""
         if isinstance(type, ArrayType):
             return self._is_exact(type.elementType)
         return (isinstance(type, (BooleanType, StringType, *_WHOLE)) and self.column.kind not in _CUT) or (
@@ -197,7 +197,7 @@ class Reading(NamedTuple):
 
 
 def _converted(kind: str, own: DataType, target: DataType, text: Column) -> Column:
-    """The text of a value of the type `own` as a `target`; null, or another value, where `_misfit` is true."""
+    """Convert the text of a value of the type `own` to `target`; the result is invalid where `_misfit` is true."""
     if isinstance(target, StringType):
         return text
     if isinstance(target, VariantType):
@@ -210,13 +210,13 @@ def _converted(kind: str, own: DataType, target: DataType, text: Column) -> Colu
 
 
 def _misfit(kind: str, own: DataType, target: DataType, text: Column, value: Column) -> Column:
-    """Whether a value, which `_converted` has made of a text, is not just what the text says."""
+    """Whether a value that `_converted` returned differs from its text."""
     fits = _fits(kind, own, target, text, value)
     return text.isNotNull() & (value.isNull() if fits is None else value.isNull() | ~fits)
 
 
 def _fits(kind: str, own: DataType, target: DataType, text: Column, value: Column) -> Column | None:
-    """What must hold beside that there is a value; None for nothing."""
+    """Return the condition that a non-null value must also meet; None for none."""
     words = isinstance(own, StringType)
     number = isinstance(own, (DecimalType, *_WHOLE)) or kind == "numeric"
     match target:
@@ -228,7 +228,7 @@ def _fits(kind: str, own: DataType, target: DataType, text: Column, value: Colum
             return text.startswith("\\x")
         case DecimalType() if number or words:
             return text.rlike(rf"^-?[0-9]+(?:\.[0-9]{{0,{target.scale}}}0*)?$")
-        # Spark reads a date with anything after a space, years of more digits than its own range has, and words.
+        # Spark accepts a date with anything after a space, years beyond its own range, and words.
         case DateType() if own == target or words:
             return F.length(text) == 10
         case TimestampNTZType() if isinstance(own, DateType):
@@ -259,19 +259,19 @@ def _unquoted(text: Column) -> Column:
 
 
 def taken_out(image: Column) -> Column:
-    """The names of the columns whose values were taken out of an image; null when none were."""
+    """Return the names of the redacted columns of an image; null when there are none."""
     names = F.concat(F.lit("["), F.rtrim(F.substring_index(image, _TAKEN_OUT, -1), F.lit("}")))
     return F.when(image.contains(_TAKEN_OUT), F.from_json(names, "array<string>"))
 
 
 def readable(image: Column) -> Column:
-    """An image with nulls for the values that were taken out. Nothing else is written like them: jsonb has a space."""
+    """Return an image with nulls for redacted values. The marker is unambiguous, because jsonb has a space there."""
     rest = F.replace(F.substring_index(image, _TAKEN_OUT, 1), F.lit(f':{{"{values.REDACTED}":true}}'), F.lit(":null"))
     return F.when(image.contains(_TAKEN_OUT), F.concat(rest, F.lit("}"))).otherwise(image)
 
 
 def any_of(conditions: Iterable[Column]) -> Column:
-    """Whether one of them is true; a tree that is not deep, for tables with many columns."""
+    """Whether any condition is true, as a shallow expression tree, for tables with many columns."""
     level = [*conditions] or [F.lit(False)]
     while len(level) > 1:
         level = [reduce(lambda one, other: one | other, level[at : at + 2]) for at in range(0, len(level), 2)]

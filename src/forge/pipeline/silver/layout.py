@@ -1,16 +1,19 @@
-"""Where rows of a table go as its definition changes: its definitions in, the columns of its history and current out.
+"""Columns of a table's history and current, derived from its definitions as the table changes.
 
-It is computed from all definitions that are known, in the order of their versions, so it does not matter in which order
-they came to be known. What always holds:
+The layout is computed from all known definitions in the order of their versions, so the order in which they became
+known does not matter.
 
-- A column that has had one type, or types of which one holds all values of the others, is one column of the history,
-  of the widest of these types. A column that is dropped stays there, and is null from then on.
-- Otherwise each type has a column of its own. The last one has the column's name, an older one is called
-  `<name>_v<version>` after the version that brought it.
+Invariants:
+
+- A column that has had one type, or types of which one holds all values of the others, is one column of the history, of
+  the widest of these types. A dropped column stays there, and is null from then on.
+- Otherwise each type has its own column. The last one has the column's name, an older one is called `<name>_v<version>`
+  after the version that introduced it.
 - Current has the columns of the newest definition.
-- Rows follow one another by the key of their time. When a table gets another key (it was dropped and made again, say),
-  rows before and after have nothing to do with each other, whatever their values: they are of different eras. Those
-  before it end with the snapshot that follows. An era's `mark` is what `_key` has in its rows: null in the first.
+- Rows follow one another by the key of their time. When a table gets another key (for example, it was dropped and
+  created again), rows before and after are unrelated, whatever their values: they are of different eras. The rows of
+  the earlier era end with the snapshot that follows. An era's `mark` is the value of `_key` in its rows: null in the
+  first era.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +43,7 @@ WITHOUT_A_KEY: Final = ("_key",)
 _MARK: Final = "key of version "
 
 _WHOLE: Final[dict[type[DataType], tuple[int, int]]] = {ShortType: (2, 10), IntegerType: (4, 10), LongType: (8, 20)}
-"""Bytes, and how many digits a decimal must have for Delta to widen to it."""
+"""The size in bytes, and the number of digits that a decimal needs for Delta to widen to it."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -49,11 +52,11 @@ class Part(msgspec.Struct, frozen=True):
     versions: frozenset[int]
     target: Definition
     places: Mapping[str, str]
-    """The names in the lake of the target's columns, to their names in the history."""
+    """The lake's names of the target's columns, mapped to their names in the history."""
 
 
 class Era(msgspec.Struct, frozen=True):
-    """A time in which the table had one key; `key` has its columns as the history calls them."""
+    """A period in which the table had one key; `key` has its columns under the history's names."""
 
     key: tuple[str, ...]
     mark: str | None
@@ -65,19 +68,19 @@ class Era(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The columns of a table in the lake, and how its rows come into them."""
+    """The columns of a table in the lake, and the mapping of its rows to them."""
 
     table: str
     columns: Mapping[str, DataType]
-    """Columns of the table's own in the history."""
+    """The table's own columns in the history."""
     older: Mapping[str, str]
-    """Those of them that are named after a version, to the name that they had before."""
+    """The columns that are named after a version, mapped to their previous names."""
     current: tuple[str, ...]
     eras: tuple[Era, ...]
 
     @property
     def era(self) -> Era:
-        """The present one."""
+        """The present era."""
         return self.eras[-1]
 
     @property
@@ -87,7 +90,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class _Run(msgspec.Struct):
-    """Versions in which a column had types that go together; `column` has the widest."""
+    """Versions in which a column had compatible types; `column` has the widest."""
 
     first: int
     column: Column
@@ -95,7 +98,7 @@ class _Run(msgspec.Struct):
 
 
 class _Step(msgspec.Struct):
-    """A definition, and which run each column is in by then."""
+    """A definition, and the run of each column at that version."""
 
     definition: Definition
     runs: dict[str, int]
@@ -106,7 +109,7 @@ class _Step(msgspec.Struct):
 
 
 def layout(definitions: Iterable[Definition], types: Types | None = None) -> Layout:
-    """How a table lies in the lake, given all of its definitions."""
+    """Return the layout of a table in the lake, given all of its definitions."""
     ordered = in_order(definitions)
     runs, steps = _runs(ordered, types or Types())
     columns = {column.name: column for each in ordered for column in each.columns}
@@ -130,7 +133,7 @@ def layout(definitions: Iterable[Definition], types: Types | None = None) -> Lay
 
 
 def of_era(era: Era) -> str:
-    """Which rows of a history that has `_key` are of an era; of all eras without a key, if it is one.
+    """Return the condition for the rows of an era in a history with `_key`; for an era without a key, of all such eras.
 
     >>> of_era(Era(("id",), "key of version 7", ()))
     "_key = 'key of version 7'"
@@ -141,12 +144,12 @@ def of_era(era: Era) -> str:
 
 
 def in_order(definitions: Iterable[Definition]) -> list[Definition]:
-    """Oldest first; the lake's own numbers count down."""
+    """Sort definitions oldest first; the lake's own numbers count down."""
     return sorted(definitions, key=lambda each: abs(each.version))
 
 
 def wider(one: DataType, other: DataType) -> DataType | None:
-    """The one of two types that holds all values of the other, if Delta can widen a column to it.
+    """Return the one of two types that holds all values of the other, if Delta can widen a column to it.
 
     >>> wider(IntegerType(), LongType()), wider(DecimalType(12, 2), DecimalType(10, 2)), wider(DateType(), LongType())
     (LongType(), DecimalType(12,2), None)
@@ -189,7 +192,7 @@ def _runs(ordered: Sequence[Definition], types: Types) -> tuple[dict[str, list[_
 
 
 def _places(runs: Mapping[str, Sequence[_Run]], names: Mapping[str, str]) -> dict[str, list[str]]:
-    """What each run of each column is called in the history."""
+    """Return the name in the history for each run of each column."""
     taken = {_folded(name) for name in (*METADATA, *names.values())}
     places: dict[str, list[str]] = {}
     for name, mine in runs.items():
@@ -210,7 +213,7 @@ def _parts(
     names: Mapping[str, str],
     places: Mapping[str, Sequence[str]],
 ) -> Iterable[Part]:
-    """A target has all columns of all versions, so that its names in the lake are those of the layout."""
+    """Return the parts; a target has all columns of all versions, so its names in the lake are those of the layout."""
     for _, group in groupby(steps, lambda step: {name: run for name, run in step.runs.items() if run > 0}):
         together = list(group)
         last = together[-1]

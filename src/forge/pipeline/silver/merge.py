@@ -1,18 +1,19 @@
-"""Merges rows into a table's history and current: what arrived in, one commit into each of the two out.
+"""Merge arriving rows into a table's history and current, with one commit to each.
 
-What always holds:
+Invariants:
 
-- It may be run again with the same rows, or stop anywhere and be run again: the result is the same.
-- One writer at a time merges into a table; several tables may be merged at the same time.
-- Work grows with what arrives. Stored versions are looked up by literal bounds of the keys that arrive, which Delta
-  compares to the statistics of its files, and by the keys themselves. Only ends of the whole table touch all of it.
+- A merge is idempotent and may be interrupted and repeated at any point: the result is the same.
+- One writer at a time merges into a table; several tables may be merged in parallel.
+- Work grows with the number of arriving rows. Stored versions are looked up by literal bounds of the arriving keys,
+  which Delta compares to the statistics of its files, and by the keys themselves. Only ends of the whole table touch
+  all of it.
 
-Both are made of the same rows, computed once, and written at the same time: what one of them has alone after a crash
-stays as it is when the rows are merged again. Current gets the last version of each key that arrived. A key
-whose last version is one that was stored before needs nothing: when that arrived, current got it. There are two sorts
-of table where that is not so, because a late row can change what comes after it; there stored versions are written to
-current again. Without a key it may take a delete from a row, which lives again; and where rows miss values, which they
-get from the version before, it may be that version.
+Both tables are written at the same time from the same rows, computed once; rows that only one of them has after a crash
+stay unchanged when the rows are merged again. Current gets the last version of each arriving key. A key whose last
+version was stored before needs no write: current got that version when it arrived. Two kinds of table are an exception,
+because a late row can change the versions after it; there, stored versions are written to current again. In a table
+without a key a late row may consume a delete, so that another row lives again; and where rows lack values, which they
+inherit from the previous version, the late row may be that version.
 """
 
 import time
@@ -39,16 +40,16 @@ from forge.pipeline.silver.versions import SLIM, chain, concerned
 from forge.pipeline.tables import load
 
 FEW: Final = 1_000_000
-"""Up to so many keys are sent to where the stored versions are, rather than all of both sorted."""
+"""Up to this number, keys are broadcast to the stored versions; more are joined by sorting both sides."""
 
 MISFIT: Final = "_misfit"
 ENDING: Final = ("_end_seq", "_valid_to", "_end_transaction", "_is_current")
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """What a merge has done: rows that arrived, versions that are new or end otherwise, seconds by step.
+    """The result of a merge: rows that arrived, versions that are new or have another end, seconds per step.
 
-    `left_out` is 0 when all rows fitted; otherwise some may not have, or arrived twice.
+    `left_out` is 0 when all rows fitted; otherwise some may not have fitted, or arrived twice.
     """
 
     rows: int = 0
@@ -68,11 +69,11 @@ def merge(
     keys: DataFrame | None = None,
     most: int | None = None,
 ) -> Merged:
-    """Merge rows of one era, with the history's names, and ends of the whole table; the tables are prepared.
+    """Merge rows of one era, under the history's names, and ends of the whole table; the tables must be prepared.
 
-    Those of the rows that have a `_misfit` are left out. The ends are those of all eras. `keys` has the keys of all the
-    rows, and their `_seq`, where these are known without reading the rows, which are then read once; it may have more.
-    `most` is how many rows there may be.
+    Rows with a `_misfit` are skipped. The ends apply to all eras. `keys` has the keys and `_seq` of all rows, where
+    these are known without reading the rows, which are then read only once; it may have more. `most` is the maximum
+    number of rows.
     """
     merged = _Merge(spark, lake, layout, era, read, ends, keys, most).run()
     for other in layout.eras:
@@ -101,7 +102,7 @@ class _Merge:
         if MISFIT not in read.columns:
             self._read = self._read.withColumn(MISFIT, F.lit(None))
         self._given = keys
-        """The keys that arrive: as given, or of the rows, which are persisted then."""
+        """The arriving keys: as given, or those of the rows, which are then persisted."""
         self._most = most
         self._ends = ends
         self._history = lake.history(layout.table)
@@ -124,8 +125,8 @@ class _Merge:
             with self._timed("versions"):
                 made, found = self._versions(since, later, keys, arrived["count"])
             try:
-                # Rows that are all new are appended to current, which must not be done twice: history knows, once it
-                # has them.
+                # Rows that are all new are appended to current, which must not happen twice: the history shows whether
+                # it was done, once it has them.
                 with ThreadPoolExecutor(2 if found["stored"] else 1) as pool:
                     steps = [pool.submit(self._into_history, made, found, since, keys)]
                     if not found["stored"]:
@@ -142,7 +143,7 @@ class _Merge:
             self._read.unpersist()
 
     def _look(self) -> tuple[Row, list[Bounds]]:
-        """What is known of all that arrives."""
+        """Collect aggregates of everything that arrives."""
         measures = [F.count("*").alias("count"), F.min("_seq").alias("first")]
         if self._given is not None:
             no_key = F.count_if(F.col(quoted(self._era.key[0])).isNull()).alias("no_key")
@@ -162,9 +163,9 @@ class _Merge:
     def _versions(
         self, since: str, later: Sequence[End], keys: Sequence[Bounds], count: int
     ) -> tuple[DataFrame, dict[str, int]]:
-        """All versions that what arrived has to do with, computed once, and how many there are of which sort.
+        """Return all versions that the arriving rows affect, computed once, and their number by kind.
 
-        Not persisted but checkpointed: a MERGE makes Spark compute anew whatever is persisted and read its table.
+        They are checkpointed and not persisted: a MERGE makes Spark recompute persisted frames that read its table.
         """
         history = load(self._spark, self._history)
         self._carries = self._era.keyed and "_missing" in history.columns
@@ -276,7 +277,7 @@ def _nothing(spark: SparkSession, layout: Layout) -> DataFrame:
 
 
 def _free(checkpoint: DataFrame) -> None:
-    """Gives back the memory of a frame that was checkpointed; Spark itself would wait until Java collects garbage."""
+    """Free the memory of a checkpointed frame; Spark itself would wait for Java's garbage collection."""
     checkpoint._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
 

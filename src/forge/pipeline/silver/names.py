@@ -1,9 +1,9 @@
-"""What a column is called in the lake: as in its table, unless that name is taken there.
+"""Names of columns in the lake: as in the table, unless the name is taken.
 
-Spark tells names apart without regard to case, and the lake has columns of its own. A column whose name is taken gets
-an underscore appended, or more, until it is free. Earlier columns come first, so columns that are added later never
-change the names of those before them. Hidden columns count, though they are not in the lake: a column keeps its name
-when another one is hidden or shown.
+Spark compares names without regard to case, and the lake has columns of its own. A column whose name is taken gets one
+or more underscores appended until the name is free. Earlier columns come first, so added columns never change the names
+of those before them. Hidden columns count, though they are not in the lake: a column keeps its name when another one is
+hidden or shown.
 
 >>> silver_names(["id", "ID", "_seq", "id_"])
 {'id': 'id', 'ID': 'ID_', '_seq': '_seq_', 'id_': 'id__'}
@@ -30,17 +30,17 @@ METADATA: Final = (
     "_key",
     "_missing",
     "_redacted",
-    # Delta's change data feed and Spark's files have these.
+    # Delta's change data feed and Spark's files use these.
     "_change_type",
     "_commit_version",
     "_commit_timestamp",
     "_metadata",
 )
-"""Names that no column of a user has in the lake."""
+"""Names that no user column has in the lake."""
 
 
 def silver_names(columns: Iterable[str]) -> dict[str, str]:
-    """The names of a table's columns, all of them in the table's order, to their names in the lake."""
+    """Map the names of all columns of a table, in the table's order, to their names in the lake."""
     taken = {_folded(name) for name in METADATA}
     names: dict[str, str] = {}
     for column in columns:
@@ -53,5 +53,5 @@ def silver_names(columns: Iterable[str]) -> dict[str, str]:
 
 
 def _folded(name: str) -> str:
-    """One text for all names that Spark may take for the same."""
+    """Return one text for all names that Spark may treat as equal."""
     return name.upper().lower()

@@ -1,7 +1,7 @@
-"""Rows that did not fit their types, kept until somebody looks: misfits in, each of them there once.
+"""Quarantine: rows that did not fit their types, each stored once, until an operator inspects them.
 
-`lake.quarantine` has the columns of `forge.pipeline.silver.rows.MISFITS`. What is there already is not appended again,
-so a batch may be done once more, and tables may append at the same time.
+`lake.quarantine` has the columns of `forge.pipeline.silver.rows.MISFITS`. Stored misfits are not appended again, so a
+batch may be repeated, and tables may append in parallel.
 """
 
 import threading
@@ -19,7 +19,7 @@ _one_creates: Final = threading.Lock()
 
 
 class Count(NamedTuple):
-    """How many rows of a table did not fit, by the kind of trouble: what a reason says before its colon."""
+    """The number of a table's rows that did not fit, by kind: the part of a reason before its colon."""
 
     table: str
     kind: str
@@ -27,7 +27,7 @@ class Count(NamedTuple):
 
 
 def append(spark: SparkSession, lake: Lake, misfits: DataFrame, app: str, batch: int) -> None:
-    """Keep the misfits of one table. `app` and `batch` are what Delta's history of the quarantine says of them."""
+    """Store the misfits of one table. `app` and `batch` appear in Delta's history of the quarantine."""
     with _one_creates:
         if not exists(spark, lake.quarantine):
             DeltaTable.create(spark).location(lake.quarantine).addColumns(MISFITS).execute()
@@ -37,7 +37,7 @@ def append(spark: SparkSession, lake: Lake, misfits: DataFrame, app: str, batch:
 
 
 def counts(spark: SparkSession, lake: Lake) -> list[Count]:
-    """How many rows did not fit, most of all first."""
+    """Return the numbers of rows that did not fit, largest first."""
     if not exists(spark, lake.quarantine):
         return []
     name = F.concat_ws(".", "schema", "table").alias("name")

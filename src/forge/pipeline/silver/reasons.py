@@ -1,4 +1,4 @@
-"""Why a row did not fit, in one line: what kind of trouble it is, a colon, and the value that made it."""
+"""Reasons for misfits, in one line: the kind of problem, a colon, and the value."""
 
 from typing import Final
 
@@ -22,16 +22,16 @@ NOT_AN_IMAGE: Final = "not an image"
 TYPE_CHANGED: Final = "type changed"
 
 _MOST = 80
-"""How many characters of a value are shown."""
+"""The number of characters of a value that are shown."""
 
 
 def misfit(kind: Column, text: Column, type: Column) -> Column:
-    """The reason for a value that does not fit a type."""
+    """Return the reason for a value that does not fit a type."""
     return F.concat(kind, F.lit(": "), shown(text), F.lit(" does not fit "), type)
 
 
 def kind(type: DataType) -> str:
-    """What kind of trouble it is when a value does not fit a type.
+    """Return the kind of problem when a value does not fit a type.
 
     >>> kind(DecimalType(12, 2)), kind(ArrayType(DateType()))
     ('numeric field overflow', 'array of another shape')
@@ -54,6 +54,6 @@ def kind(type: DataType) -> str:
 
 
 def shown(text: Column) -> Column:
-    """A text on one line, its beginning if it is long."""
+    """Return a text on one line, cut if it is long."""
     line = F.regexp_replace(F.substring(text, 1, _MOST + 1), r"\s+", " ")
     return F.when(F.length(line) > _MOST, F.concat(F.substring(line, 1, _MOST), F.lit("…"))).otherwise(line)

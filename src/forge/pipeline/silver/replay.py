@@ -1,8 +1,8 @@
-"""Makes a table's silver anew, from bronze alone: history, current, its ends and its part of the quarantine.
+"""Rebuild a table's silver from bronze alone: history, current, its ends and its part of the quarantine.
 
-The result is what merging batch by batch has made, or would have. Each of the tables is replaced by one commit: who
-reads sees the old one until the new one is whole. While a table with another key waits for the snapshot that follows,
-current may differ: here it has only rows of the new key.
+The result equals that of merging batch by batch. Each table is replaced by one commit: readers see the old one until
+the new one is complete. While a table with another key waits for the snapshot that follows, current may differ: here it
+has only rows of the new key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +34,11 @@ from forge.pipeline.silver.versions import chain
 from forge.pipeline.tables import exists, load
 
 Progress = Callable[[str, int], None]
-"""Is told of each step when it is done, and how many rows it was: read, misfits, history, current."""
+"""Called after each step with its name and number of rows: read, misfits, history, current."""
 
 
 class Replayed(NamedTuple):
-    """How many rows each table has now."""
+    """The number of rows of each table after the replay."""
 
     history: int
     current: int
@@ -53,7 +53,7 @@ def replay(
     types: Types | None = None,
     progress: Progress = lambda step, rows: None,
 ) -> Replayed:
-    """Replace the silver of a table, named with its schema, by what bronze says."""
+    """Replace the silver of a table, named with its schema, by the result of replaying bronze."""
     definitions = {version: each for version, each in bronze.definitions(spark, lake).items() if each.name == table}
     if not definitions:
         raise LakeError(f"the lake {lake.path} has no changes of {table}", fix="name a table with its schema")
@@ -91,7 +91,7 @@ def _versions(rows: Placed, era: Era, plan: Layout, ends: Sequence[End], carried
 
 
 def _current(spark: SparkSession, lake: Lake, plan: Layout) -> DataFrame:
-    """The living rows. Values that are taken out of the history are still the database's, so current keeps its own."""
+    """Return the living rows. Values redacted in the history are still in the database, so current keeps its own."""
     history = load(spark, lake.history(plan.table))
     rows = history.where("_is_current").withColumnRenamed("_valid_from", "_changed_at")
     if plan.marked:
@@ -112,7 +112,7 @@ def _quarantine(spark: SparkSession, lake: Lake, misfits: DataFrame, count: int,
 
 
 def _overwrite(spark: SparkSession, rows: DataFrame, path: str) -> int:
-    """Replace all rows of a table in one commit; how many it has then."""
+    """Replace all rows of a table in one commit; return its number of rows."""
     rows.write.format("delta").mode("overwrite").option("partitionOverwriteMode", "static").save(path)
     return load(spark, path).count()
 

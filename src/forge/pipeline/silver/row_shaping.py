@@ -1,4 +1,4 @@
-"""The rows of an era as its history takes them: changes of one table in, rows under the history's names out."""
+"""Rows of an era in the shape of its history: changes of one table in, rows under the history's names out."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -15,7 +15,7 @@ from forge.pipeline.silver.types import Types
 
 
 class Placed(NamedTuple):
-    """`read` is as that of `Rows`, under the history's names; `misfits` as MISFITS says."""
+    """`read` is that of `Rows`, under the history's names; `misfits` has the columns of MISFITS."""
 
     read: DataFrame
     misfits: DataFrame
@@ -28,7 +28,7 @@ class Placed(NamedTuple):
 def placed(
     changes: DataFrame, definitions: Mapping[int, Definition], era: Era, types: Types | None = None
 ) -> Placed | None:
-    """The rows of an era's changes, of those of its versions that are in `definitions`; None if none of them is."""
+    """Return the rows of an era's changes, of its versions in `definitions`; None if there are none."""
     found = []
     for part in era.parts:
         known = {version: definitions[version] for version in sorted(part.versions & definitions.keys())}
@@ -42,9 +42,10 @@ def placed(
 
 
 def keys_of(changes: DataFrame, versions: frozenset[int], era: Era, layout: Layout) -> DataFrame | None:
-    """The keys of an era's rows with their `_seq`, read from `row_id` alone, where that is the text of a whole number.
+    """Return the keys of an era's rows with their `_seq`, read from `row_id` alone, where that is the text of an
+    integer.
 
-    A change of which that cannot be told has a null key.
+    A change with another `row_id` has a null key.
     """
     type = layout.columns.get(era.key[0])
     if len(era.key) > 1 or not isinstance(type, (ShortType, IntegerType, LongType)):
@@ -56,14 +57,14 @@ def keys_of(changes: DataFrame, versions: frozenset[int], era: Era, layout: Layo
 
 
 def complete(frame: DataFrame, layout: Layout) -> DataFrame:
-    """The frame with all columns of a history's own; those that it has not are null."""
+    """Return the frame with all columns of the table in the history; missing ones are null."""
     have = set(frame.columns)
     lacking = {name: F.lit(None).cast(type) for name, type in layout.columns.items() if name not in have}
     return frame.withColumns(lacking) if lacking else frame
 
 
 def union(frames: Sequence[DataFrame]) -> DataFrame:
-    """All rows of the frames; what one of them has not is null."""
+    """Return all rows of the frames; missing columns are null."""
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 

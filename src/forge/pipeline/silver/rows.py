@@ -1,12 +1,13 @@
-"""Typed rows out of changes: the frame of changes of one table in, a row for each change of a row out.
+"""Typed rows from changes: the frame of changes of one table in, one row per change of a row out.
 
-Each change is read by the definition that it was written under, and gives a row of the target's: columns that the
-change does not have are null, columns that the target does not have are left out, a value whose type is another one in
-the target is converted if nothing is lost by it. What does not fit makes its whole row a misfit: no value is rounded,
-cut short or taken for null. Nothing is computed before the frames are used, and no Python runs for a row.
+Each change is read by the definition that it was written under, and gives a row of the target: columns that the change
+lacks are null, columns that the target lacks are dropped, and a value with another type in the target is converted if
+that loses nothing. A value that does not fit makes its whole row a misfit: no value is rounded, truncated or replaced
+by null. Frames are computed lazily, and no Python runs per row.
 
-In a table without a key `_key` stands for a row: equal for equal rows, whatever versions they were written under. An
-update is two rows there, the delete of the row before (`_seq` + `a`) and the insert of the row after (`_seq` + `b`).
+In a table without a key `_key` identifies a row: it is equal for equal rows, whatever versions they were written under.
+There, an update is two rows, the delete of the row before (`_seq` + `a`) and the insert of the row after (`_seq` +
+`b`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,8 +41,8 @@ MISFITS: Final = StructType(
         StructField("at", TimestampType(), False),
     ]
 )
-"""Rows that did not fit. `reason` is one line, the kind of trouble before its colon; `payload` is the image's text;
-`column` is null when it is the image that is wrong."""
+"""Rows that did not fit. `reason` is one line, the kind of problem before its colon; `payload` is the image's text;
+`column` is null when the image itself is invalid."""
 
 _ABOUT: Final = {
     "_seq": "seq",
@@ -57,12 +58,12 @@ _LIMITS: Final = {"maxNumLen": "1000000"}
 
 
 class Rows:
-    """What became of the changes; both parts are made of `read`, which is worth persisting by whoever uses both.
+    """The result of reading changes; both parts derive from `read`, which a caller that uses both should persist.
 
     `read` has the target's columns, `_seq`, `_op`, `_at`, `_transaction`, `_user_id`, `_function_name`, `_trace_id`,
     `_session_user`, `_missing`, `_redacted`, `_key` in a table without a key, and `_misfit`, null for rows that fit.
-    `_redacted` names the columns whose values were taken out, which are null; it is null when there are none.
-    `_missing` names the columns that the change's own definition has and its image has not; null when there are none.
+    `_redacted` names the columns whose values were redacted and are null; it is null when there are none. `_missing`
+    names the columns that are in the change's definition and not in its image; null when there are none.
     """
 
     def __init__(self, read: DataFrame, reader: "_Reader") -> None:
@@ -76,7 +77,7 @@ class Rows:
 
     @property
     def misfits(self) -> DataFrame:
-        """The others, as MISFITS says. They are few: they are read once more, to find out what is wrong."""
+        """The other rows, with the columns of MISFITS. They are few: they are read again to find the problem."""
         found = self.read.where(F.col("_misfit").isNotNull()).select(
             F.col("_seq").alias("seq"), F.col("_op").alias("op"), F.col("_at").alias("at"), "_misfit.*"
         )
@@ -87,7 +88,7 @@ class Rows:
 def rows(
     changes: DataFrame, definitions: Mapping[int, Definition], target: Definition, types: Types | None = None
 ) -> Rows:
-    """The rows of the changes of one table."""
+    """Return the rows of the changes of one table."""
     application = changes.sparkSession.sparkContext.applicationId
     reader = _reader(application, tuple(definitions.values()), target, types or Types())
     return Rows(reader.rows(changes), reader)
@@ -95,18 +96,18 @@ def rows(
 
 @lru_cache(maxsize=1000)
 def _reader(application: str, definitions: tuple[Definition, ...], target: Definition, types: Types) -> "_Reader":
-    """Expressions are made once for all batches of an application: each of the many takes a call to its JVM."""
+    """Build the expressions once for all batches of an application: each of them costs a call to the JVM."""
     return _Reader(definitions, target, types)
 
 
 def _never() -> Column:
-    """False, in a way that keeps Spark from moving conditions on a row to before it is read. It would read the image
-    once to see whether it fits, and once more for its values."""
+    """Return false in a form that keeps Spark from pushing conditions below the reading of a row; it would read the
+    image twice, once to test whether it fits and once for its values."""
     return F.monotonically_increasing_id() < 0
 
 
 def renamed(columns: Column, names: Mapping[str, str]) -> Column:
-    """An array of names with those that are another one now."""
+    """Return an array of names with the renamed ones replaced."""
     pairs = [F.lit(text) for pair in names.items() if pair[0] != pair[1] for text in pair]
     if not pairs:
         return columns
@@ -114,14 +115,14 @@ def renamed(columns: Column, names: Mapping[str, str]) -> Column:
 
 
 def silver_columns(target: Definition, types: Types | None = None) -> dict[str, DataType]:
-    """The names and types of a table's own columns in the lake."""
+    """Return the names and types of the table's own columns in the lake."""
     names = silver_names(column.name for column in target.columns)
     found = ((names[column.name], (types or Types()).of(column)) for column in target.columns)
     return {name: type for name, type in found if type is not None}
 
 
 def quoted(name: str) -> str:
-    """A column's name as an expression.
+    """Return a column's name quoted for an expression.
 
     >>> quoted("a.`b`")
     '`a.``b```'
@@ -134,10 +135,10 @@ def _shown(definition: Definition) -> list[values.Column]:
 
 
 def _images(changes: DataFrame, *, keyed: bool, marks: bool) -> DataFrame:
-    """The changes of rows, each with the image that its row is made of, and what was `redacted` in it.
+    """Return the changes of rows, each with the image that its row is read from, and the names `redacted` in it.
 
-    `marks` is false for a table with a column of the name under which images say so. That cannot be redacted, nor can
-    rows without a key: nobody could say which.
+    `marks` is false for a table with a column that has the name of the redaction marker. Such a table cannot be
+    redacted, nor can rows without a key, because nothing identifies them.
     """
     changes = changes.where(F.col("op").isin(*ROW_OPS))
     nothing = F.lit(None).cast("array<string>")
@@ -148,7 +149,7 @@ def _images(changes: DataFrame, *, keyed: bool, marks: bool) -> DataFrame:
         return changes.withColumns(marked if marks else {"redacted": nothing})
     changes = changes.withColumn("redacted", nothing)
     one = F.array(F.struct(F.col("seq").alias("seq"), F.col("op").alias("op"), image.alias("image")))
-    # The row before is {**after, **before}: in JSON the last member of a name counts.
+    # The row before is {**after, **before}: in JSON the last member of a name wins.
     before = F.when(F.coalesce(F.col("before"), F.lit("{}")) == "{}", F.col("after")).otherwise(
         F.concat(F.substring("after", F.lit(1), F.length("after") - 1), F.lit(","), F.substring("before", 2, 2**31 - 1))
     )
@@ -162,7 +163,7 @@ def _images(changes: DataFrame, *, keyed: bool, marks: bool) -> DataFrame:
 
 
 class _Field(NamedTuple):
-    """A column of the target as a group of versions has it. `place` begins the names of its columns in the frame."""
+    """A column of the target in a group of versions. `place` is the prefix of its columns in the frame."""
 
     reading: Reading
     place: str
@@ -189,7 +190,7 @@ class _Field(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Versions that can be read alike: a column that several of them have is the same in all of them."""
+    """Versions that are read alike: a column that several of them have is the same in all of them."""
 
     corrupt: str
     versions: list[int]
@@ -210,13 +211,13 @@ class _Group(NamedTuple):
 
     @property
     def doubtful(self) -> list[tuple[str, _Field]]:
-        """Those that are bad where from_json has found nothing wrong."""
+        """The fields that can be bad although from_json reported no error."""
         return [(name, field) for name, field in self.fields.items() if field.reading.may_be_bad]
 
 
 class _Reader:
-    """Reads the rows of a target out of images of any of its versions, in steps: each adds columns to the frame that
-    the next ones use, so that Spark computes nothing twice."""
+    """Read the rows of a target from images of any of its versions, in steps: each step adds columns that the next ones
+    use, so that Spark computes nothing twice."""
 
     def __init__(self, definitions: Sequence[Definition], target: Definition, types: Types) -> None:
         columns = silver_columns(target, types)
@@ -241,16 +242,16 @@ class _Reader:
         self._key = F.md5(texts.named(typed).cast("binary")).alias("_key")
 
     def rows(self, changes: DataFrame) -> DataFrame:
-        """The changes of rows as rows of the target."""
+        """Return the changes of rows as rows of the target."""
         images = _images(changes, keyed=self._keyed, marks=values.REDACTED not in self._targets)
         found = self.read(images).select("*", self._missing).select(*self._columns)
         return found if self._keyed else found.select("*", self._key)
 
     def read(self, changes: DataFrame) -> DataFrame:
-        """Changes, each with its image, and with what each step of reading has found."""
+        """Return changes, each with its image and the result of each step."""
         kept = changes.columns
         frame = changes.select("*", *self._structs)
-        # By place: Spark finds no field by its name where two names differ in case only.
+        # By position: Spark cannot find a field by name where two names differ only in case.
         frame = frame.select(*kept, *(f"_{place}.*" for place in range(len(self._structs))))
         frame = frame.toDF(*kept, *self._places)
         for step in self._steps:
@@ -258,7 +259,7 @@ class _Reader:
         return frame
 
     def _parsed(self) -> tuple[list[Column], list[str]]:
-        """What from_json reads of each image, and how its fields are called then."""
+        """Return the results of from_json for each image, and the names of their fields."""
         structs, places = list[Column](), list[str]()
         for group in self._groups:
             fields = [StructField(name, field.reading.parsed_type) for name, field in group.parsed]
@@ -269,7 +270,7 @@ class _Reader:
         return structs, places
 
     def _read(self, group: _Group) -> list[list[Column]]:
-        """The steps after that."""
+        """Apply the steps after parsing."""
         image = F.col("image")
         cut, made = group.cut, [field for field in group.fields.values() if not field.reading.is_direct]
         bad = {
@@ -288,12 +289,12 @@ class _Reader:
         return value if len(self._groups) == 1 else F.when(group.own, value)
 
     def _value(self, name: str) -> Column:
-        """A column of the target."""
+        """Return a column of the target."""
         found = [self._only(group, F.col(group.fields[name].value)) for group in self._groups if name in group.fields]
         return (F.coalesce(*found) if found else F.lit(None)).cast(self._targets[name])
 
     def _lacking(self) -> Column:
-        """The columns that an image ought to have and has not; null, or empty, when there are none."""
+        """Return the columns that an image should have and lacks; null, or empty, when there are none."""
         image = F.col("image")
         found = F.lit(None).cast("array<string>")
         for group in self._groups:
@@ -305,7 +306,7 @@ class _Reader:
         return found
 
     def _expected(self, group: _Group) -> dict[tuple[str, ...], list[int]]:
-        """The columns of the target that versions have, with these versions."""
+        """Return the columns of the target that versions have, with these versions."""
         expected: dict[tuple[str, ...], list[int]] = {}
         for version in group.versions:
             shown = _shown(self._definitions[version])
@@ -314,13 +315,13 @@ class _Reader:
         return expected
 
     def _wrong(self) -> Column:
-        """Whether something is wrong with a row."""
+        """Whether a row is a misfit."""
         bad = [F.col(field.bad) for group in self._groups for _, field in group.doubtful]
         corrupt = [F.col(group.corrupt).isNotNull() for group in self._groups]
         return any_of([self._unknown(), _no_image(), *bad, *corrupt])
 
     def why(self) -> Column:
-        """What is wrong with a row: `column` and `reason`."""
+        """Return the problem of a row: `column` and `reason`."""
         whys = [
             F.when(self._unknown(), _why(None, F.lit(f"{reasons.UNKNOWN_DEFINITION}: the lake does not have it"))),
             F.when(_no_image(), _why(None, _not_an_image())),
@@ -340,7 +341,7 @@ class _Reader:
         return _why(name, reasons.misfit(F.lit(kind), text, F.lit(field.reading.target.simpleString())))
 
     def _unparsed(self, group: _Group) -> Column:
-        """Which of the columns from_json could not read, found by reading the image once more, all of it as texts."""
+        """Find the columns that from_json could not read, by reading the whole image again as texts."""
         fields = [
             F.struct(
                 F.lit(name).alias("name"),

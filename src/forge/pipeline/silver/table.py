@@ -1,6 +1,6 @@
-"""A table's changes into its silver: typed, the misfits to quarantine, the rest into history and current.
+"""Bring a table's changes into its silver: typed, misfits to quarantine, the others to history and current.
 
-It may be done again with the same changes, or with any of them in any order, and the result is the same.
+The step is idempotent: repeating the same changes, or any of them in any order, gives the same result.
 """
 
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ def take(
     types: Types | None = None,
     most: int | None = None,
 ) -> int:
-    """Take in changes of one table, which have these versions; how many rows did not fit.
+    """Bring in changes of one table with these versions; return the number of rows that did not fit.
 
-    `definitions` are all that the table ever had; `whole` is false when nothing happened to the table as a whole;
-    `most` is how many changes of rows there are, if that is known.
+    `definitions` are all that the table ever had; `whole` is false when the changes contain no whole-table event;
+    `most` is the number of changes of rows, if it is known.
     """
     if lacking := versions - definitions.keys():
         raise LakeError(

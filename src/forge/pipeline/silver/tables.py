@@ -1,10 +1,10 @@
-"""The Delta tables of a table, history and current: made when they are needed, changed when its definition changes.
+"""Delta tables of a table, history and current: created on demand, altered when the definition changes.
 
-Changes are of metadata only, one small commit each, and a change that was interrupted is finished the next time. In the
+Alterations change only metadata, one small commit each, and an interrupted one is finished the next time. In the
 history no column is ever dropped: it stays, under its name or under that of a version (see `layout`).
 
-Rows are mapped to columns by name, so the order of columns means nothing. Statistics are kept of the columns that
-merges look rows up by. History is partitioned by `_is_current`: who asks for what is now reads none of what was.
+Rows are mapped to columns by name, so the order of columns does not matter. Statistics cover the columns by which
+merges look up rows. History is partitioned by `_is_current`: queries for present rows read no old versions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ BY_WHOM: Final[dict[str, DataType]] = dict.fromkeys(
     ("_user_id", "_function_name", "_trace_id", "_session_user"), StringType()
 )
 REDACTED: Final[dict[str, DataType]] = {"_redacted": ArrayType(StringType())}
-"""Columns whose values were taken out, and are null; see `forge.pipeline.redaction`."""
+"""Columns whose values were redacted and are null; see `forge.pipeline.redaction`."""
 
 HISTORY: Final[dict[str, DataType]] = {
     "_seq": StringType(),
@@ -56,7 +56,7 @@ CURRENT: Final[dict[str, DataType]] = {
 }
 KEY: Final[dict[str, DataType]] = {"_key": StringType()}
 MISSING: Final[dict[str, DataType]] = {"_missing": ArrayType(StringType())}
-"""A history has it from the first row on that misses a value: then later rows must be given it anew."""
+"""A history has this column from the first row that lacks a value: then later rows must inherit it again."""
 
 PROPERTIES: Final = {
     "delta.columnMapping.mode": "name",
@@ -67,7 +67,7 @@ PROPERTIES: Final = {
 
 
 def history_columns(layout: Layout) -> dict[str, DataType]:
-    """All columns of a history but `_missing`."""
+    """Return all columns of a history except `_missing`."""
     return {**layout.columns, **(KEY if layout.marked else {}), **HISTORY}
 
 
@@ -77,7 +77,7 @@ def current_columns(layout: Layout) -> dict[str, DataType]:
 
 
 def prepare(spark: SparkSession, lake: Lake, layout: Layout) -> None:
-    """Make both tables, or give them the columns of the layout."""
+    """Create both tables, or alter them to the columns of the layout."""
     history, current = history_columns(layout), current_columns(layout)
     keys = list(dict.fromkeys(name for era in layout.eras for name in era.key))
     path = lake.history(layout.table)
@@ -94,7 +94,7 @@ def prepare(spark: SparkSession, lake: Lake, layout: Layout) -> None:
 
 
 def add_missing(spark: SparkSession, path: str) -> None:
-    """Let a history remember which values its rows missed."""
+    """Add the column that records which values a history's rows lacked."""
     if "_missing" not in load(spark, path).columns:
         _alter(spark, path, f"ADD COLUMNS ({_columns(MISSING)})")
 
@@ -118,7 +118,7 @@ def _create(
 def _evolve(
     spark: SparkSession, path: str, wanted: Mapping[str, DataType], older: Mapping[str, str], *, drop: bool
 ) -> bool:
-    """Bring a table to the wanted columns; whether that took anything."""
+    """Alter a table to the wanted columns; return whether anything was altered."""
     actual = {field.name: field.dataType for field in load(spark, path).schema}
     statements = list(_statements(actual, wanted, older, drop=drop))
     for statement in statements:

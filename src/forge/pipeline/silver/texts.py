@@ -1,7 +1,7 @@
-"""One text for each value, in Spark and in PostgreSQL: equal values have equal texts, others do not.
+"""One text per value, in Spark and in PostgreSQL: equal values have equal texts, different values different ones.
 
-Rows are told apart by such texts: in a table without a key (`_key`), and when the lake is compared with its database.
-Spark makes them of typed columns, PostgreSQL of the members of an image (`forge.values`):
+These texts identify rows: in a table without a key (`_key`), and when the lake is compared with its database. Spark
+builds them from typed columns, PostgreSQL from the members of an image (`forge.values`):
 
 ==========================  ===============================================================================
 decimal                     all digits of its scale, never an exponent
@@ -13,7 +13,7 @@ array                       [ and its elements, each with its length before it: 
 anything else               as in an image
 ==========================  ===============================================================================
 
-`joined` makes one text of several: each with its length before it, and `-` for a null.
+`joined` concatenates several texts: each with its length before it, and `-` for a null.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ _PLAIN_SCALE: Final = 6
 
 
 def text(value: Column, type: DataType) -> Column:
-    """The text of a value in Spark."""
+    """Return the text of a value in Spark."""
     if isinstance(type, DecimalType) and type.scale > _PLAIN_SCALE:
         return _plain(value.cast("string"))
     if isinstance(type, (FloatType, DoubleType)):
@@ -56,7 +56,7 @@ def text(value: Column, type: DataType) -> Column:
 
 
 def _plain(number: Column) -> Column:
-    """1.5E-9 as 0.0000000015, and 0E-8 as 0.00000000; such are only numbers below 1e-6, without ANSI mode."""
+    """Print 1.5E-9 as 0.0000000015, and 0E-8 as 0.00000000; only numbers below 1e-6 without ANSI mode are affected."""
     sign = F.when(number.startswith("-"), "-0.").otherwise("0.")
     digits = F.translate(F.regexp_extract(number, r"([0-9.]+)E", 1), ".", "")
     zeros = F.lpad(F.lit(""), F.regexp_extract(number, r"E-([0-9]+)$", 1).try_cast("int") - 1, "0")
@@ -64,12 +64,12 @@ def _plain(number: Column) -> Column:
 
 
 def joined(texts: Iterable[Column]) -> Column:
-    """One text of several in Spark."""
+    """Concatenate several texts in Spark."""
     return F.concat(*map(prefixed, texts))
 
 
 def named(values: Iterable[tuple[str, DataType, Column]]) -> Column:
-    """One text of a row in Spark, whatever the order of its columns; those that are null count for nothing.
+    """Return the text of a row in Spark, independent of the order of its columns; nulls are ignored.
 
     So a row keeps its text when a column is added to its table.
     """
@@ -81,13 +81,13 @@ def named(values: Iterable[tuple[str, DataType, Column]]) -> Column:
 
 
 def prefixed(value: Column) -> Column:
-    """A text with its length before it in Spark."""
+    """Prefix a text with its length in Spark."""
     return F.coalesce(F.concat(F.length(value).cast("string"), F.lit(":"), value), F.lit("-"))
 
 
 def sql_text(value: str, type: DataType) -> str:
-    """SQL for the text of a value that is to be compared with one of this type in Spark; `value` is SQL for the text
-    that an image has for it. A value that Spark's type cannot hold is its own text."""
+    """Return SQL for the text of a value to compare with one of this type in Spark; `value` is SQL for its text in an
+    image. A value that Spark's type cannot hold is its own text."""
     if isinstance(type, DecimalType):
         number = f"{value}::numeric"
         return (
@@ -116,17 +116,17 @@ def sql_text(value: str, type: DataType) -> str:
 
 
 def sql_joined(texts: Iterable[str]) -> str:
-    """SQL for one text of several."""
+    """Return SQL that concatenates several texts."""
     return " || ".join(map(sql_prefixed, texts))
 
 
 def sql_prefixed(value: str) -> str:
-    """SQL for a text with its length before it."""
+    """Return SQL for a text with its length before it."""
     return f"coalesce(length({value}) || ':' || {value}, '-')"
 
 
 def sql_md5(value: str) -> str:
-    """SQL for the MD5 of the bytes that Spark has for a text, whatever the database's encoding."""
+    """Return SQL for the MD5 of a text's bytes in Spark, independent of the database's encoding."""
     return f"md5(convert_to({value}, 'UTF8'))"
 
 

@@ -1,8 +1,8 @@
-"""Which type a column has in the lake: a column of PostgreSQL in, a Spark type out, so that nothing is rounded.
+"""Types of columns in the lake: a PostgreSQL column in, a Spark type out, without rounding.
 
-What Spark has no exact type for is a string in the form of `forge.values`: numeric without a precision of at most 38
-digits, times of day, intervals, ranges, enums, domains, composites, and whatever this module does not know. An array
-is an array of what its elements are. A masked column is a string; a hidden one is not in the lake.
+Types without an exact Spark type become a string in the form of `forge.values`: numeric without a precision of at most
+38 digits, times of day, intervals, ranges, enums, domains, composites, and all types that this module does not know. An
+array becomes an array of its elements' type. A masked column is a string; a hidden one is not in the lake.
 
 >>> Types().of(Column("price", "numeric(12,2)", "numeric")), Types().of(Column("total", "numeric", "numeric"))
 (DecimalType(12,2), StringType())
@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 
 from forge.values import Column
 
-# format_type prints types of a user with their schema, so these names can mean nothing else.
+# format_type prints user-defined types with their schema, so these names are unambiguous.
 _NAMES: Final[dict[str, DataType]] = {
     "boolean": BooleanType(),
     "smallint": ShortType(),
@@ -53,16 +53,16 @@ _VECTORS: Final = ("int2vector", "oidvector")
 
 
 class Types(msgspec.Struct, frozen=True):
-    """The choices that one has. `json` is what json and jsonb become: their text, exactly, or a variant.
+    """Options of the mapping. `json` is the type of json and jsonb columns: their exact text, or a variant.
 
-    A variant can be asked into (`doc:total::decimal(12,2)`), but not compared, grouped by or told apart by DISTINCT; it
-    keeps numbers, not how they were written (1.10 is 1.1). A row with a number that a variant would round is a misfit.
+    A variant supports path queries (`doc:total::decimal(12,2)`), but no comparison, GROUP BY or DISTINCT; it keeps
+    numbers, not their notation (1.10 is 1.1). A row with a number that a variant would round is a misfit.
     """
 
     json: Literal["string", "variant"] = "string"
 
     def of(self, column: Column) -> DataType | None:
-        """The type of a column in the lake; None when it is not there."""
+        """Return the type of a column in the lake; None when it is not there."""
         if column.kind == "hidden":
             return None
         if column.kind == "masked":
@@ -80,7 +80,7 @@ class Types(msgspec.Struct, frozen=True):
             return StringType()
         if column.kind == "bytea[]":
             return ArrayType(BinaryType())
-        # A domain over an array does not say what its elements are.
+        # A domain over an array does not give the type of its elements.
         return ArrayType(_scalar(column.type[:-2]) if column.type.endswith("[]") else StringType())
 
 

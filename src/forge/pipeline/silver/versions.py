@@ -1,19 +1,20 @@
-"""How versions follow one another: rows that arrive and versions that are stored, in; versions with their ends, out.
+"""Chain versions: arriving rows and stored versions in, versions with their ends out.
 
-No tables are read or written here: frames come in and frames go out. The history of a table is a fold over its changes
-and ends in the order of `_seq`. What is alive before `_seq` s depends on nothing at or after s, so what arrives changes
-no version that had ended before the smallest `_seq` that arrives, `since`. What it may change, and all that the fold
-needs to go on from there, are
+This module reads and writes no tables: frames come in and frames go out. The history of a table is a fold over its
+changes and ends in the order of `_seq`. The rows alive before `_seq` s depend on nothing at or after s, so arriving
+changes affect no version that ended before the smallest arriving `_seq`, `since`. The fold continues from there and
+needs, and may change, only
 
-- the versions that live at `since`: those before it with no end, or one at or after it. In a table with a key that is
-  at most one version of a row, in a table without one the queue of equal rows that a delete takes the eldest of;
-- the versions at or after `since`, whose end, if they have one, is at or after it too (a delete ends itself).
+- the versions alive at `since`: those that begin before it and have no end, or one at or after it. In a table with a
+  key that is at most one version per row, in a table without one the queue of equal rows from which a delete takes the
+  oldest;
+- the versions at or after `since`, whose end, if any, is also at or after it (a delete ends itself).
 
-Both are the versions with `_end_seq IS NULL OR _end_seq >= since`, and `concerned` keeps just these: of the keys that
-arrive, or of all keys if an end of the whole table arrives. `>=`, because a version that ended at `since` was ended by
-a change that now arrives once more.
+Both are the versions with `_end_seq IS NULL OR _end_seq >= since`, and `concerned` selects exactly these: of the
+arriving keys, or of all keys if an end of the whole table arrives. The comparison is `>=`, because a version that ended
+at `since` was ended by a change that arrives again.
 
-The result is a function of the set of changes: it is the same for any order in which they arrive, and however often.
+The result is a function of the set of changes: it is the same for any order and any number of arrivals.
 """
 
 import json
@@ -29,7 +30,7 @@ from forge.pipeline.silver.rows import quoted
 
 DELETE: Final = "delete"
 SLIM: Final = ("_seq", "_end_seq", "_op", "_valid_from", "_transaction")
-"""What `chain` needs of stored versions beside their key, unless values are carried forward."""
+"""The columns of stored versions that `chain` needs beside their key, unless values are carried forward."""
 
 MARKS: Final = ("_:stored", "_:given", "_:changed", "_:last", "_:was")
 
@@ -37,16 +38,16 @@ _FANOUT = 32
 
 
 def versions(existing: DataFrame | None, fitting: DataFrame, ends: Sequence[End], key: Sequence[str]) -> DataFrame:
-    """The versions that are new, or that end otherwise than they are stored."""
+    """Return the versions that are new, or that have another end than the stored one."""
     return chain(existing, fitting, ends, key).where(F.col("_:changed")).drop(*MARKS)
 
 
 def concerned(
     history: DataFrame, keys: DataFrame | None, since: str, key: Sequence[str], columns: Sequence[str]
 ) -> DataFrame:
-    """What `chain` needs of a history when rows of these keys arrive; of all keys when an end arrives: `keys=None`.
+    """Return the part of a history that `chain` needs when rows of these keys arrive; `keys=None` when an end arrives.
 
-    `since` is the smallest `_seq` that arrives, of rows and ends.
+    `since` is the smallest arriving `_seq`, of rows and ends.
     """
     alive = history.where(F.col("_end_seq").isNull() | (F.col("_end_seq") >= since)).select(*columns)
     return alive if keys is None else alive.join(keys, list(key), "left_semi")
@@ -60,17 +61,17 @@ def chain(
     *,
     carried: Sequence[str] = (),
 ) -> DataFrame:
-    """Every version in `existing` or `fitting` with its end, and marks that say what is to be done with it.
+    """Return every version in `existing` or `fitting` with its end, and marks for the merge.
 
-    `_:stored`: it is in `existing`; `_:given`: it is in `fitting`; `_:changed`: it is not stored, or not as it is here;
-    `_:last`: nothing of its key follows it; `_:was`: the `_end_seq` that is stored.
+    `_:stored`: it is in `existing`; `_:given`: it is in `fitting`; `_:changed`: it is not stored, or differs from the
+    stored one; `_:last`: it is the last of its key; `_:was`: the stored `_end_seq`.
 
     `existing` has at least the key and `SLIM`. With names in `carried` it has all columns, and `_missing`; then a value
-    that a row misses is that of the version which it ended, if it ended one. `ends` are all ends of the table from the
-    smallest `_seq` on that arrives. Without a key `key` is `("_key",)`, and equal rows queue up: a delete ends the
-    eldest of them.
+    that a row lacks is that of the version which it ended, if any. `ends` are all ends of the table from the smallest
+    arriving `_seq` on. Without a key `key` is `("_key",)`, and equal rows form a queue: a delete ends the oldest of
+    them.
     """
-    # Told to, Spark moves rows once, by key; by itself it would first do so by key and `_seq`.
+    # With this hint Spark shuffles rows once, by key; otherwise it would first shuffle by key and `_seq`.
     rows = _both(existing, fitting).repartition(*map(quoted, key))
     rows = _single(rows, key, prefer_stored=bool(carried))
     rows = rows.withColumn("_:upcoming", upcoming(F.col("_seq"), ends))
@@ -92,7 +93,7 @@ def chain(
 
 
 def upcoming(seq: Column, ends: Sequence[End]) -> Column:
-    """The first of the ends that is larger than `seq`, a struct of `seq`, `at` and `transaction`, or null."""
+    """Return the first end that is larger than `seq`, a struct of `seq`, `at` and `transaction`, or null."""
     known = {end.seq: end for end in ends}
     if not known:
         return F.lit(None).cast("struct<seq: string, at: timestamp, transaction: bigint>")
@@ -100,7 +101,7 @@ def upcoming(seq: Column, ends: Sequence[End]) -> Column:
 
 
 def _first_after(seq: Column, ends: Sequence[End]) -> Column:
-    """A search tree as an expression: a row is compared to a few times `_FANOUT` of thousands of ends."""
+    """Build a search tree as an expression: a row is compared to a few times `_FANOUT` of thousands of ends."""
     if len(ends) <= _FANOUT:
         later = F.filter(_literal(ends), lambda end: end["seq"] > seq)
         return F.get(F.transform(later, _timed), F.lit(0))
@@ -113,7 +114,7 @@ def _first_after(seq: Column, ends: Sequence[End]) -> Column:
 
 
 def _literal(ends: Sequence[End]) -> Column:
-    """The ends as one constant, which costs one call of the JVM and not one for each of its parts."""
+    """Return the ends as one constant, which costs one call to the JVM and not one per part."""
     parts = [{"seq": end.seq, "micros": end.micros, "transaction": end.transaction} for end in ends]
     return F.from_json(F.lit(json.dumps(parts)), "array<struct<seq: string, micros: bigint, transaction: bigint>>")
 
@@ -141,9 +142,9 @@ def _both(existing: DataFrame | None, fitting: DataFrame) -> DataFrame:
 
 
 def _single(rows: DataFrame, key: Sequence[str], *, prefer_stored: bool) -> DataFrame:
-    """One row for each version, however often it is there."""
+    """Return one row per version, without duplicates."""
     preferred = F.col("_:stored").desc() if prefer_stored else F.col("_:stored")
-    # One order for all, so that Spark sorts once, and for what follows too.
+    # One order for all, so that Spark sorts once, also for the following steps.
     same = Window.partitionBy(*map(quoted, key), "_seq").orderBy(preferred)
     all_of_them = same.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     return (
@@ -162,7 +163,7 @@ def _single(rows: DataFrame, key: Sequence[str], *, prefer_stored: bool) -> Data
 
 
 def _followed(rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    """With a key: a version is ended by the next one of its key, or by an end of the whole table before that."""
+    """With a key: a version ends at the next one of its key, or at an earlier end of the whole table."""
     following = F.lead(_itself()).over(Window.partitionBy(*map(quoted, key)).orderBy("_seq"))
     rows = rows.withColumn("_:next", following)
     sooner = F.least("_:next", "_:upcoming")
@@ -170,7 +171,7 @@ def _followed(rows: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def _queued(rows: DataFrame) -> DataFrame:
-    """Without a key: a delete ends the eldest equal row that lives; one that finds none ends nothing."""
+    """Without a key: a delete ends the oldest living equal row; if there is none, it ends nothing."""
     added = F.when(F.col("_op") == DELETE, 0).otherwise(1)
     queue = Window.partitionBy("_key", "_:stretch").orderBy("_seq")
     so_far = queue.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -190,9 +191,9 @@ def _queued(rows: DataFrame) -> DataFrame:
 
 
 def _carried(rows: DataFrame, key: Sequence[str], carried: Sequence[str]) -> DataFrame:
-    """Gives missing values those of the version that the row ended; a row that ended none misses them for good.
+    """Fill missing values from the version that the row ended; a row that ended none keeps them missing.
 
-    The first of the stored versions has been given its own when it was stored, by versions that are not looked at now.
+    The first of the stored versions got its values when it was stored, from versions that are not read here.
     """
     order = Window.partitionBy(*map(quoted, key)).orderBy("_seq")
     previous = F.lag(F.struct("_op", "_end_seq")).over(order)

@@ -1,11 +1,11 @@
-"""The log as a data source of Spark, for batches and for streams.
+"""The log as a Spark data source, for batches and streams.
 
     forge.pipeline.register(spark)
     spark.read.format("forge").option("url", url).load()
     spark.readStream.format("forge").option("url", url).option("tables", "orders").load()
 
-The frame is `forge.pipeline.changes.CHANGES`. Offsets are cursors; a batch between two of them is read the same at
-every try, in as many tasks as `numPartitions` says, and has at most `maxEventsPerTrigger` changes.
+The frame is `forge.pipeline.changes.CHANGES`. Offsets are cursors; a batch between two of them gives the same rows at
+every attempt, is read by `numPartitions` tasks, and has at most `maxEventsPerTrigger` changes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,13 +34,13 @@ __all__ = ["ForgeSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `forge` known to a session, which then hands its conditions down."""
+    """Register the format `forge` with a session and enable filter pushdown."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(ForgeSource)
 
 
 class ForgePiece(InputPartition):
-    """A piece of a batch, with what a task must know to read it."""
+    """A piece of a batch, with everything that a task needs to read it."""
 
     def __init__(self, scope: Scope, piece: Piece) -> None:
         super().__init__(None)
@@ -49,7 +49,7 @@ class ForgePiece(InputPartition):
 
 
 class ForgeSource(DataSource):
-    """What `format("forge")` stands for."""
+    """The data source behind `format("forge")`."""
 
     @classmethod
     def name(cls) -> str:
@@ -66,7 +66,7 @@ class ForgeSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """Reads the log from where `start` says up to `until`, or up to now."""
+    """Read the log from `start` up to `until`, by default up to now."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -74,7 +74,7 @@ class BatchReader(DataSourceReader):
         self._pieces: list[ForgePiece] | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """What PostgreSQL can leave out is left out there; Spark still looks at every condition itself."""
+        """Push down the conditions that PostgreSQL can apply; Spark still checks every condition itself."""
         self._where = condition(filters)
         return filters
 
@@ -102,7 +102,7 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans on the driver, reads in tasks; what it keeps between calls is only to plan faster."""
+    """Plan on the driver, read in tasks; state between calls only speeds up planning."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -146,7 +146,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition.scope, partition.piece)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept in the database for a stream."""
+        """Do nothing: the database keeps no state for a stream."""
 
     def stop(self) -> None:
         if self._planner is not None:

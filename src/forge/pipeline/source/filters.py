@@ -1,6 +1,7 @@
-"""Conditions of Spark that PostgreSQL can apply to the log: equality and ranges of plain columns.
+"""Translate Spark's filters to SQL on the log: equality and ranges of plain columns.
 
-What cannot be said is left out, so the condition never rejects a row that Spark would keep; Spark applies its own too.
+Other filters are dropped, so the condition never rejects a row that Spark would keep; Spark applies its own filters
+too.
 """
 
 from collections.abc import Iterable
@@ -51,7 +52,7 @@ RANGED: Final = ("version", "at")
 
 
 def condition(filters: Iterable[Filter]) -> str | None:
-    """An SQL condition on a change `l` and its table's version `v`, or None when there is nothing to leave out."""
+    """Return an SQL condition on a change `l` and its table's version `v`, or None when there is none."""
     parts = [part for part in map(_part, filters) if part is not None]
     return " AND ".join(parts) or None
 
@@ -86,7 +87,7 @@ def _equal_op(values: Iterable[Any]) -> str:
 
 
 def _sayable(value: Any) -> bool:
-    """Text that PostgreSQL can hold, whole numbers and instants that know where they are."""
+    """Whether a value has an SQL literal: text that PostgreSQL can store, integers and instants with a time zone."""
     if isinstance(value, str):
         return "\0" not in value
     return isinstance(value, int) or (isinstance(value, datetime) and value.tzinfo is not None)

@@ -1,12 +1,12 @@
-"""Where a stream stands, and what the batch that ends there is made of.
+"""Offsets of a stream: its position, and the content of the batch that ends there.
 
-Spark keeps offsets in its checkpoint and hands them back after a restart, perhaps to another machine. An offset
-therefore says all that is needed to read its batch again, the same: `pieces` lists the parts that tasks read, and none
-of them needs a look at the database to be planned.
+Spark stores offsets in its checkpoint and returns them after a restart, possibly on another machine. An offset
+therefore contains all that is needed to read the same batch again: `pieces` lists the parts that tasks read, and
+planning them needs no query.
 
-A batch is made of pieces of the log between two snapshots, or of shares of tables as they were in a snapshot. Both mean
-the same for ever: what was committed between two snapshots never changes, and a table as of a snapshot is what it is
-now less what the log says happened since.
+A batch consists of pieces of the log between two snapshots, or of shares of tables as of a snapshot. Both are stable:
+the changes committed between two snapshots never change, and a table as of a snapshot is its present content with the
+logged changes since then undone.
 """
 
 from typing import Any, Final
@@ -16,13 +16,13 @@ import msgspec
 from forge.cursor import Cursor, Position
 
 NOWHERE: Final = Position(-1, -1)
-"""Before every position."""
+"""A position before every other."""
 
 
 class LogPiece(msgspec.Struct, frozen=True, tag="log", omit_defaults=True):
-    """Changes that `until` shows and `since` does not, after one position and up to another; `count` of them.
+    """Changes that `until` shows and `since` does not, after one position and up to another; `count` is their number.
 
-    They all lie between two transactions and two days: with these a task finds them by index and partition.
+    They all lie between two transactions and two days, by which a task finds them through index and partition.
     """
 
     since: str
@@ -40,7 +40,7 @@ class LogPiece(msgspec.Struct, frozen=True, tag="log", omit_defaults=True):
 class TableShare(msgspec.Struct, frozen=True, tag="table", omit_defaults=True):
     """Share `share` of `shares` of a tracked table as of a snapshot; of keys from `low` on and below `high`, if given.
 
-    Without `low` and `high` the shares are by a hash of the key. The first share also announces the snapshot.
+    Without `low` and `high` the table is divided by a hash of the key. The first share also announces the snapshot.
     """
 
     tracked: int
@@ -60,10 +60,10 @@ Piece = LogPiece | TableShare
 
 
 class Offset(msgspec.Struct, frozen=True):
-    """All up to `cursor` has been read, but for the `waiting` shares.
+    """Everything up to `cursor` has been read, except the `waiting` shares.
 
-    `generation` is that of the next change; `tables` are the tracked tables whose rows were read or are waiting to be;
-    `stale` those that must be read anew when the cursor has come to the end of its batch.
+    `generation` is that of the next change; `tables` are the tracked tables whose rows were read or are waiting;
+    `stale` are those that must be read again after the cursor has reached the end of its batch.
     """
 
     cursor: Cursor
@@ -74,7 +74,7 @@ class Offset(msgspec.Struct, frozen=True):
     pieces: tuple[Piece, ...] = ()
 
     def dump(self) -> dict[str, Any]:
-        """As Spark keeps it: JSON with texts and numbers only, so what is nested is text."""
+        """Encode the offset for Spark: JSON of texts and numbers only, so nested values are text."""
         return {
             "cursor": str(self.cursor),
             "generation": self.generation,
@@ -86,7 +86,7 @@ class Offset(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, kept: dict[str, Any]) -> "Offset":
-        """What `dump` returned.
+        """Decode the text of `dump`.
 
         >>> from forge.cursor import LogIdentity, Snapshot
         >>> log = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "73", 1)
@@ -105,7 +105,7 @@ class Offset(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> int:
-        """How many changes the batch that ends here has, rows of snapshots by estimate."""
+        """The number of changes of the batch that ends here; rows of snapshots are estimated."""
         return sum(piece.count if isinstance(piece, LogPiece) else piece.rows for piece in self.pieces)
 
 

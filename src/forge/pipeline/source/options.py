@@ -1,4 +1,4 @@
-"""The options of the source, checked once, with an error that says what to write."""
+"""Options of the source, validated once; errors name the valid values."""
 
 import os
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ ROWS_PER_SHARE: Final = 250_000
 
 
 class Options(msgspec.Struct, frozen=True):
-    """`start` is where a stream begins:
+    """`start` is the beginning of a stream:
 
-    - `history`: with each table as it was before the oldest retained change, then all retained changes;
-    - `snapshot`: with each table as it is now, then what changes;
-    - `log`: with the oldest retained change, without the rows that nobody changed since;
-    - `now`: with the next change; or a cursor.
+    - `history`: each table as it was before the oldest retained change, then all retained changes;
+    - `snapshot`: each table's present rows, then new changes;
+    - `log`: the oldest retained change on, without rows that have not changed since;
+    - `now`: the next change on; or a cursor.
     """
 
     url: str
@@ -46,7 +46,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, start: str) -> "Options":
-        """The options as a user of Spark gives them."""
+        """Parse the options of a Spark user."""
         known = {name.lower(): name for name in NAMES}
         for name in given:
             if name.lower() not in known:

@@ -1,13 +1,15 @@
-"""Decides, on the driver, what the next batch of a stream is.
+"""Plan the next batch of a stream, on the driver: an offset in, the next one out.
 
-In goes an offset, out comes the next one, whose pieces tasks can read without asking again. What always holds:
+Tasks read the pieces of the new offset without another query for planning.
 
-- A batch has at most as many changes as it may, however large the backlog is; the rest is planned already and kept in
-  memory as positions only, so a backlog is looked through once.
-- A table is read as a whole when it is first seen, and again when its definition changed or something happened to it
-  that the log could not say row by row. Then a generation begins: the rows come after all that the snapshot shows and
+Invariants:
+
+- A batch has at most the configured number of changes, whatever the backlog; the rest is already planned and kept in
+  memory as positions only, so a backlog is scanned once.
+- A table is read as a whole when it is first seen, and again after its definition changed or an event that the log
+  could not record row by row. Then a generation begins: the rows come after all changes that the snapshot shows and
   before all that it does not (see `forge.pipeline.changes`).
-- An offset is handed out only when a crash of the server cannot undo what it stands on (`flushed`).
+- An offset is returned only when a crash of the server cannot undo the commits that it covers (`flushed`).
 """
 
 import time
@@ -32,7 +34,7 @@ RESNAPSHOT: Final = "forge pipeline run --resnapshot reads the tables anew and g
 
 
 class Cut(NamedTuple):
-    """Changes up to a position; `whole` when something of a whole table may be among them."""
+    """Changes up to a position; `whole` when whole-table events may be among them."""
 
     last: Position
     changes: int
@@ -44,7 +46,7 @@ class Cut(NamedTuple):
 
 
 def joined(cuts: Sequence[Cut], most: int) -> list[Cut]:
-    """Neighbours put together as long as they have no more than so many changes.
+    """Join neighbouring cuts as long as they have no more than the given number of changes.
 
     >>> cuts = [Cut(Position(n, 0), 10, n, n, "2026-01-01", "2026-01-01", n == 2) for n in range(1, 4)]
     >>> [(cut.last.rank, cut.changes, cut.lowest, cut.highest, cut.whole) for cut in joined(cuts, 20)]
@@ -68,7 +70,7 @@ def joined(cuts: Sequence[Cut], most: int) -> list[Cut]:
 
 
 def tracked(connection: Connection, tables: Sequence[str] | None) -> list[tuple[Any, ...]]:
-    """The tables that are tracked, or those of them that are named; raises when one of these is not."""
+    """Return the tracked tables, or the named ones; raise when a named table is not tracked."""
     rows = connection.execute(source_query("tracked"), {"tables": None if tables is None else list(tables)}).fetchall()
     for wanted in tables or ():
         if not any(wanted in (row[2], f"{row[1]}.{row[2]}") for row in rows):
@@ -77,7 +79,7 @@ def tracked(connection: Connection, tables: Sequence[str] | None) -> list[tuple[
 
 
 class Planner:
-    """Plans the batches of one stream over one connection."""
+    """Plan the batches of one stream over one connection."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -100,7 +102,7 @@ class Planner:
         self.connection.close()
 
     def initial(self) -> Offset:
-        """Where a new stream begins."""
+        """Return the offset at which a new stream begins."""
         start, generation = self._options.start, self._options.generation
         if start in ("history", "log"):
             offset = Offset(Cursor(self.identity, START), generation)
@@ -113,13 +115,14 @@ class Planner:
         return Offset(offset.cursor, generation, tuple(row[0] for row in self._tracked()))
 
     def settle(self, until: Cursor | None = None) -> None:
-        """From now on plan nothing that is committed later than this cursor, or than this call."""
+        """Limit planning to commits up to this cursor, or up to this call."""
         if until is not None and until.log != self.identity:
             raise CursorForeign("the option until is a cursor of another log", fix="use a cursor of this database")
         self._target = until.snapshot if until is not None else self._now()
 
     def next(self, offset: Offset, most: int | None) -> Offset:
-        """The offset after the next batch of at most so many changes; the same one when there is nothing to read."""
+        """Return the offset after the next batch of at most `most` changes; the same offset when there is nothing to
+        read."""
         self._check(offset.cursor)
         if not offset.waiting and offset.cursor.last is None:
             offset = self._with_new_tables(offset)
@@ -133,7 +136,7 @@ class Planner:
                 "the stream stands in another log, or in this one before a failover or restore", fix=RESNAPSHOT
             )
         if cursor.snapshot == START and cursor.last is None:
-            return  # all that is retained follows; that a planned piece is whole is seen when it is read
+            return  # all retained changes follow; whether a planned piece is complete is checked when it is read
         values = {
             **cursor.snapshot.bounds,
             **_position(cursor.last or NOWHERE),
@@ -147,7 +150,7 @@ class Planner:
             raise CursorExpired("what follows the stream's offset has been trimmed from the log", fix=RESNAPSHOT)
 
     def _with_new_tables(self, offset: Offset) -> Offset:
-        """The offset with shares waiting for tables that no one has read yet, or that are stale."""
+        """Return the offset with shares waiting for tables that are new or stale."""
         tracked = {row[0]: row for row in self._tracked()}
         fresh = [number for number in tracked if number not in offset.tables or number in offset.stale]
         known = tuple(tracked)
@@ -163,9 +166,9 @@ class Planner:
         return Offset(offset.cursor, generation, known, (), shares)
 
     def _time_of(self, snapshot: Snapshot) -> str:
-        """When a snapshot was taken, as far as rows need to know: the oldest change comes after the first one.
+        """Return the time of a snapshot for its rows: the oldest change comes after the first snapshot.
 
-        By the clock of the database: as-of compares it to instants that were recorded there.
+        It is by the clock of the database, because as-of compares it to instants recorded there.
         """
         row = self.connection.execute(source_query("times"), {"first": self.first_id}).fetchone()
         assert row is not None
@@ -206,7 +209,7 @@ class Planner:
         return None if row is None or row[0] is None else (row[0], row[1])
 
     def _rows(self, offset: Offset, most: int | None) -> Offset:
-        """A batch of waiting shares: at least one, and as many as may be."""
+        """Return a batch of waiting shares: at least one, and as many as fit."""
         taken, rows = 0, 0
         for share in offset.waiting:
             if taken and most is not None and rows + share.rows > most:
@@ -216,7 +219,7 @@ class Planner:
         return Offset(offset.cursor, offset.generation, offset.tables, (), left, pieces)
 
     def _changes(self, offset: Offset, most: int | None) -> Offset:
-        """A batch of the log: up to the end of the window that the cursor stands in, or of a new one."""
+        """Return a batch of the log: up to the end of the cursor's window, or of a new one."""
         cursor = offset.cursor
         after = cursor.last or NOWHERE
         if not (self._planned and self._planned[0].after == after and self._window == cursor.snapshot):
@@ -239,7 +242,7 @@ class Planner:
         )
 
     def _plan(self, offset: Offset, after: Position, most: int | None) -> None:
-        """Cut what follows the cursor into pieces. What was looked through before and found empty is left out."""
+        """Cut the log after the cursor into pieces. Ranges already scanned and found empty are skipped."""
         cursor = offset.cursor
         since = cursor.snapshot
         if cursor.until is not None:
@@ -282,7 +285,7 @@ class Planner:
             self._seen = (cursor.snapshot, until)
 
     def _stale(self, piece: LogPiece) -> list[int]:
-        """The tables that must be read anew after a piece."""
+        """Return the tables that must be read again after a piece."""
         values = {
             **Snapshot.parse(piece.since).bounds,
             **self._scope(),
@@ -302,7 +305,7 @@ class Planner:
         return {"first": self.first_id, "tables": self._tables}
 
     def _now(self) -> Snapshot:
-        """The snapshot now, once it is safe to keep: a crash does not undo what it shows."""
+        """Return the present snapshot, once it is durable: a crash does not undo the commits that it shows."""
         with typed_errors():
             row = self.connection.execute(source_query("head")).fetchone()
             assert row is not None

@@ -1,4 +1,4 @@
--- settings: What a session of the source needs: the planner must never scan the log for a small window.
+-- settings: Settings of a session of the source: the planner must never scan the log for a small window.
 SELECT set_config('TimeZone', 'UTC', false),
        set_config('enable_seqscan', 'off', false),
        set_config('max_parallel_workers_per_gather', '0', false),
@@ -6,10 +6,10 @@ SELECT set_config('TimeZone', 'UTC', false),
        set_config('work_mem', '64MB', false),
        set_config('statement_timeout', '0', false);
 
--- head: The snapshot now, how far the WAL must be flushed for it to be safe to keep, and how far it is.
+-- head: The present snapshot, the WAL position that must be flushed before it is durable, and the flushed position.
 SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text;
 
--- tracked: The tables that are tracked now, each with its newest version, its key if that is one whole number, and its size.
+-- tracked: The tracked tables, each with its newest version, its key if that is one integer, and its size.
 SELECT t.id, v.schema_name, v.table_name, v.id, v.key_columns,
        (SELECT c.type FROM jsonb_to_recordset(v.columns) c (name text, type text) WHERE ARRAY[c.name] = v.key_columns),
        greatest(coalesce((SELECT sum(greatest(c.reltuples, 0)) FROM pg_class c WHERE c.oid IN (SELECT forge.relations_of(r.table_oid))), 0), 0)::bigint,
@@ -22,11 +22,11 @@ JOIN LATERAL (SELECT * FROM forge.table_version v WHERE v.tracked_table = t.id O
 WHERE %(tables)s::text[] IS NULL OR v.table_name = ANY (%(tables)s) OR v.schema_name || '.' || v.table_name = ANY (%(tables)s)
 ORDER BY t.id;
 
--- times: When the oldest retained change was written, and the time.
+-- times: The write time of the oldest retained change, and the present time.
 SELECT min(l.at), clock_timestamp() FROM forge.forge_event_log l WHERE l.id >= %(first)s;
 
--- survey: What lies between two snapshots after a position, by stretches of 1024 places: how many changes, the transactions and
--- days that they span, and whether a table was defined anew or changed in a way that was not logged.
+-- survey: The changes between two snapshots after a position, in ranges of 1024 positions: their number, the
+-- transactions and days that they span, and whether a table was redefined or changed without a log entry per row.
 SELECT coalesce(l.rank, l.id) >> 10, count(*), min(l.transaction_id)::text::bigint, max(l.transaction_id)::text::bigint,
        min(l.day)::text, max(l.day)::text, bool_or(l.op IN ('S', 'X'))
 FROM forge.forge_event_log l
@@ -38,7 +38,7 @@ WHERE {after_snapshot}
 GROUP BY coalesce(l.rank, l.id) >> 10
 ORDER BY coalesce(l.rank, l.id) >> 10;
 
--- plan: As survey, exactly, in `parts` pieces or in as many as it takes for at most `step` changes each.
+-- plan: Like survey but exact, in `parts` pieces or in as many as needed for at most `step` changes each.
 SELECT w.piece, count(*), max(ARRAY[w.place, w.id]), min(w.transaction_id)::text::bigint, max(w.transaction_id)::text::bigint,
        min(w.day)::text, max(w.day)::text, bool_or(w.op IN ('S', 'X'))
 FROM (
@@ -54,8 +54,8 @@ FROM (
 GROUP BY w.piece
 ORDER BY w.piece;
 
--- stale: The tables that must be read anew after what lies between two snapshots and two positions: not those that are logged for
--- the first time, whose rows are read when they are seen.
+-- stale: The tables that must be read again after the changes between two snapshots and two positions: not tables that
+-- are logged for the first time, whose rows are read when they are first seen.
 SELECT DISTINCT v.tracked_table
 FROM forge.forge_event_log l
 JOIN forge.table_version v ON v.id = l.version
@@ -70,7 +70,8 @@ WHERE {after_snapshot}
   AND NOT (l.op = 'S' AND l.context IS NULL AND NOT EXISTS (
       SELECT FROM forge.table_version o WHERE o.tracked_table = v.tracked_table AND o.id < v.id));
 
--- waiting: How many changes are committed that a snapshot does not show, after a position, and when the oldest was written.
+-- waiting: The number of committed changes that a snapshot does not show, after a position, and the write time of the
+-- oldest.
 SELECT count(*), min(l.at)
 FROM forge.forge_event_log l
 WHERE {after_snapshot}
@@ -102,12 +103,12 @@ SELECT %(generation)s, %(name)s, 'snapshot', %(schema)s, %(table)s, %(version)s,
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
 WHERE %(first_share)s;
 
--- keyed_rows: Those as the frame of changes.
+-- keyed_rows: The rows of a snapshot as the frame of changes, in a table with a key.
 SELECT %(generation)s || '!', %(name)s || ':' || k.row_id, 'read', %(schema)s, %(table)s, %(version)s, k.row_id, NULL::json, k.image, NULL::json,
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text
 FROM ({images}) k;
 
--- counted_rows: Those as the frame of changes.
+-- counted_rows: The rows of a snapshot as the frame of changes, in a table without a key.
 SELECT %(generation)s || '!' || lpad(k.n::text, 12, '0'), %(name)s || ':' || k.n, 'read', %(schema)s, %(table)s, %(version)s,
        NULL::text, NULL::json, k.image, NULL::json,
        %(at)s::timestamptz, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::json, NULL::text, NULL::text

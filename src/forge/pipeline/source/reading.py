@@ -1,7 +1,7 @@
-"""Reads one piece of a batch, in a task: rows as PostgreSQL's COPY prints them become Arrow batches.
+"""Read one piece of a batch, in a task: rows in PostgreSQL's COPY format become Arrow batches.
 
-No row is touched by Python on its way, and no more than `BLOCK` bytes (or one row) are held at a time. A piece is read
-the same at every try: a piece of the log must have as many changes as were planned, or CursorExpired is raised.
+Python handles no single rows, and at most `BLOCK` bytes (or one row) are in memory at a time. Every attempt reads the
+same rows: a piece of the log must have the planned number of changes, or CursorExpired is raised.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ ARROW: Final = pa.schema(
         pa.field("application_name", pa.string()),
     ]
 )
-"""`forge.pipeline.changes.CHANGES` as Arrow has it; a test holds the two together."""
+"""`forge.pipeline.changes.CHANGES` as an Arrow schema; a test checks that the two agree."""
 
 _PARSE: Final = csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False, newlines_in_values=False)
 _CONVERT: Final = csv.ConvertOptions(column_types=ARROW, null_values=["\\N"], strings_can_be_null=True)
@@ -52,11 +52,11 @@ _STANDS_FOR: Final = (
     *(("\\" + letter, character) for letter, character in zip("bfnrtv", "\b\f\n\r\t\v", strict=True)),
     ("\0", "\\"),
 )
-"""What COPY writes for what it must not write as it is. A text of PostgreSQL's never has a NUL."""
+"""COPY's escapes for special characters. A PostgreSQL text never contains a NUL."""
 
 
 class Scope:
-    """Whose changes are read: what every piece of a stream has in common."""
+    """The scope common to every piece of a stream."""
 
     def __init__(
         self, url: str, log: str, first_id: int, tables: tuple[str, ...] | None, where: str | None = None
@@ -70,7 +70,7 @@ class Scope:
 
 
 def read(scope: Scope, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """The changes of a piece, in no particular order."""
+    """Yield the changes of a piece, unordered."""
     with typed_errors(), connect(scope.url) as connection:
         connection.execute(source_query("settings"))
         if isinstance(piece, LogPiece):
@@ -116,7 +116,7 @@ def _copied_share(connection: Connection, scope: Scope, share: TableShare) -> It
 
 
 def _copied(connection: Connection, statement: str) -> Iterator[pa.RecordBatch]:
-    """By libpq itself: psycopg's own loop takes longer for a row than PostgreSQL does."""
+    """Copy with libpq directly: psycopg's own loop takes longer per row than PostgreSQL does."""
     rows: list[bytes | memoryview] = []
     size = 0
     for row in _lines(connection.pgconn, f"COPY ({statement}) TO STDOUT".encode()):
@@ -156,7 +156,7 @@ def _failure(server: pq.abc.PGconn, result: pq.abc.PGresult) -> Error:
 
 
 def _batches(block: bytes) -> list[pa.RecordBatch]:
-    """Lines as COPY prints them: tabs between fields, `\\N` for NULL, a backslash before what is not as it is."""
+    """Convert COPY lines to batches: tabs between fields, `\\N` for NULL, a backslash before escaped characters."""
     table = csv.read_csv(
         pa.BufferReader(block),
         read_options=csv.ReadOptions(column_names=ARROW.names, use_threads=False, block_size=len(block) + 1),

@@ -1,9 +1,9 @@
-"""The statements that read a share of a table as of a snapshot.
+"""Statements that read a share of a table as of a snapshot.
 
-No snapshot is held open while a table is read: each share is read in a snapshot of its own and rewound
-(`forge.changelog.rewind`), and all shares together are the table as of the one that was asked for, at every try.
+No snapshot is held open while a table is read: each share is read in its own snapshot and rewound
+(`forge.changelog.rewind`), and all shares together are the table as of the requested snapshot, at every attempt.
 
-When the table was truncated or redefined since, its rows cannot be told any more, and there are none: what happened
+When the table was truncated or redefined since, its rows cannot be reconstructed, and the share is empty: the event
 comes later in the stream, and with it the end of these rows or a new read of the table.
 """
 
@@ -20,14 +20,14 @@ from forge.postgres.names import quoted
 
 
 class TableAsOf(NamedTuple):
-    """A table as of a snapshot: SQL for its rows, or None when they cannot be told any more."""
+    """A table as of a snapshot: SQL for its rows, or None when they cannot be reconstructed."""
 
     now: CurrentTable
     images: str | None
 
 
 def statements(connection: Connection, share: TableShare, log: str, first_id: int) -> Iterator[str]:
-    """What to run, in order, in the transaction that was begun: the announcement of the snapshot, then the rows."""
+    """Yield the statements to run in the open transaction: the announcement of the snapshot, then the rows."""
     then = as_of(connection, share.tracked, Snapshot.parse(share.snapshot), first_id, share)
     if then is None:
         return
@@ -50,9 +50,9 @@ def statements(connection: Connection, share: TableShare, log: str, first_id: in
 def as_of(
     connection: Connection, tracked: int, snapshot: Snapshot, first_id: int, share: TableShare | None = None
 ) -> TableAsOf | None:
-    """A tracked table, or a share of it, as of a snapshot; None when it is not tracked any more.
+    """Return a tracked table, or a share of it, as of a snapshot; None when it is not tracked.
 
-    To be called first in a transaction, and what it returns is to be run in the same one.
+    It must be the first call in a transaction, and its result must run in the same transaction.
     """
     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
     row = connection.execute(rewind.rewind_query("tables"), {"table": tracked, "first_table": 0}).fetchone()
@@ -73,7 +73,7 @@ def as_of(
 
 
 def _belongs(share: TableShare, table: CurrentTable) -> tuple[str, str]:
-    """Two conditions for what belongs to a share: of a row in the table, and of a change in the log."""
+    """Return two conditions for membership in a share: of a row in the table, and of a change in the log."""
     if share.shares == 1:
         return "true", "true"
     if share.key is None:

@@ -1,4 +1,4 @@
-"""The source's queries, and how values come into those that COPY runs, which takes no parameters."""
+"""Queries of the source, and the binding of values into COPY statements, which take no parameters."""
 
 from typing import Any, Final
 
@@ -11,5 +11,5 @@ source_query: Final = query_file("forge.pipeline.source")
 
 
 def bound(connection: Connection, statement: Any, values: dict[str, Any]) -> str:
-    """The statement with its values written into it."""
+    """Return the statement with its values as literals."""
     return psycopg.ClientCursor(connection).mogrify(statement, values)

@@ -1,12 +1,12 @@
-"""Compares a lake with its database at one snapshot: counts and hashes of rows by slices, then rows that differ.
+"""Compare a lake with its database at one snapshot: counts and hashes of rows by slice, then the rows that differ.
 
-Both sides hash each row by the same text (`forge.pipeline.silver.texts`): Spark makes it of the typed columns of the
-lake, PostgreSQL of the rows as they were in the snapshot, so it is exact while traffic goes on. Slices whose count and
-sum of hashes agree are equal; only the rows of the others are fetched, as keys and hashes, and compared. A row that
-differs because it did not fit its types, and is in quarantine as it is in the database, is reported as such.
+Both sides hash each row by the same text (`forge.pipeline.silver.texts`): Spark builds it from the typed columns of the
+lake, PostgreSQL from the rows as of the snapshot, so the comparison is exact under concurrent writes. Slices with the
+same count and sum of hashes are equal; only the rows of the others are fetched, as keys and hashes, and compared. A row
+that differs because it did not fit its types, and whose quarantined version equals the database, is reported as such.
 
-Excluded columns are on neither side, masked ones are compared as they are masked. A variant is not compared: it does
-not keep the text that it was made of.
+Excluded columns are on neither side; masked ones are compared in masked form. A variant is not compared: it does not
+keep its original text.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ def verify(
     snapshot: str,
     slices: int = 64,
 ) -> Report:
-    """Compare the tables, all that are tracked and in the lake unless named, as of a snapshot of the database.
+    """Compare tables, by default all that are tracked and in the lake, as of a snapshot of the database.
 
-    The snapshot is the one that the lake stands at; the lake must not move on meanwhile. HistoryUnavailable is raised
-    when the log cannot tell how a table was then, because it was truncated or defined anew since: after the next batch
-    it can.
+    The snapshot is the lake's position; the lake must not advance during the comparison. HistoryUnavailable is raised
+    when the log cannot reconstruct a table at the snapshot, because it was truncated or redefined since; after the next
+    batch it can.
     """
     known = bronze.definitions(spark, lake)
     reports: list[TableReport] = []

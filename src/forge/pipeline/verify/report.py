@@ -1,4 +1,4 @@
-"""What a comparison of a lake with its database found."""
+"""Results of comparing a lake with its database."""
 
 from typing import Final, Literal
 
@@ -16,11 +16,11 @@ _SAID: Final[dict[Kind, str]] = {
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A row that is only in the database (`missing`), only in the lake (`extra`), in both but not the same (`changed`),
-    or that differs because it is in quarantine, or only in columns whose values were taken out of the log before the
-    lake read them.
+    """A row that is only in the database (`missing`), only in the lake (`extra`), in both with different values
+    (`changed`), or that differs because it is in quarantine, or only in columns that were redacted in the log before
+    the lake read them.
 
-    `key` is the key as one word, or a hash of the row if the table has no key; `columns` are those that are changed.
+    `key` is the key as one word, or a hash of the row if the table has no key; `columns` are the changed columns.
 
     >>> print(Difference("public.orders", "7", "changed", ("total", "state")))
     public.orders: row 7 is another one in the lake: total, state
@@ -37,11 +37,11 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class TableReport(msgspec.Struct, frozen=True):
-    """A table: how many rows each side has, how many differ in which way, and the first of these.
+    """The result of one table: the row counts of both sides, the number of differences by kind, and the first of these.
 
-    `differing` is `missing`, `extra` and `changed` together; rows that are in quarantine are not among them, nor are
-    those that are `redacted`, which was intended.
-    `left_out` are columns that were not compared, because their types in the lake keep no text: variants.
+    `differing` is the sum of `missing`, `extra` and `changed`; it excludes rows in quarantine and `redacted` rows,
+    whose difference is intended. `left_out` are columns that were not compared, because their types in the lake keep no
+    text: variants.
     """
 
     table: str
@@ -58,12 +58,12 @@ class TableReport(msgspec.Struct, frozen=True):
 
     @property
     def equal(self) -> bool:
-        """Whether the lake has just the rows of the database: not when some are in quarantine instead."""
+        """Whether the lake has exactly the rows of the database; false when some are in quarantine."""
         return self.differing == 0 and self.quarantined == 0
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All tables that were compared, at the snapshot."""
+    """The results of all compared tables, at the snapshot."""
 
     snapshot: str
     tables: list[TableReport]
@@ -74,5 +74,5 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """How many rows the database has in these tables."""
+        """The number of rows of these tables in the database."""
         return sum(table.database for table in self.tables)

@@ -1,7 +1,7 @@
-"""The two sides of a comparison: a table in the lake, and the same in the database as of a snapshot.
+"""Both sides of a comparison: a table in the lake, and the same table in the database as of a snapshot.
 
-Both give the count and the sum of the hashes of each slice, and the rows of slices: key, hash, and a short hash for
-each column. They hash the same texts (`forge.pipeline.silver.texts`), so equal rows have equal hashes.
+Both return the count and the sum of hashes per slice, and the rows of slices: key, hash, and a short hash per column.
+They hash the same texts (`forge.pipeline.silver.texts`), so equal rows have equal hashes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,16 +24,15 @@ from forge.postgres.connection import Connection
 from forge.postgres.names import quoted as sql_quoted
 
 Sums = dict[int, tuple[int, int]]
-"""The count and the sum of the hashes of each slice."""
+"""The count and the sum of hashes per slice."""
 
 _SHORT: Final = 8
-"""How many digits the short hash of a column has."""
+"""The number of digits of a column's short hash."""
 
 
 class Row(NamedTuple):
-    """A row as both sides give it: `id` is what its key hashes to, or the row in a table without one, `key` the key for
-    people, `seq` where the lake has the row from, `redacted` the columns that were taken out before the lake read them.
-    """
+    """A row of either side: `id` is the hash of its key, or of the row in a table without one, `key` the key for
+    display, `seq` the lake's change of the row, `redacted` the columns redacted before the lake read them."""
 
     id: str
     key: str
@@ -43,7 +42,7 @@ class Row(NamedTuple):
     redacted: frozenset[str] = frozenset()
 
     def differs(self, other: "Row", names: Sequence[str]) -> tuple[str, ...]:
-        """The columns that two rows differ in."""
+        """Return the columns in which two rows differ."""
         places = range(0, len(names) * _SHORT, _SHORT)
         return tuple(
             name
@@ -53,7 +52,7 @@ class Row(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A column that both sides have: as the database defines it, and its name and type in the lake."""
+    """A column of both sides: its definition in the database, and its name and type in the lake."""
 
     column: values.Column
     name: str
@@ -61,7 +60,7 @@ class Compared(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What is compared: the columns, and which of them are the key."""
+    """The compared columns, and the key among them."""
 
     name: str
     columns: tuple[Compared, ...]
@@ -77,7 +76,7 @@ class Table(NamedTuple):
 
     @property
     def whole_key(self) -> Compared | None:
-        """The key, if it is one whole number."""
+        """The key, if it is one integer."""
         if len(self.key) != 1:
             return None
         only = self.columns[self.key_places[0]]
@@ -85,7 +84,7 @@ class Table(NamedTuple):
 
 
 class InLake:
-    """A table in the lake, of one version of its Delta table."""
+    """A table in the lake, at one version of its Delta table."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         newest = spark.sql(f"DESCRIBE HISTORY delta.{quoted(path)} LIMIT 1").first()
@@ -97,7 +96,7 @@ class InLake:
         return {field.name: field.dataType for field in self._frame.schema}
 
     def bounds(self, key: Compared) -> tuple[int, int] | None:
-        """The smallest and the largest key; None without rows."""
+        """Return the smallest and the largest key; None without rows."""
         found = self._frame.agg(F.min(quoted(key.name)), F.max(quoted(key.name))).first()
         return None if found is None or found[0] is None else (found[0], found[1])
 
@@ -120,7 +119,7 @@ class InLake:
             key = F.col(quoted(whole.name))
             frame = frame if low is None else frame.where(key >= low)
             frame = frame if high is None else frame.where(key < high)
-        # A step for each use of what the one before has computed.
+        # One step per use of the previous step's results.
         texts = [text(F.col(quoted(each.name)), each.type) for each in table.columns]
         about = ["_seq", "_redacted"]
         if "_redacted" not in frame.columns:
@@ -141,7 +140,7 @@ class InLake:
 
 
 class InDatabase:
-    """A tracked table as of a snapshot, in a transaction that was begun for it."""
+    """A tracked table as of a snapshot, in its own transaction."""
 
     def __init__(self, connection: Connection, tracked: int, snapshot: Snapshot, first_id: int) -> None:
         self._connection = connection
@@ -181,7 +180,7 @@ class InDatabase:
         return [Row(*row) for row in self._run(statement)]
 
     def _within(self, table: Table, low: int | None, high: int | None) -> str:
-        """SQL for the rows whose keys are in a range."""
+        """Return SQL for the rows whose keys are in a range."""
         whole = table.whole_key
         if whole is None or (low is None and high is None):
             return self._images
@@ -191,7 +190,7 @@ class InDatabase:
         return self._told(then.images if then is not None else None)
 
     def read(self, table: Table, slices: Slices, images: Sequence[str]) -> list[Row]:
-        """Images as rows."""
+        """Convert images to rows."""
         given = "SELECT i.n AS row_id, i.image::json AS image FROM unnest({given}::text[]) WITH ORDINALITY i (image, n)"
         rows = _sql_hashed(given, table, slices)
         statement = f"SELECT s.id, s.key, s.hash, s.columns FROM ({rows}) s ORDER BY s.row_id"
@@ -203,7 +202,7 @@ class InDatabase:
 
 
 def _sql_hashed(images: str, table: Table, slices: Slices) -> str:
-    """SQL for the key, the slice, the hash and the columns' short hashes of each of these images."""
+    """Return SQL for the key, the slice, the hash and the columns' short hashes of each of these images."""
     record = ", ".join(
         f"{sql_quoted(each.column.name)} {'json' if each.column.kind == 'jsonb' else 'text'}" for each in table.columns
     )
@@ -219,7 +218,7 @@ def _sql_hashed(images: str, table: Table, slices: Slices) -> str:
     return (
         f"SELECT k.row_id, h.id, {word} AS key, {slice} AS slice, {_sql_number('h.md5')} AS hash, {columns} AS columns"
         f" FROM ({images}) k CROSS JOIN LATERAL json_to_record(k.image) r ({record})"
-        # OFFSET keeps the planner from computing a text wherever it is used.
+        # OFFSET keeps the planner from computing a text at each of its uses.
         f" CROSS JOIN LATERAL (SELECT {named} OFFSET 0) t"
         f" CROSS JOIN LATERAL (SELECT {sql_md5(sql_joined(places))} AS md5,"
         f" {sql_md5(sql_joined(keys or places))} AS id OFFSET 0) h"
@@ -227,7 +226,7 @@ def _sql_hashed(images: str, table: Table, slices: Slices) -> str:
 
 
 def _member(column: values.Column) -> str:
-    """SQL for the text that the lake has for a value of an image."""
+    """Return SQL for the lake's text of a value of an image."""
     name = f"r.{sql_quoted(column.name)}"
     if column.kind != "jsonb":
         return name
@@ -235,7 +234,7 @@ def _member(column: values.Column) -> str:
 
 
 def comparable(columns: Iterable[values.Column], names: dict[str, str], types: dict[str, DataType]) -> list[Compared]:
-    """The columns that can be compared: not hidden, and no variants."""
+    """Return the columns that can be compared: neither hidden nor variants."""
     shown = [column for column in columns if column.kind != "hidden"]
     for column in shown:
         if names[column.name] not in types:
@@ -257,7 +256,7 @@ def _md5(value: Column) -> Column:
 
 
 def _word(keys: Sequence[Column]) -> Column:
-    """The key as one word."""
+    """Return the key as one word."""
     return keys[0] if len(keys) == 1 else F.to_json(F.array(*keys))
 
 

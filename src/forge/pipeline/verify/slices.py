@@ -1,7 +1,7 @@
-"""How rows are divided, alike in Spark and in PostgreSQL: a row in, the number of its slice out.
+"""Slices of rows, identical in Spark and in PostgreSQL: a row in, the number of its slice out.
 
-A key of one whole number is divided by ranges, so that both sides find the rows of a slice without looking at all the
-others. Anything else is divided by a hash.
+A key of one integer is divided by ranges, so that both sides find the rows of a slice without scanning the others. Any
+other key is divided by a hash.
 """
 
 from collections.abc import Iterable
@@ -17,15 +17,15 @@ class ByHash(NamedTuple):
     number: int
 
     def slice(self, hash: Column, key: Column) -> Column:
-        """The slice of a row in Spark."""
+        """Return the slice of a row in Spark."""
         return (hash % self.number).cast("int")
 
     def sql_slice(self, hash: str, key: str) -> str:
-        """The same in SQL."""
+        """Return the slice of a row in SQL."""
         return f"mod({hash}, {self.number})::integer"
 
     def range(self, slices: Iterable[int]) -> tuple[int | None, int | None]:
-        """The keys of slices: from, and below; None for no bound."""
+        """Return the key range of slices, from and below; None for no bound."""
         return None, None
 
 
@@ -44,7 +44,7 @@ class ByRange(NamedTuple):
 
     @classmethod
     def over(cls, low: int, high: int, number: int) -> "ByRange":
-        """About `number` slices."""
+        """Divide the keys into about `number` slices."""
         return cls(low, high, max(0, ((high - low) // number).bit_length()))
 
     def slice(self, hash: Column, key: Column) -> Column:

@@ -1,4 +1,4 @@
-"""Compares one table: sums of both sides by slices, then the rows of those that differ."""
+"""Compare one table: the sums of both sides by slice, then the rows of differing slices."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,14 +16,14 @@ from forge.pipeline.verify.sides import InDatabase, InLake, Row, Sums, Table, co
 from forge.pipeline.verify.slices import ByHash, ByRange, Slices
 
 SHOWN: Final = 20
-"""How many differences of a table are listed; they are counted all the same."""
+"""The number of differences that are listed per table; all are counted."""
 
 AT_ONCE: Final = 200_000
-"""How many rows of both sides are looked at together, unless a single slice has more."""
+"""The number of rows of both sides that are compared together, unless a single slice has more."""
 
 
 class Misfits(NamedTuple):
-    """What is in quarantine of a table: rows as they would be, and the newest removal of each row."""
+    """The quarantine of a table: rows as they would be, and the newest removal of each row."""
 
     rows: Counter[tuple[str, int]]
     removed: dict[str, list[str]]
@@ -37,7 +37,7 @@ def compare(
     there: InDatabase,
     slices: int,
 ) -> TableReport:
-    """Compare a table, whose columns have these names in the lake."""
+    """Compare a table whose columns have these names in the lake."""
     here = InLake(spark, lake.current(definition.name))
     columns = comparable(definition.columns, names, here.types)
     table = Table(definition.name, tuple(columns), definition.key)
@@ -75,7 +75,7 @@ def _division(table: Table, here: InLake, slices: int) -> Slices:
 
 
 def _parts(slices: Sequence[int], stored: Sums, held: Sums) -> Iterator[list[int]]:
-    """The slices in parts, of as many rows as are looked at together."""
+    """Divide the slices into parts of at most the number of rows that are compared together."""
     part: list[int] = []
     rows = 0
     for slice in slices:
@@ -90,7 +90,7 @@ def _parts(slices: Sequence[int], stored: Sums, held: Sums) -> Iterator[list[int
 
 
 def _misfits(spark: SparkSession, lake: Lake, table: Table, there: InDatabase, slices: Slices) -> Misfits:
-    """What is in quarantine, read as the database reads its own rows."""
+    """Return the quarantined rows, read in the same way as the database reads its own rows."""
     found = Misfits(Counter(), defaultdict(list))
     if not exists(spark, lake.quarantine):
         return found
@@ -140,7 +140,7 @@ def _differences(table: Table, rows: Iterable[Row], copies: Iterable[Row], misfi
 
 
 def _counted(table: Table, rows: Iterable[Row], copies: Iterable[Row], misfits: Misfits) -> Iterator[Difference]:
-    """Without a key: how often each row is there."""
+    """Count the occurrences of each row in a table without a key."""
     stored, held = Counter(row.id for row in rows), Counter(copy.id for copy in copies)
     inserted = Counter({id: number for (id, _), number in misfits.rows.items()})
     for id, number in sorted((stored - held).items()):
