@@ -108,11 +108,11 @@ class ConsumerNode:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.settings = settings
         self.told: Callable[[], Awaitable[None]] = _nobody
-        """Called when how the consumers fare has been written down anew."""
+        """Called after the state of the consumers was stored again."""
         self.working = asyncio.Event()
         """Set while the node has a lease."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when `running` is, by itself."""
+        """Done when `running` ends without being stopped."""
         self._url = url
         self._held: dict[int, _Held] = {}
         self._totals: dict[tuple[str, int], Counts] = {}

@@ -46,9 +46,9 @@ class OutboxNode:
     def __init__(self, url: str, routes: Routes, settings: Settings = Settings()) -> None:  # noqa: B008
         self.routes = routes
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when a worker ends by itself, with why."""
+        """Done when a worker ends without being stopped, with the reason."""
         self.told: Callable[[], Awaitable[None]] = _nobody
-        """Called when the outbox is not what it was."""
+        """Called when the outbox has changed."""
         self._url = url
         self.settings = settings
         self.workers = [
