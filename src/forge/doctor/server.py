@@ -17,7 +17,7 @@ def version(case: Case) -> Iterator[Finding]:
 
 
 def standby(case: Case) -> Iterator[Finding]:
-    """Check that the server is a primary: the snapshots of a standby miss running writers, so they cannot read the log."""
+    """Check that the server is a primary: a standby's snapshots miss running writers, so it cannot read the log."""
     if value(case, "SELECT pg_is_in_recovery()"):
         yield problem(
             "standby",

@@ -17,8 +17,7 @@ from forge.versions.operation import typed
 
 @contextmanager
 def stamped(connection: Connection) -> Iterator[int]:
-    """Return the stamp of a change that is journaled inside; the transaction must already hold the locks on what it
-    changes."""
+    """Yield the stamp of a change that is journaled inside; the transaction must already hold its locks."""
     row = connection.execute("SELECT forge_versions.own_stamp()").fetchone()
     assert row is not None
     yield int(row[0])

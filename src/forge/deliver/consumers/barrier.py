@@ -6,8 +6,8 @@ everything before it and before everything after it. A paused or failing shard b
 
 Shards read at different moments. When two transactions changed two whole tables concurrently, two shards may see these
 changes in a different order, and then each waits for the other. When all shards wait, one of the changes is handled by
-the shards that wait for it; a shard that arrives later finds it handled. Only in this case may a row of that table that
-was changed before the whole-table change be handled after it.
+the first shard that waits for it; a shard that arrives later finds it handled. Only in this case may a row of that
+table that was changed before the whole-table change be handled after it.
 """
 
 import logging

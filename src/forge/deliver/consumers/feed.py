@@ -38,7 +38,7 @@ class Page(Protocol):
 
 
 class Feed(ABC):
-    """One reader, from one position on. Methods with a body here are optional."""
+    """One reader, from one position on. Only the abstract methods are required."""
 
     at: Place
     """Everything before it is handled or was not wanted."""

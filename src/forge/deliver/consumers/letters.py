@@ -103,7 +103,7 @@ async def sent(connection: AsyncConnection, letter: Letter) -> None:
 
 
 async def failed(connection: AsyncConnection, consumer: str, letter: Letter, error: str, tries: int) -> None:
-    """Keep the letter and all that queue behind it; the replay mark of those is removed."""
+    """Keep the letter and all that queue behind it; remove their replay marks."""
     schema, table, key = row_of(letter.change)
     values = {"consumer": consumer, "id": letter.id, "schema": schema, "table": table, "key": key}
     await connection.execute(
