@@ -1,4 +1,4 @@
-"""Flags that mean the same everywhere may stand anywhere on the command line, and every command's help lists them."""
+"""Global flags: they may stand anywhere on the command line, and every command's help lists them."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence

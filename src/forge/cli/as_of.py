@@ -1,4 +1,4 @@
-"""`forge as-of`: tables as they were."""
+"""`forge as-of`: tables as of an instant."""
 
 import csv
 import sys

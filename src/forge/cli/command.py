@@ -1,6 +1,6 @@
-"""The command line: global flags, the commands, and error messages.
+"""Command line: global flags, the commands, and error messages.
 
-Only the module of the command that is called is imported; for the help, all are.
+Only the module of the called command is imported; for the help, all are.
 """
 
 import importlib
@@ -29,7 +29,7 @@ COMMANDS: Final = (
     "slot", "crosscheck", "history", "audit", "as-of", "revert", "redact", "verify-log", "versions", "trim", "maintain",
     "doctor", "config", "demo",
 )  # fmt: skip
-"""In the order of the help. Each is a module of this package."""
+"""Commands in the order of the help. Each is a module of this package."""
 
 
 def application(names: Sequence[str] = COMMANDS) -> typer.Typer:

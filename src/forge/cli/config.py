@@ -1,4 +1,4 @@
-"""`forge config`: print the settings in force, and where each value came from."""
+"""`forge config`: print the settings in force, and the origin of each value."""
 
 from typing import Any
 

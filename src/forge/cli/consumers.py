@@ -1,4 +1,4 @@
-"""`forge consumers`: the durable consumers of a database: how they fare, and steering them."""
+"""`forge consumers`: show and control the durable consumers of a database."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""`forge crosscheck`: whether the trigger log and the WAL tell the same, over a window while traffic goes on."""
+"""`forge crosscheck`: compare the trigger log with the WAL, over a window under live traffic."""
 
 import asyncio
 import re

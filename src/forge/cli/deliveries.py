@@ -1,4 +1,4 @@
-"""What the commands of consumers, webhooks and the outbox share."""
+"""Helpers shared by the commands of consumers, webhooks and the outbox."""
 
 import asyncio
 import contextlib

@@ -19,7 +19,8 @@ from forge.demo.shop import SCHEMA, STEPS, TABLES
 from forge.terminal import Feed
 
 KEY_WIDTH = 9
-"""Enough to tell a payment's UUID from others: the columns behind it stay where they are when the first one comes."""
+"""Wide enough to distinguish a payment's UUID from others, so that the columns after it do not move when the first
+appears."""
 
 
 def register(app: typer.Typer) -> None:

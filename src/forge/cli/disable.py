@@ -1,4 +1,4 @@
-"""`forge disable`: track tables no longer. What was logged stays in the log, or in a SQLite file's queue."""
+"""`forge disable`: stop tracking tables. Logged changes stay in the log, or in a SQLite file's queue."""
 
 from functools import partial
 from typing import Annotated

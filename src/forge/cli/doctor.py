@@ -1,4 +1,4 @@
-"""`forge doctor`: what is wrong with this set-up, and what to do about it."""
+"""`forge doctor`: problems of this installation, with their fixes."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,8 @@
 """`forge enable`: track tables.
 
-Each table is enabled by itself, so that no lock is held for long. Of tables that are named, each is checked before
-the first is touched: a wrong name, column or kind of table changes nothing. With --all, what cannot be tracked is
-passed over and named. The tables of a SQLite file are enabled in one transaction.
+Each table is enabled in its own transaction, so that no lock is held for long. All named tables are checked before the
+first is changed: a wrong name, column or kind of table changes nothing. With --all, tables that cannot be tracked are
+skipped and named. The tables of a SQLite file are enabled in one transaction.
 """
 
 from collections.abc import Sequence

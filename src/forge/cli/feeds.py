@@ -1,7 +1,7 @@
-"""What commands that take any source have in common: whose URL it is, and the options of a filter.
+"""Helpers shared by commands that take any source: the owner of a URL, and the options of a filter.
 
-A PostgreSQL URL without `feed`, or with `feed=log`, means the trigger log, which the commands know more of than of any
-other source; and so does no URL at all.
+A PostgreSQL URL without `feed`, or with `feed=log`, means the trigger log, for which the commands can do more than for
+any other source; no URL at all means the same.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def own(url: str | None) -> tuple[str | None, bool]:
         return url, url is None or "://" not in url
     try:
         plain, feed = split_option(url, "feed")
-    except ValueError:  # what is wrong with it is told when it is used
+    except ValueError:  # an invalid URL is reported when it is used
         return url, True
     return (plain, True) if feed in (None, "log") else (url, False)
 

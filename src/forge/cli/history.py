@@ -1,4 +1,4 @@
-"""`forge history`: every change of one row, newest first; or the row as it was."""
+"""`forge history`: every change of one row, newest first; or the row as of an instant."""
 
 from typing import Annotated, Final
 

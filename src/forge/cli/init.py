@@ -1,4 +1,4 @@
-"""`forge init`: install Forge in the database, or bring an older installation up to date."""
+"""`forge init`: install Forge in the database, or upgrade an older installation."""
 
 import typer
 

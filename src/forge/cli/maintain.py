@@ -1,4 +1,4 @@
-"""`forge maintain`: keep the log for ever, as a service; any number may run, one at a time works."""
+"""`forge maintain`: maintain the log continuously, as a service; any number may run, one at a time works."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""`forge outbox`: the messages that wait to be sent, working on them, and the dead letters among them."""
+"""`forge outbox`: list the waiting messages, send them, and handle the dead letters."""
 
 import asyncio
 import os

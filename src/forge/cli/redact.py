@@ -1,4 +1,4 @@
-"""`forge redact`: take values of one row out of the log, for the right to be forgotten."""
+"""`forge redact`: remove values of one row from the log, for the right to be forgotten."""
 
 import getpass
 from typing import Annotated

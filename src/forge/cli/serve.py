@@ -84,7 +84,7 @@ def serve(
         run.done(f"serving {target} at {at} by {workers} processes", *console)
         Multiprocess(options, [listening]).run()
         return
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a closed terminal, unless nohup says otherwise
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a closed terminal, unless started with nohup
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     server = Server(options)
     server.run([listening])

@@ -1,7 +1,7 @@
-"""What every command has: the configuration, the database, and somewhere to print.
+"""Session of a command: the configuration, the database, and the consoles.
 
-Results go to standard output, everything about them to standard error. Colour is used on a terminal only, and not
-with --no-color or NO_COLOR. Text from a database is never read as markup.
+Results go to standard output, everything else to standard error. Colour is used only on a terminal, and not with
+--no-color or NO_COLOR. Text from a database is never interpreted as markup.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""`forge slot`: the replication slots by which Forge reads a server's WAL: listed, made, dropped, moved on.
+"""`forge slot`: list, create, drop and advance the replication slots by which Forge reads a server's WAL.
 
-A slot keeps WAL on the server's disk until its reader acknowledges it. One that nobody reads any more must be dropped.
+A slot keeps WAL on the server's disk until its reader acknowledges it. A slot without a reader must be dropped.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""`forge status`: what is tracked, how much is going on, and how large the log is; or how another source stands.
+"""`forge status`: the tracked tables, the rate of changes, and the size of the log; or the status of another source.
 
-Rates are of the last minute, read from the newest rows by index, so that a log of any size answers at once. Changes
-are counted exactly in a small log and otherwise not at all. `--json` prints a `Status` with nothing to be parsed:
-numbers, ISO 8601 times in UTC, and words of the stated sets; the sentences are made for people only. Of another source
-it prints its `forge.capture.Status`. Both say what the source can do, and where each part of a filter runs.
+Rates are of the last minute, read from the newest rows by index, so that a log of any size answers quickly. Changes are
+counted exactly in a small log and otherwise not at all. `--json` prints a `Status` that needs no parsing: numbers, ISO
+8601 times in UTC, and words of the stated sets; sentences are only for people. For another source it prints its
+`forge.capture.Status`. Both include the capabilities of the source, and the place where each part of a filter runs.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ class Status(msgspec.Struct, frozen=True):
     wakeup: Wakeup
     maintenance_running: bool
     leases: list[Holder]
-    """Who does what one session at a time may do: maintenance, the shards of consumers, lakes."""
+    """The holders of leases: maintenance, the shards of consumers, lakes."""
     maintenance_last_ran: datetime | None
     ddl: Literal["event_trigger", "polled"]
     tables: list[TableStatus]

@@ -1,8 +1,8 @@
-"""The tables that a command names: each is found before anything is changed, then each is changed by itself.
+"""Tables that a command names: all are found before anything is changed, then each is changed separately.
 
-Every table has a transaction of its own, so no lock on one is held while another is waited for, and writers that use
-several cannot end in a deadlock with it. A wait for a lock, behind which new writers queue up, is shorter than the
-server's `deadlock_timeout` unless that was lowered; it is given up and tried again, a limited number of times.
+Every table has its own transaction, so no lock on one is held while waiting for another, and writers that use several
+cannot deadlock with it. A wait for a lock, behind which new writers queue, is shorter than the server's
+`deadlock_timeout` unless that was lowered; it times out and is retried, a limited number of times.
 """
 
 import time

@@ -1,9 +1,9 @@
-"""`forge tail`: the changes as they are committed, for people or for programs, from any source.
+"""`forge tail`: print changes as they are committed, for people or for programs, from any source.
 
-A line of --format json ends with the cursor behind that change: given to --from with the same tables, it continues with
-exactly the next one. From the log every line has one, rows of a snapshot too. Other sources have a cursor behind whole
-batches only: the last line of each has it, and whoever goes on from the last cursor printed sees the lines after it
-again, under the same ids.
+A line of --format json ends with the cursor after that change: passed to --from with the same tables, it continues with
+exactly the next one. From the log every line has one, also rows of a snapshot. Other sources have a cursor only after
+whole batches: the last line of each has it, and a reader that continues from the last printed cursor sees the lines
+after it again, with the same ids.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from forge.values import Column
 
 Format = Literal["pretty", "json", "debezium"]
 Printer = Callable[[Change, object, Sequence[Column]], str | None]
-"""In: a change, the cursor behind it or None, and its columns. Out: its line, or None when it has none."""
+"""In: a change, the cursor after it or None, and its columns. Out: its line, or None when it has none."""
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""`forge trim`: one round of maintenance, now: partitions ahead are made, days past retention dropped."""
+"""`forge trim`: run one round of maintenance immediately: create partitions in advance, drop days past retention."""
 
 from datetime import UTC, timedelta
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`forge verify-log`: whether any row of the log was changed, removed or put in after it was sealed."""
+"""`forge verify-log`: detect rows of the log that were changed, removed or inserted after they were sealed."""
 
 from datetime import date
 from typing import Annotated

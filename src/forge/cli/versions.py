@@ -1,4 +1,5 @@
-"""`forge versions`: what changed since a version, for documents that depend on each other; and copies kept by that."""
+"""`forge versions`: changes since a version, for documents that depend on each other; and copies kept by change
+queries."""
 
 import contextlib
 import sys

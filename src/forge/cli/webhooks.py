@@ -1,4 +1,4 @@
-"""`forge webhooks`: endpoints that changes are sent to, kept in the database."""
+"""`forge webhooks`: manage endpoints in the database to which changes are sent."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,1 +1,1 @@
-"""Changes and messages to where they are wanted: consumers, webhooks, queues, and the outbox. At least once, always."""
+"""Deliver changes and messages, at least once: consumers, webhooks, queues and the outbox."""

@@ -1,6 +1,6 @@
-"""What of a message goes to a receiver beside its payload, and where to: the same for every kind of them.
+"""Headers, names and partitions of a message, the same for every kind of receiver.
 
-A queue's consumer finds the message's id in the header `forge-id`; the same message has the same id each time.
+A queue's consumer finds the message's id in the header `forge-id`; the id is the same at every try.
 """
 
 import re
@@ -19,7 +19,7 @@ _BREAKS: Final = re.compile(r"[\r\n\0]")
 
 
 def headers(message: Message) -> dict[str, str]:
-    """What was made for the message, and Forge's own, which nothing replaces.
+    """Return the message's own headers and Forge's, which win over them.
 
     >>> from datetime import UTC, datetime
     >>> at = datetime(2026, 11, 16, tzinfo=UTC)
@@ -41,7 +41,7 @@ def headers(message: Message) -> dict[str, str]:
 
 
 def unfit_header(message: Message) -> str | None:
-    """Why one of the message's headers cannot be in a queue, or None.
+    """Return why one of the message's headers cannot be sent to a queue, or None.
 
     >>> from datetime import UTC, datetime
     >>> unfit_header(Message("1", "t", b"", datetime.now(UTC), headers={"a b": ""}))
@@ -58,7 +58,7 @@ def unfit_header(message: Message) -> str | None:
 
 
 def template(text: str, what: str, *known: str) -> str:
-    """The text, when it names places that are known; raises ConfigError.
+    """Return the text if all its placeholders are known; raise ConfigError.
 
     >>> template("forge.{topic}", "stream", "topic")
     'forge.{topic}'
@@ -71,7 +71,7 @@ def template(text: str, what: str, *known: str) -> str:
 
 
 def filled(text: str, **values: str) -> str:
-    """The template with its places filled.
+    """Return the template with its placeholders filled.
 
     >>> filled("forge.{topic}", topic="{odd}")
     'forge.{odd}'
@@ -80,7 +80,7 @@ def filled(text: str, **values: str) -> str:
 
 
 def share(key: str | None, of: int) -> int:
-    """Which of some partitions has a key; the first has what has none.
+    """Return the partition of a key; messages without a key go to the first.
 
     >>> share("4711", 4), share("4712", 4), share(None, 4)
     (3, 1, 0)
@@ -89,7 +89,7 @@ def share(key: str | None, of: int) -> int:
 
 
 def without_password(url: str) -> str:
-    """Where a URL leads, without who goes there and how.
+    """Return a URL without credentials and options.
 
     >>> without_password("redis://ada:secret@cache:6379/0?maxlen=5"), without_password("nats://a:4222,token@b:4222")
     ('redis://cache:6379/0', 'nats://a:4222,b:4222')

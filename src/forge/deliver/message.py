@@ -1,7 +1,7 @@
-"""What is delivered: a message, made of a Change or taken from the outbox.
+"""Message: the unit of delivery, made of a Change or taken from the outbox.
 
-Its `id` is the same each time that it is sent, so a receiver that has seen an id has seen the message. Messages of one
-`key` arrive in the order in which they were made; those of different keys in any.
+Its `id` is the same at every try, so a receiver that has seen an id has seen the message. Messages of one `key` arrive
+in the order in which they were made; those of different keys in any order.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ JSON: Final = "application/json"
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message for one topic; `payload` is what is sent, byte for byte, at every try."""
+    """One message for one topic; `payload` is sent byte for byte the same at every try."""
 
     id: str
     topic: str
@@ -28,13 +28,13 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: Mapping[str, str] = {}
     content_type: str = JSON
     alone: bool = False
-    """Whether it concerns all that came before it, and all that comes after: none of these may overtake it."""
+    """Whether it concerns everything before and after it: no message may overtake it, and it overtakes none."""
 
 
 def of_change(change: Change, topic: str | None = None, *, encode: Encode = wire.encode) -> Message | None:
-    """A change as a message: its topic is `schema.table` unless told, its key that of the row, None for a table.
+    """Return a change as a message: its topic is `schema.table` by default, its key that of the row, None for a table.
 
-    None where the encoding has no form for it.
+    Return None where the encoding has no form for the change.
     """
     payload = encode(change)
     if payload is None:

@@ -1,12 +1,12 @@
-"""What of a change is sent: all of it in an envelope, or a body of the user's own.
+"""Payload of a change: the whole change in an envelope, or a user-defined body.
 
     payload={"text": "Order {key.id} is {row.status}", "total": "{row.total}"}
 
-Such a template is any JSON object with places to fill. A place is a path into the change: `id`, `op`, `schema`,
+Such a template is any JSON object with placeholders. A placeholder is a path into the change: `id`, `op`, `schema`,
 `table`, `at`, `key`, `before`, `after`, `row` (after, or before for a delete), `changed`, `context`. A text that is one
-place alone becomes the value itself; in longer texts values are written as text. What is not there is null, and empty
-inside of a text; so is a value that the source did not send. `{{` and `}}` are braces. Nothing that a column holds is
-ever read as a place.
+placeholder alone becomes the value itself; in longer texts values are written as text. A missing value is null, and
+empty inside a text; so is a value that the source did not send. `{{` and `}}` are braces. The content of a column is
+never read as a placeholder.
 """
 
 import re
@@ -32,7 +32,8 @@ _WORDS: Final = ("user_id", "function_name", "trace_id", "session_user", "applic
 
 
 def encoder(envelope: Envelope = "forge", payload: Payload = None) -> Encode:
-    """How a change becomes bytes; None of a change for which the envelope has no form. Raises ConfigError."""
+    """Return a function that encodes a change as bytes, or as None if the envelope has no form for it. Raise
+    ConfigError."""
     if envelope not in ("forge", "debezium"):
         raise ConfigError(f"the envelope {envelope!r} is unknown", fix='use "forge" or "debezium"')
     encode: Encode = debezium.encode if envelope == "debezium" else wire.encode
@@ -47,7 +48,7 @@ def encoder(envelope: Envelope = "forge", payload: Payload = None) -> Encode:
 
 
 def _checked(value: Any, depth: int = 0) -> Any:
-    """A template, when each of its places can lead somewhere."""
+    """Return a template if each of its placeholders is valid."""
     if depth > 32:
         raise ConfigError("the template is nested too deeply", fix="make it flatter: 32 levels are taken")
     if isinstance(value, str):
@@ -117,7 +118,7 @@ def _at(change: Change, path: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as ordinary JSON: numbers that it would round are texts."""
+    """Return a value as ordinary JSON: numbers that JSON would round become texts."""
     if value is UNAVAILABLE or value is JSON_NULL:
         return None
     if isinstance(value, Mapping):

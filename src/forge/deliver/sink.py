@@ -1,8 +1,8 @@
-"""Where messages go: a webhook, a queue, or anything of the user's own.
+"""Sink: the receiver of messages, such as a webhook, a queue, or a user-defined class.
 
-A sink makes no promise of its own beyond this: when `send` returns, the receiver has every message that it was given,
-and had those of one key in the order in which they were given. It keeps nothing for later. Who calls it saves its place
-afterwards, so whatever is lost between is sent again, with the same ids.
+A sink guarantees only this: when `send` returns, the receiver has every given message, and got the messages of one key
+in the given order. It buffers nothing. The caller saves its position afterwards, so anything lost in between is sent
+again, with the same ids.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from forge.errors import ForgeError
 
 
 class NotDelivered(ForgeError):
-    """The receiver did not take it, and may later: it is tried again, not before `after` seconds if that is told.
+    """The receiver did not accept a message, and may later: it is retried, not before `after` seconds if given.
 
-    `delivered` is how many of the messages, from the first on, it has nevertheless taken for sure. `tried` is False
-    where the first of the others was not sent at all: then that was no try of it.
+    `delivered` is the number of messages, from the first on, that it has certainly accepted. `tried` is False where the
+    first of the others was not sent at all: then that does not count as a try.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class NotDelivered(ForgeError):
 
 
 class Refused(ForgeError):
-    """The receiver will never take the message at `place`: it is parked. Those before it were taken."""
+    """The receiver will never accept the message at `place`: it is parked. Those before it were accepted."""
 
     def __init__(self, message: str, *, fix: str = "see the dead letters", place: int = 0):
         super().__init__(message, fix=fix)
@@ -46,7 +46,7 @@ class Sink(Protocol):
     """Sends messages to one receiver."""
 
     async def send(self, messages: Sequence[Message], /) -> None:
-        """Returns when the receiver has them all; raises NotDelivered or Refused."""
+        """Return when the receiver has all messages; raise NotDelivered or Refused."""
 
     async def close(self) -> None:
-        """Gives back what it holds; nothing is in flight afterwards."""
+        """Release all resources; nothing is in flight afterwards."""

@@ -1,4 +1,4 @@
-"""A small shop with traffic, to see changes by: `shop` makes it, `traffic` writes to it, `show` watches."""
+"""Demo: a small shop with traffic, to watch changes. `shop` creates it, `traffic` writes to it, `show` watches."""
 
 from forge.demo.show import Demo, Options
 from forge.demo.summary import Summary

@@ -1,7 +1,7 @@
-"""The shop as an application: what its two windows show, live, and what one can do in them.
+"""The shop as an application: live queries and mutations for its two windows.
 
-The counter sees the shelf, the office the newest orders; both see the day's numbers. What another was faster at is
-refused, and the page takes back what it had shown too early.
+The counter shows the shelf, the office the newest orders; both show the day's numbers. An action is refused if another
+user was faster, and the page reverts its optimistic update.
 """
 
 from decimal import Decimal
@@ -13,15 +13,15 @@ from forge.errors import ForgeError
 from forge.serve.node import Options
 
 SHOWN = 16
-"""Orders that the office sees at once."""
+"""The number of orders that the office shows."""
 
 
 class TooLate(ForgeError):
-    """Somebody else was faster."""
+    """Another user was faster."""
 
 
 def application(url: str, lake: Path | None = None) -> Forge:
-    """The shop on this database; the console tells of the lake beside it, where there is one."""
+    """Return the shop on this database; the console also shows the lake, if there is one."""
     options = Options(lake=None if lake is None else str(lake))
     app = Forge(url, options=options, title="The shop of forge demo")
 

@@ -1,7 +1,7 @@
-"""The lake beside the demo's shop: a `forge pipeline run` of its own, which tells of each batch in a line of JSON.
+"""The lake of the demo's shop: a separate `forge pipeline run`, which reports each batch as a line of JSON.
 
-It is optional: without Spark or Java the demo says so and goes on without it. The run is a process group of its own,
-of which nothing is left when `follow` has ended, however it has.
+It is optional: without Spark or Java the demo prints the reason and continues without it. The run is a separate process
+group, of which nothing is left when `follow` has ended, for whatever reason.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from forge.errors import ForgeError
 from forge.postgres.connection import connect
 
 PATIENCE: Final = 300.0
-"""How long the lake may take to catch up at the end."""
+"""Seconds that the lake may take to catch up at the end."""
 GRACE: Final = 20.0
-"""How long the run may take to end after its batch."""
+"""Seconds that the run may take to end after its batch."""
 HURRIED: Final = 2.0
-"""The same, where nobody waits for the batch."""
+"""The same, when the batch is not waited for."""
 
 
 def unavailable() -> str | None:
-    """Why there can be no lake here, or None when there can."""
+    """Return why there can be no lake here, or None when there can."""
     try:
         from forge.pipeline.java import need_java, need_pyspark
 
@@ -41,7 +41,7 @@ def unavailable() -> str | None:
 
 
 def command(url: str, path: Path, tables: Sequence[str]) -> list[str]:
-    """What keeps the lake current."""
+    """Return the command that keeps the lake current."""
     from forge.pipeline.session import BRIEFLY, QUIETLY
 
     forge = [sys.executable, "-m", "forge", "--json", "--database-url", url, "pipeline", "run"]
@@ -51,7 +51,7 @@ def command(url: str, path: Path, tables: Sequence[str]) -> list[str]:
 
 
 def reason(said: str) -> str:
-    """Why a run has ended, of all that it said: its error, else what it said last.
+    """Return why a run has ended, from its output: its error, else its last line.
 
     >>> reason("WARN slow\\nerror: there is no Java\\nfix: install one"), reason("Traceback:\\n  x\\nOSError: full")
     ('there is no Java', 'OSError: full')
@@ -62,7 +62,7 @@ def reason(said: str) -> str:
 
 
 class LakeBeside:
-    """Keeps a lake current in a process of its own while the demo runs."""
+    """Keep a lake current in a separate process while the demo runs."""
 
     def __init__(
         self, url: str, path: Path, tables: Sequence[str], failed: Callable[[str], object] = lambda problem: None
@@ -81,7 +81,7 @@ class LakeBeside:
         self._news = asyncio.Event()
 
     async def follow(self) -> None:
-        """Start the run and take in what it tells, until it ends."""
+        """Start the run and read its reports, until it ends."""
         self._process = await asyncio.create_subprocess_exec(
             *command(self._url, self.path, self._tables),
             stdout=asyncio.subprocess.PIPE,
@@ -100,7 +100,7 @@ class LakeBeside:
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
-        said = asyncio.create_task(process.stderr.read())  # a pipe that nobody reads is full one day
+        said = asyncio.create_task(process.stderr.read())  # an unread pipe would fill up and block the run
         async for line in process.stdout:
             self._last = msgspec.json.decode(line)
             assert self._last is not None
@@ -114,9 +114,9 @@ class LakeBeside:
         self._news.set()
 
     async def caught_up(self, tell: Callable[[int | None], None] = lambda missing: None) -> LakeState:
-        """Wait until the lake has all that is committed and was compared with it, or until `give_up`.
+        """Wait until the lake has everything committed and was compared with the database, or until `give_up`.
 
-        `tell` hears about once a second how many changes are missing, None before the first batch.
+        `tell` is called about once per second with the number of missing changes, None before the first batch.
         """
         missing: int | None = None
         async with self._patient(PATIENCE):
@@ -129,20 +129,20 @@ class LakeBeside:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await self._news.wait()
-        # a batch that was equal says nothing of those that are to come, one that was not says it all
+        # equality after one batch says nothing about later ones; a difference is final
         equal = False if self._equal is False else None
         problem = self.problem or ("interrupted" if self.given_up else None)
         return LakeState(self._batches, self._changes, equal, problem, missing)
 
     def give_up(self) -> None:
-        """Wait for the lake no longer, whether it catches up or ends its run, nor begin to."""
+        """Stop waiting for the lake, whether it catches up or ends its run, and do not begin to wait."""
         self.given_up = True
         if self._patience is not None and not self._patience.expired():
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
         """End the run after its batch, if that is soon."""
-        self._stopping = True  # however the run ends from now on, it did not fail
+        self._stopping = True  # from here on the end of the run is not a failure
         if self._process is None:
             return
         async with self._patient(HURRIED if self.given_up else GRACE):
@@ -153,7 +153,7 @@ class LakeBeside:
         await self._process.wait()
 
     async def _gone(self) -> None:
-        """The run has ended, and so has its Java, which does so by itself and tidies up."""
+        """Wait until the run has ended, and its Java, which cleans up and ends after it."""
         assert self._process is not None
         await self._process.wait()
         while self._signalled(0):  # noqa: ASYNC110  nobody tells of a grandchild's end
@@ -161,7 +161,7 @@ class LakeBeside:
 
     @asynccontextmanager
     async def _patient(self, seconds: float) -> AsyncIterator[None]:
-        """The block ends after so long at the latest, and at once with `give_up`."""
+        """End the block after a timeout, or immediately with `give_up`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds) as self._patience:
                 try:
@@ -171,11 +171,11 @@ class LakeBeside:
 
     @property
     def _equal(self) -> bool | None:
-        """Whether lake and database were equal after the last batch, if that could be told."""
+        """Whether lake and database were equal after the last batch, if known."""
         return None if self._last is None else self._last["equal"]
 
     def _missing(self) -> int | None:
-        """How many changes are committed and not in the lake; None before the first batch, when nobody knows."""
+        """The number of committed changes that are not in the lake; None before the first batch, when it is unknown."""
         if self._last is None:
             return None
         from forge.pipeline.lag import lag
@@ -185,10 +185,10 @@ class LakeBeside:
             return lag(connection, cursor, ",".join(self._tables)).changes
 
     def _signalled(self, number: int) -> bool:
-        """Send a signal to all that the run has started; False when nothing is left of it."""
+        """Send a signal to all processes of the run; return False when none is left."""
         assert self._process is not None
         try:
             os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):  # the latter is macOS's word for one that has ended
+        except (ProcessLookupError, PermissionError):  # macOS raises the latter for a process that has ended
             return False
         return True

@@ -1,7 +1,7 @@
-"""The shop's page in front of its application, and the web server that both are served by.
+"""The shop's page in front of its application, and the web server of both.
 
-The page's files lie in `static/`: `/` is its frame, `/shop/*` the rest. They need no build; what they import of Forge
-is `/forge/client.js`, which every server has.
+The page's files are in `static/`: `/` is its frame, `/shop/*` the rest. They need no build step; their only import from
+Forge is `/forge/client.js`, which every server has.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ POLICY: Final = "default-src 'none'; script-src 'self'; style-src 'self'; img-sr
 
 
 def unavailable() -> str | None:
-    """Why there can be no page here, or None when there can."""
+    """Return why there can be no page here, or None when there can."""
     for needed in ("starlette", "uvicorn"):
         if find_spec(needed) is None:
             return f"no page: {needed} is not installed; pip install 'forge-changes[serve]'"
@@ -40,7 +40,7 @@ def unavailable() -> str | None:
 
 
 def listen(port: int | None) -> socket.socket:
-    """A socket on this port of the loopback; where none is asked for, on the usual one, or any if that is taken."""
+    """Return a socket on this port of the loopback; by default on the usual port, or on any if that is taken."""
     for number in (PORT, 0) if port is None else (port,):
         with contextlib.suppress(OSError):
             return socket.create_server(("127.0.0.1", number))
@@ -48,7 +48,7 @@ def listen(port: int | None) -> socket.socket:
 
 
 class Page:
-    """An ASGI application: the page's files, and all else by the shop's."""
+    """An ASGI application: the page's files, and for all other paths the shop's application."""
 
     def __init__(self, app: "Forge") -> None:
         self.app = app
@@ -75,11 +75,11 @@ class Page:
 
 @contextlib.asynccontextmanager
 async def serving(page: Page, listening: socket.socket) -> AsyncIterator[str]:
-    """Serves the page while the block lasts; yields its address."""
+    """Serve the page while the block lasts; yield its address."""
     import uvicorn
 
     class Server(uvicorn.Server):
-        """Leaves signals to the demo."""
+        """Leave signals to the demo."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -104,7 +104,7 @@ async def serving(page: Page, listening: socket.socket) -> AsyncIterator[str]:
 
 
 def has_screen() -> bool:
-    """Whether a browser that is opened here would be seen by who runs this."""
+    """Whether the user of this process would see a browser that is opened here."""
     if os.environ.get("SSH_CONNECTION") or not sys.stdout.isatty():
         return False
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

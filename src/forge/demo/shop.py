@@ -1,6 +1,6 @@
-"""The shop's tables: made once, tracked if they are not, and left alone if the schema is someone else's.
+"""Tables of the shop: created once, tracked if they are not, and left alone if the schema belongs to someone else.
 
-A table that is tracked stays as it is: what its user has excluded or masked stays out of the log.
+A tracked table stays unchanged: columns that its user has excluded or masked stay out of the log.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _MASKED: Final = {"payments": ["card"]}
 
 
 def prepare(url: str, say: Callable[[str], None]) -> str:
-    """Install Forge, make the shop if it is not there, track its tables that are not. Returns the server's version."""
+    """Install Forge, create the shop if it is missing, track its untracked tables. Return the server's version."""
     say("connecting")
     with connect(url) as connection, typed_errors():
         say("installing Forge")

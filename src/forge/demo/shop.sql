@@ -1,4 +1,4 @@
--- A small shop: what the demo's traffic writes to. The comment tells the demo's schema from someone else's.
+-- A small shop: the tables that the demo's traffic writes to. The comment distinguishes the demo's schema from others.
 CREATE SCHEMA shop;
 COMMENT ON SCHEMA shop IS 'The shop of forge demo';
 

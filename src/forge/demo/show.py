@@ -1,8 +1,8 @@
-"""The demo as a whole: traffic, the shop's page, maintenance and the feed in one process, until told to stop.
+"""Run the demo: traffic, the shop's page, maintenance and the feed in one process, until stopped.
 
-The end is in order: writers finish their transactions, the feed catches up, then the lake, and only then are the
-numbers compared. A signal ends the traffic, a second one the wait for the lake, one more ends all at once. When the
-terminal is closed, nobody is left to wait: it ends in order, but for the lake.
+The end is ordered: writers finish their transactions, the feed catches up, then the lake, and only then are the numbers
+compared. The first signal ends the traffic, the second the wait for the lake, the third everything at once. When the
+terminal is closed, the demo ends in order, but does not wait for the lake.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ _COUNT: Final = (
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How long the demo runs (None: until it is stopped), how many transactions per second, and whether it prints.
+    """The duration of the demo (None: until it is stopped), its transactions per second, and whether it prints.
 
-    `lake` is where a lake is kept beside the shop, None for none; `page` whether the shop's page and the console are
-    served, at `port`, or at any that is free.
+    `lake` is the path of a lake beside the shop, None for none; `page` is whether the shop's page and the console are
+    served, at `port`, or at any free port.
     """
 
     seconds: float | None = None
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Demo:
-    """One run. `prepare` comes first, then `run`; `opened` is told where the page is, once it is served."""
+    """One run. Call `prepare` first, then `run`; `opened` is called with the page's address, once it is served."""
 
     def __init__(
         self, url: str, config: Config, feed: Feed, options: Options, opened: Callable[[str], object] = lambda url: None
@@ -84,15 +84,15 @@ class Demo:
         self._lake = LakeBeside(url, options.lake, tables, self._lakeless) if options.lake is not None else None
 
     def prepare(self, say: Callable[[str], None]) -> str:
-        """Make everything ready; returns the server's version."""
+        """Prepare everything; return the server's version."""
         return shop.prepare(self._url, say)
 
     async def run(self) -> Summary:
-        """Write and watch until the time is up or a signal comes. Cancelled by a signal too many."""
+        """Write and watch until the time is up or a signal comes. A surplus signal cancels it."""
         self._running = asyncio.current_task()
         for name in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(name, self._interrupted)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # SIGHUP is ignored under nohup
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up)
         began = time.monotonic()
         try:
@@ -100,7 +100,7 @@ class Demo:
                 start = await reader.now()
             async with self._served(), asyncio.TaskGroup() as group:
                 background = [group.create_task(self._watch(start))]
-                if not self._options.page:  # else the application looks after the log
+                if not self._options.page:  # otherwise the application maintains the log
                     background.append(group.create_task(maintain(self._url, self._policy())))
                 if self._lake is not None:
                     background.append(group.create_task(self._lake.follow()))
@@ -132,7 +132,7 @@ class Demo:
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[None]:
-        """The page and the console, while the block lasts."""
+        """Serve the page and the console while the block lasts."""
         if not self._options.page:
             yield
             return
@@ -144,7 +144,7 @@ class Demo:
             yield
 
     async def _lake_at_the_end(self) -> LakeState | None:
-        """What the lake has come to, once it has all that was written."""
+        """Return the state of the lake, once it has everything that was written."""
         if self._lake is None:
             return None
         try:
@@ -166,7 +166,7 @@ class Demo:
         )
 
     def _interrupted(self) -> None:
-        """A signal ends the demo in order, the next one without the lake, and the one after that at once."""
+        """End the demo in order at the first signal, without the lake at the second, and immediately at the third."""
         self._signals += 1
         if self._lake is not None and self._stop.is_set() and not self._lake.given_up:
             self._lake.give_up()
@@ -176,7 +176,7 @@ class Demo:
             self._running.cancel()
 
     def _hung_up(self) -> None:
-        """The terminal is closed, which kernel and shell may both say."""
+        """Handle the closed terminal, which kernel and shell may both signal."""
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._stop.set()
@@ -224,7 +224,7 @@ class Demo:
             self._progress.set()
 
     async def _caught_up(self, start: Cursor) -> int:
-        """How many changes of ours the log holds; returns when the feed has them all, or should have long ago."""
+        """Return the number of the demo's changes in the log, when the feed has them all or its time is over."""
         async with await connect_async(self._url) as connection:
             values = (str(start.snapshot.xmin), self._name)
             row = await (await connection.execute(_COUNT, values)).fetchone()
@@ -238,6 +238,6 @@ class Demo:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One error of several: the one that a person should read."""
+    """Return the one of several errors that a person should read."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error

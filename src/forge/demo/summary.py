@@ -1,4 +1,4 @@
-"""What the demo can say at its end: what was written, what was seen, and that they are the same."""
+"""Summary at the end of the demo: changes written, changes seen, and whether they are the same."""
 
 from collections.abc import Mapping, Sequence
 from statistics import quantiles
@@ -9,9 +9,9 @@ from forge.doctor.finding import count
 
 
 class LakeState(msgspec.Struct, frozen=True):
-    """What a lake can say at the end: how much it took in, how much it lacks, and whether it equals the database.
+    """The final state of a lake: the number of changes it has, the number it lacks, and whether it equals the database.
 
-    `equal` is True only of a lake that lacks nothing; `missing` is None where nobody knows.
+    `equal` is True only for a lake that lacks nothing; `missing` is None where it is unknown.
     """
 
     batches: int
@@ -21,7 +21,7 @@ class LakeState(msgspec.Struct, frozen=True):
     missing: int | None = None
 
     def line(self) -> str:
-        """The lake for people.
+        """Return the lake's line for people.
 
         >>> LakeState(3, 1204, True).line()
         'lake   1,204 changes in 3 batches   lake = database ✓'
@@ -39,7 +39,8 @@ class LakeState(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """`written` is as the server counted the writers' rows, `logged` as counted in the log, `seen` in the feed."""
+    """`written` is the server's count of the writers' rows, `logged` the count in the log, `seen` the count in the
+    feed."""
 
     seconds: float
     transactions: int
@@ -54,12 +55,12 @@ class Summary(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether every change that was written was logged and seen exactly once, and the lake is the database."""
+        """Whether every written change was logged and seen exactly once, and the lake equals the database."""
         seen = self.written == self.logged == self.seen and self.repeated == 0
         return seen and (self.lake is None or self.lake.equal is True)
 
     def lines(self) -> list[str]:
-        """The summary for people."""
+        """Return the summary for people."""
         same = self.written == self.logged == self.seen and self.repeated == 0
         verdict = "nothing lost, nothing twice ✓" if same else "✗ these should be equal, without repeats"
         repeated = f"   {self.repeated} repeated" if self.repeated else ""
@@ -76,7 +77,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float | None, float | None]:
-    """The 50th and the 95th percentile in milliseconds.
+    """Return the 50th and the 95th percentile in milliseconds.
 
     >>> percentiles([0.001] * 99 + [1.0]), percentiles([0.002]), percentiles([])
     ((1.0, 1.0), (2.0, 2.0), (None, None))

@@ -1,7 +1,7 @@
-"""What happens in the shop: each function is one transaction, done by someone, with a reason and a trace.
+"""Traffic of the shop: each function is one transaction, with a user, a reason and a trace.
 
-Every function returns how many rows it wrote, as the server counted them; that is what the log must hold of it.
-None writes a row twice or without changing it.
+Every function returns the number of rows that it wrote, as counted by the server; the log must contain the same number.
+No function writes a row twice or without changing it.
 """
 
 import random
@@ -26,7 +26,7 @@ async def _rows(connection: AsyncConnection, statement: str, *values: Any) -> li
 
 
 async def signup(connection: AsyncConnection, chance: random.Random) -> int:
-    """Someone new."""
+    """A new customer signs up."""
     name = chance.choice(FIRST_NAMES)
     return await _write(
         connection,
@@ -123,7 +123,7 @@ async def refund(connection: AsyncConnection, _chance: random.Random) -> int:
 
 
 async def restock(connection: AsyncConnection, chance: random.Random) -> int:
-    """Whatever runs low is filled up."""
+    """Refill products that run low."""
     return await _write(
         connection,
         "UPDATE shop.inventory SET stock = stock + %s WHERE id IN"
@@ -133,7 +133,7 @@ async def restock(connection: AsyncConnection, chance: random.Random) -> int:
 
 
 async def reprice(connection: AsyncConnection, chance: random.Random) -> int:
-    """One price moves by a few cents."""
+    """Change one price by a few cents."""
     return await _write(
         connection,
         "UPDATE shop.inventory SET price = price + %s WHERE id ="
@@ -143,7 +143,7 @@ async def reprice(connection: AsyncConnection, chance: random.Random) -> int:
 
 
 async def cancel(connection: AsyncConnection, _chance: random.Random) -> int:
-    """The oldest order that nobody paid is given up: the goods return, the order is deleted."""
+    """Delete the oldest unpaid order; its goods return."""
     orders = await _rows(
         connection,
         "SELECT id FROM shop.orders WHERE status = 'placed' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED",
@@ -174,5 +174,5 @@ ACTIONS: Final[tuple[tuple[Action, int], ...]] = (
 
 
 def choose(chance: random.Random) -> Action:
-    """What happens next."""
+    """Choose the next transaction."""
     return chance.choices([action for action, _ in ACTIONS], [weight for _, weight in ACTIONS])[0]

@@ -1,6 +1,6 @@
-"""What is said while the lake takes in the rest: in come counts, out comes a line that tells how much is to come.
+"""Progress line while the lake catches up: take counts, print the number of remaining changes.
 
-On a terminal it is one line, written over and over, and gone at the end; elsewhere a line now and then.
+On a terminal it is one line, overwritten each time, and removed at the end; elsewhere a line is printed at intervals.
 """
 
 import time
@@ -10,12 +10,12 @@ from typing import Final, TextIO
 from forge.doctor.finding import count
 
 EVERY: Final = 10.0
-"""Seconds between two lines where they cannot be written over."""
+"""Seconds between two lines where they cannot be overwritten."""
 _ANEW: Final = "\r\x1b[K"
 
 
 class Waiting:
-    """One wait; says nothing until it is told something."""
+    """One wait; it prints nothing before the first call."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
@@ -24,7 +24,7 @@ class Waiting:
         self._shown = False
 
     def tell(self, missing: int | None) -> None:
-        """So many changes are to come; None if nobody knows yet."""
+        """Print the number of remaining changes; None if it is unknown."""
         line = f"the lake takes in the rest: {_rest(missing)}   Ctrl-C ends the wait"
         if self._out.isatty():
             self._out.write(_ANEW + line)
@@ -35,7 +35,7 @@ class Waiting:
         self._out.flush()
 
     def clear(self) -> None:
-        """Make room for another line, or for what comes after the wait."""
+        """Clear the line for other output."""
         if self._shown:
             self._out.write(_ANEW)
             self._shown = False

@@ -1,7 +1,7 @@
-"""What can be wrong with a live set-up, looked for: in comes a URL, out come findings with their fixes.
+"""Diagnose a live installation: take a URL, return findings with their fixes.
 
-Nothing is changed by looking. Every check is a small function of one `Case`; it yields findings, and where all
-is well at most one that says so. A check that may not look is itself a finding, never an exception.
+Checks change nothing. Every check is a small function of one `Case`; it yields findings, and at most one if all is
+well. A check without the necessary permission yields a finding, never an exception.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -65,9 +65,9 @@ def examine(
     patience: float = 300.0,
     unreachable: Callable[[ForgeError], str | None] = lambda _: None,
 ) -> Iterator[Finding]:
-    """Findings in the order of the checks. What a first problem makes meaningless is not looked at.
+    """Return findings in the order of the checks. Checks that an earlier problem makes meaningless are skipped.
 
-    Who knows where the URL came from can say with `unreachable` what to do when it leads nowhere.
+    A caller that knows the origin of the URL can pass the fix for an unreachable server as `unreachable`.
     """
     try:
         connection = connect(url)
@@ -91,12 +91,12 @@ _FINAL: Final = ("version", "standby", "installation")
 
 
 def healthy(findings: Iterable[Finding]) -> bool:
-    """Whether nothing is a problem; warnings are not."""
+    """Whether there is no problem; warnings do not count."""
     return all(finding.level is not Level.PROBLEM for finding in findings)
 
 
 def _findings(check: Check, case: Case) -> list[Finding]:
-    """What a check finds. Of one that fails, only why: half of its answer may be the wrong half."""
+    """Return the findings of a check. If it fails, return only the reason: a partial answer may mislead."""
     name = getattr(check, "__name__", "check")
     try:
         return list(check(case))

@@ -1,4 +1,4 @@
-"""Clocks: the server's against ours, and the server's against what it once logged."""
+"""Check clocks: the server's against this machine's, and against the times in its log."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ TOLERANCE = 2.0
 
 
 def skew(before: datetime, server: datetime, after: datetime) -> float:
-    """Seconds that the server's clock is surely ahead of ours, negative when behind, 0 when it may be right.
+    """Return the seconds that the server's clock is certainly ahead, negative when behind, 0 when it may be right.
 
     >>> t = datetime(2026, 1, 1, tzinfo=UTC)
     >>> from datetime import timedelta
@@ -22,7 +22,7 @@ def skew(before: datetime, server: datetime, after: datetime) -> float:
 
 
 def clock(case: Case) -> Iterator[Finding]:
-    """Is the server's clock right, as far as we can tell, and does it only go forward?"""
+    """Check that the server's clock is right, as far as can be measured, and only moves forward."""
     before = datetime.now(UTC)
     server = value(case, "SELECT clock_timestamp()")
     after = datetime.now(UTC)

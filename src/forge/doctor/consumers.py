@@ -1,4 +1,4 @@
-"""Consumers that stand still, have lost their place, or are about to: and what the log holds for them."""
+"""Check consumers: stopped, expired or close to it, and the log kept for them."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,11 +11,11 @@ from forge.cursor import Cursor
 from forge.doctor.finding import Case, Finding, count, ok, problem, value, warning
 
 FAR: float = 0.8
-"""The part of retention after which a consumer that is behind is told of."""
+"""The part of the retention after which a lagging consumer is reported."""
 
 
 def consumers(case: Case) -> Iterator[Finding]:
-    """Expired ones, those that fall behind what is retained, and dead letters."""
+    """Report expired consumers, those that fall behind the retention, and dead letters."""
     rows = case.connection.execute(
         "SELECT c.name, c.state, c.last_error, CASE WHEN c.source IS NULL THEN r.cursor END,"
         " (SELECT count(*) FROM forge.dead_letter d WHERE d.consumer = c.name)"
@@ -58,7 +58,7 @@ def consumers(case: Case) -> Iterator[Finding]:
 
 
 def _idle(case: Case) -> Iterator[Finding]:
-    """Consumers that are to run and that nobody works on."""
+    """Report consumers that should run and have no worker."""
     rows = case.connection.execute(
         "SELECT c.name, count(*), c.shards FROM forge.consumer c JOIN forge.consumer_cursor r USING (name, shard)"
         " WHERE c.state = 'running' AND NOT EXISTS (SELECT FROM forge.held_lease l WHERE l.name = 'shard ' || r.id)"
@@ -74,7 +74,7 @@ def _idle(case: Case) -> Iterator[Finding]:
 
 
 def _held(case: Case) -> Iterator[Finding]:
-    """Days that are there only because a consumer has not read them."""
+    """Report days that are kept only because a consumer has not read them."""
     now = value(case, "SELECT clock_timestamp()")
     assert isinstance(now, datetime)
     policy = Policy(retention_days=case.retention_days, size_limit=case.log_size_limit, hold_days=case.hold_days)
@@ -88,7 +88,7 @@ def _held(case: Case) -> Iterator[Finding]:
 
 
 def _age(case: Case, text: str) -> timedelta | None:
-    """How long the first change waits that a consumer has not handled; None when none does."""
+    """Return the age of the first change that a consumer has not handled; None when there is none."""
     snapshot = Cursor.parse(text).snapshot
     row = case.connection.execute(query("oldest_unread"), snapshot.bounds).fetchone()
     return row[0] if row is not None else None

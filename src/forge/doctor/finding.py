@@ -1,4 +1,4 @@
-"""What a check says: a level, one line of what is so, and one line of what to do about it."""
+"""Findings of checks: a level, one line with the observation, and one line with the fix."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from forge.postgres.connection import Connection
 
 
 class Level(StrEnum):
-    """How bad it is. Only a problem makes `forge doctor` fail: changes are being lost, or may be."""
+    """The severity. Only a problem makes `forge doctor` fail: changes are being lost, or may be."""
 
     OK = "ok"
     INFO = "info"
@@ -17,25 +17,25 @@ class Level(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One observation by the check of that name; all but `ok` and `info` have a fix."""
+    """One observation by the named check; all levels but `ok` and `info` have a fix."""
 
     check: str
     level: Level
     what: str
     fix: str | None = None
     table: str | None = None
-    """The tracked table that it is about, as SQL names it, where it is about one."""
+    """The tracked table that it concerns, as SQL names it, if any."""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """What is examined, and by which measure."""
+    """The subject of the examination, and its thresholds."""
 
     url: str
     connection: Connection
     retention_days: int = 30
     log_size_limit: int | None = None
     patience: float = 300.0
-    """Seconds that a transaction may stay open, or maintenance may be away unmentioned."""
+    """Seconds that a transaction may stay open, or maintenance may be absent, without a finding."""
     hold_days: int = 7
 
 
@@ -64,12 +64,12 @@ def count(number: int, noun: str) -> str:
 
 
 def value(case: Case, query: str, *parameters: object) -> object:
-    """The first column of the first row, None when there is no row."""
+    """Return the first column of the first row, None when there is no row."""
     row = case.connection.execute(query.encode(), parameters or None).fetchone()
     return None if row is None else row[0]
 
 
 def setting(case: Case, name: str) -> str | None:
-    """A setting as a new session of this role in this database gets it; None where the server has none."""
+    """Return a setting as a new session of this role in this database gets it; None where the server has none."""
     found = value(case, "SELECT reset_val FROM pg_settings WHERE name = %s", name)
     return None if found is None else str(found)

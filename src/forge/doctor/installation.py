@@ -1,4 +1,4 @@
-"""Forge's own parts in the database: all there, of this program's version, on the server they were made on."""
+"""Check Forge's objects in the database: complete, of this program's version, and on the server that created them."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ _IDENTITY = """
 
 
 def installation(case: Case) -> Iterator[Finding]:
-    """Installed, whole, and of this program's version?"""
+    """Check that Forge is installed, complete, and of this program's version."""
     try:
         install.require_installed(case.connection)
     except ForgeError as error:
@@ -33,7 +33,7 @@ def installation(case: Case) -> Iterator[Finding]:
 
 
 def event_triggers(case: Case) -> Iterator[Finding]:
-    """Is DDL seen in its own transaction, or later by polling?"""
+    """Check whether DDL is seen in its own transaction, or later by polling."""
     rows = case.connection.execute(
         "SELECT n, e.evtenabled FROM unnest(ARRAY['forge_ddl', 'forge_rewrite']) n"
         " LEFT JOIN pg_event_trigger e ON e.evtname = n"
@@ -58,7 +58,7 @@ def event_triggers(case: Case) -> Iterator[Finding]:
 
 
 def identity(case: Case) -> Iterator[Finding]:
-    """Is this the server, timeline and database that the log was last used on?"""
+    """Check that this is the server, timeline and database that last used the log."""
     row = case.connection.execute(_IDENTITY).fetchone()
     if row is None or row[0] is None:
         yield problem("identity", "the log has no identity", "forge init")
@@ -78,7 +78,7 @@ def identity(case: Case) -> Iterator[Finding]:
 
 
 def grants(case: Case) -> Iterator[Finding]:
-    """The log shows every row of every tracked table: who may read it?"""
+    """Check who may read the log, which shows every row of every tracked table."""
     rows = case.connection.execute(
         "SELECT c.oid::regclass::text FROM pg_class c, LATERAL aclexplode(c.relacl) a"
         " WHERE (c.relnamespace = 'forge'::regnamespace OR c.oid = to_regclass('public.forge_events'))"

@@ -1,4 +1,4 @@
-"""Strangers that hold the advisory locks by which readers are woken."""
+"""Check for foreign sessions that hold the advisory locks of the wake-up."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ _COSTS = {
 
 
 def strangers(case: Case) -> Iterator[Finding]:
-    """Does a role with no right to the log hold a lock of the wake-up?"""
+    """Check whether a role without access to the log holds a lock of the wake-up."""
     for holder in leases.strangers(case.connection):
         yield warning(
             "locks",

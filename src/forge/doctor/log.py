@@ -1,4 +1,4 @@
-"""The log's growth and upkeep: partitions ahead, old ones gone, nothing in the overflow, the cap respected."""
+"""Check the log's growth and maintenance: partitions in advance, retention, overflow and size limit."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ from forge.doctor.finding import Case, Finding, count, info, ok, problem, value,
 from forge.postgres import leases
 
 AWAY = timedelta(days=1)
-"""How long maintenance may be away, as it is between two runs from cron."""
+"""The time that maintenance may be absent, as between two runs from cron."""
 _SIZE = (
     "SELECT coalesce(sum(pg_total_relation_size(i.inhrelid)), 0)::bigint FROM pg_inherits i"
     " WHERE i.inhparent = 'forge.forge_event_log'::regclass"
@@ -20,7 +20,7 @@ _RUN = "keep forge maintain running as a service, or run forge trim from cron"
 
 
 def growth(case: Case) -> Iterator[Finding]:
-    """The log's size against its cap."""
+    """Compare the log's size with its limit."""
     size, limit = int(str(value(case, _SIZE))), case.log_size_limit
     if limit is None:
         yield ok("growth", f"the log takes {shown_size(size)}, no limit is set")
@@ -36,7 +36,7 @@ def growth(case: Case) -> Iterator[Finding]:
 
 
 def overflow(case: Case) -> Iterator[Finding]:
-    """Changes whose day had no partition."""
+    """Report changes whose day had no partition."""
     rows = value(case, "SELECT count(*) FROM (SELECT FROM forge.forge_event_overflow LIMIT 100000) o")
     if rows:
         yield warning(
@@ -48,7 +48,7 @@ def overflow(case: Case) -> Iterator[Finding]:
 
 
 def partitions_ahead(case: Case) -> Iterator[Finding]:
-    """Are there partitions for today and the days to come?"""
+    """Check that there are partitions for today and the next days."""
     today = _now(case).date()
     gaps = missing(attached(case.connection), today)
     if today in gaps or today + timedelta(days=1) in gaps:
@@ -68,7 +68,7 @@ def partitions_ahead(case: Case) -> Iterator[Finding]:
 
 
 def retention(case: Case) -> Iterator[Finding]:
-    """Partitions that should be gone, are half gone, or are there and not attached."""
+    """Report partitions that are past retention, half dropped, or not attached."""
     past = doomed(sizes(case.connection), _now(case) - AWAY, Policy(retention_days=case.retention_days))
     first_kept = (_now(case) - AWAY).date() - timedelta(days=case.retention_days)
     held = hold(past, unread(case.connection, past), first_kept, case.hold_days)
@@ -101,7 +101,7 @@ def retention(case: Case) -> Iterator[Finding]:
 
 
 def maintenance(case: Case) -> Iterator[Finding]:
-    """Has anyone looked after the log lately?"""
+    """Check whether maintenance has run recently."""
     now, last = _now(case), value(case, "SELECT max(at) FROM forge.instant")
     holder = next((each for each in leases.holders(case.connection) if each.name == leases.MAINTENANCE), None)
     away = now - last if isinstance(last, datetime) else None

@@ -1,4 +1,4 @@
-"""Messages of the outbox that wait for long or for nobody, dead letters, and tables of it that grow."""
+"""Check the outbox: messages that wait too long or have no route, dead letters, and growing tables."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -9,7 +9,7 @@ from forge.deliver.outbox.sql import sql
 from forge.doctor.finding import Case, Finding, count, ok, value, warning
 
 LARGE: int = 1 << 30
-"""Bytes of a table, after which it is told of."""
+"""The size of a table in bytes above which it is reported."""
 WORKER: Final = "forge outbox "
 _LONGEST_NAME: Final = 63
 _MOST: Final = 100_000
@@ -17,7 +17,7 @@ _NAMED: Final = 3
 
 
 def outbox(case: Case) -> Iterator[Finding]:
-    """What waits too long, and why; what is parked; what grows."""
+    """Report messages that wait too long, and why; parked messages; growing tables."""
     patterns = _patterns(case)
     rows = case.connection.execute(sql("lag"), {"topic": None, "most": _MOST}).fetchall()
     lags = sorted(map(lag_of, rows), key=lambda lag: -lag.seconds)
@@ -61,7 +61,7 @@ def outbox(case: Case) -> Iterator[Finding]:
 
 
 def _patterns(case: Case) -> list[str]:
-    """What the workers that are connected take, on whatever nodes."""
+    """Return the topic patterns of the connected workers, on all nodes."""
     rows = case.connection.execute(
         "SELECT application_name FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s",
         (WORKER + "%",),
@@ -71,7 +71,7 @@ def _patterns(case: Case) -> list[str]:
 
 
 def _takes(pattern: str, topic: str) -> bool:
-    """Whether a worker's pattern fits; one that its session's name has cut short may.
+    """Whether a worker's pattern matches; one truncated by the length of a session's name may match.
 
     >>> _takes("order.*", "order.paid"), _takes("order.paid", "order.new"), _takes("x" * 50, "x" * 60)
     (True, False, True)

@@ -1,9 +1,8 @@
-"""A pooler in transaction mode between us and the server: LISTEN through it is lost without a word.
+"""Detect a pooler in transaction mode in front of the server: LISTEN through it is silently lost.
 
-Two things are looked at, on two connections of one client. A pooler answers for the server with a process id
-of its own (or that of a backend that we are not on later). And while one connection is in a transaction, the
-other is made to begin one too: with a pooler in transaction mode it lands on another backend than before, or
-a notification that it LISTENs for never arrives.
+The check uses two connections of one client. A pooler reports its own process id for the server's (or that of a backend
+that the session is not on later). And while one connection is in a transaction, the other begins one too: with a pooler
+in transaction mode it moves to another backend, or a notification that it LISTENs for never arrives.
 """
 
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ WAIT = 2.0
 
 
 def pooler(case: Case) -> Iterator[Finding]:
-    """Does a session keep its backend, and hear what it listens for?"""
+    """Check that a session keeps its backend, and receives the notifications that it listens for."""
     with closing(_session(case.url)) as one, closing(_session(case.url)) as other:
         announced = one.info.backend_pid
         try:
@@ -52,7 +51,7 @@ def _session(url: str) -> Connection:
 
 
 def _moves(one: Connection, other: Connection) -> bool:
-    """Whether a session changes its backend when another transaction has taken the one it was on."""
+    """Whether a session moves to another backend when another transaction has taken its own."""
     first = _backend(one)
     with other.transaction():
         _backend(other)

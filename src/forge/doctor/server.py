@@ -1,4 +1,4 @@
-"""The server itself: that it is a primary, keeps what it commits, and leaves listeners alone."""
+"""Check the server: a supported version, a primary, durable commits, and no timeouts for listeners."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from forge.doctor.finding import Case, Finding, info, ok, problem, setting, valu
 
 
 def version(case: Case) -> Iterator[Finding]:
-    """Old enough to be unable to hold the log?"""
+    """Check that the server's version supports the log."""
     number = case.connection.info.server_version
     name = f"PostgreSQL {number // 10000}.{number % 10000}"
     if number < MINIMUM_SERVER:
@@ -17,7 +17,7 @@ def version(case: Case) -> Iterator[Finding]:
 
 
 def standby(case: Case) -> Iterator[Finding]:
-    """A standby's snapshots forget writers in flight, so the log is read on a primary only."""
+    """Check that the server is a primary: a standby's snapshots miss running writers, so it cannot read the log."""
     if value(case, "SELECT pg_is_in_recovery()"):
         yield problem(
             "standby",
@@ -27,7 +27,7 @@ def standby(case: Case) -> Iterator[Finding]:
 
 
 def durability(case: Case) -> Iterator[Finding]:
-    """Does a commit survive a crash?"""
+    """Check that a commit survives a crash."""
     for name in ("fsync", "full_page_writes"):
         if setting(case, name) == "off":
             yield problem(
@@ -45,7 +45,7 @@ def durability(case: Case) -> Iterator[Finding]:
 
 
 def wal_level(case: Case) -> Iterator[Finding]:
-    """The log needs none, a feed from the WAL needs logical."""
+    """Check wal_level: the log needs none, a feed from the WAL needs logical."""
     found = setting(case, "wal_level")
     if found != "logical":
         yield info("wal_level", f"wal_level is {found}: enough for the log; reading from the WAL needs logical")
@@ -54,7 +54,7 @@ def wal_level(case: Case) -> Iterator[Finding]:
 
 
 def timeouts(case: Case) -> Iterator[Finding]:
-    """Settings that cut off a session that listens, or a long read."""
+    """Report settings that end a listening session, or a long read."""
     effects = {
         "idle_session_timeout": "a session of your own that only LISTENs is cut off",
         "transaction_timeout": "a long read or write of the log is cut off",
@@ -72,7 +72,7 @@ def timeouts(case: Case) -> Iterator[Finding]:
 
 
 def connections(case: Case) -> Iterator[Finding]:
-    """Is there room for readers, their listeners and maintenance?"""
+    """Check that there are enough connections for readers, their listeners and maintenance."""
     most = int(setting(case, "max_connections") or 0)
     reserved = int(setting(case, "superuser_reserved_connections") or 0)
     used = int(str(value(case, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")))
@@ -88,7 +88,7 @@ def connections(case: Case) -> Iterator[Finding]:
 
 
 def notification_queue(case: Case) -> Iterator[Finding]:
-    """A full queue fails every NOTIFY, and with it the writes that send one."""
+    """Check the queue: when it is full, every NOTIFY fails, and with it the writes that send one."""
     usage = float(str(value(case, "SELECT pg_notification_queue_usage()")))
     if usage > 0.1:
         say = problem if usage > 0.5 else warning
@@ -101,7 +101,7 @@ def notification_queue(case: Case) -> Iterator[Finding]:
 
 
 def two_phase(case: Case) -> Iterator[Finding]:
-    """NOTIFY cannot be PREPAREd."""
+    """Check for two-phase commit: a transaction with NOTIFY cannot be PREPAREd."""
     if setting(case, "max_prepared_transactions") == "0":
         return
     here = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"

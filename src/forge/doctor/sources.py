@@ -1,7 +1,7 @@
-"""What can be wrong with a source other than the log, and what each source's retention loses: a URL in, findings out.
+"""Check a source other than the log, and what its retention loses: a URL in, findings out.
 
-A source checks its own settings when it is asked for its status; what it refuses is a problem, what it warns of is a
-warning. Nothing is changed by looking.
+A source checks its own settings when it returns its status; a refusal is a problem, a warning is a warning. Checks
+change nothing.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ LOST: Final = {
     "mongo": "a reader that is away until the oplog has moved past its cursor has lost what came since, is told so"
     " (error 286), and must take a snapshot",
 }
-"""What a reader has lost when it comes back past a source's retention, by the source's kind."""
+"""The loss of a reader that returns after a source's retention, by the source's kind."""
 
 
 def examine_source(url: str) -> Iterator[Finding]:
-    """Whether the source can be read as it is set up, what it lacks, and what its retention loses."""
+    """Check whether the source can be read in its present setup, what it lacks, and what its retention loses."""
     try:
         found = asyncio.run(_asked(url))
     except ForgeError as error:
@@ -75,14 +75,14 @@ def _lag(found: Status) -> str:
 
 
 def lacking(capabilities: Capabilities) -> Iterator[Finding]:
-    """What a consumer must not count on."""
+    """Report the capabilities that the source lacks."""
     _, unable = described(capabilities)
     if unable:
         yield info("capabilities", f"it cannot {', nor '.join(unable)}")
 
 
 def retention(kind: str, capabilities: Capabilities) -> Finding:
-    """How far back a cursor may be, and what is lost past it.
+    """Report the maximum age of a cursor, and what is lost after it.
 
     >>> from forge.capture.log import CAPABILITIES
     >>> retention("log", CAPABILITIES).what.partition(": ")[0]

@@ -1,4 +1,4 @@
-"""The tracked tables: every trigger that should be there is, as Forge made it, on every partition."""
+"""Check the tracked tables: every trigger exists, as Forge created it, on every partition."""
 
 import re
 from collections import Counter
@@ -66,7 +66,7 @@ _EVENTS = {"INSERT": 4, "DELETE": 8, "UPDATE": 16, "TRUNCATE": 32}
 
 
 def trigger_type(definition: str) -> int:
-    """The tgtype of a CREATE TRIGGER statement of Forge's.
+    """Return the tgtype of a CREATE TRIGGER statement of Forge.
 
     >>> trigger_type("CREATE TRIGGER x AFTER INSERT OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION f()")
     13
@@ -79,7 +79,8 @@ def trigger_type(definition: str) -> int:
 
 
 def firing_mode(function: str, replica: bool) -> str:
-    """When a trigger must fire, as in pg_trigger.tgenabled: O for ordinary sessions, R in the replica role, A always.
+    """Return the firing mode of a trigger, as in pg_trigger.tgenabled: O for ordinary sessions, R in the replica role,
+    A always.
 
     >>> firing_mode("log_1_insert", True), firing_mode("log_1_row", True), firing_mode("log_1_truncate", True)
     ('O', 'R', 'A')
@@ -90,7 +91,7 @@ def firing_mode(function: str, replica: bool) -> str:
 
 
 def tables(case: Case) -> Iterator[Finding]:
-    """Is anything tracked at all, and are the triggers that say so still there?"""
+    """Check that tables are tracked, and that their triggers still exist."""
     lost = [name for (name,) in case.connection.execute(_LOST).fetchall()]
     for name in lost:
         yield problem(
@@ -107,12 +108,12 @@ def tables(case: Case) -> Iterator[Finding]:
 
 
 def triggers(case: Case) -> Iterator[Finding]:
-    """The triggers of each tracked table itself."""
+    """Check the triggers of each tracked table itself."""
     yield from _compare(case, "triggers", "w.target = r.table_oid")
 
 
 def partitions(case: Case) -> Iterator[Finding]:
-    """The triggers of each partition and inheriting child: a write straight into it must be seen."""
+    """Check the triggers of each partition and inheriting child: a direct write to it must be seen."""
     yield from _compare(case, "partitions", "w.target <> r.table_oid")
 
 
@@ -122,7 +123,7 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
     wrong = 0
     rows = case.connection.execute((_WANTED % which).encode()).fetchall()
     for table, target, name, function, definition, replica, enabled, kind, ours, condition, columns, cloned in rows:
-        wanted[table, target] += not cloned  # PostgreSQL gives a partition the row triggers of its table
+        wanted[table, target] += not cloned  # PostgreSQL clones the row triggers of a table to its partitions
         if enabled is None:
             missing.setdefault((table, target), []).append(name)
             continue
@@ -172,9 +173,9 @@ def _compare(case: Case, check: str, which: str) -> Iterator[Finding]:
 
 
 def functions(case: Case) -> Iterator[Finding]:
-    """Do the triggers' functions say what Forge would write? It is let write them, and all of that is taken back.
+    """Check that the triggers' functions equal those that Forge would create: it creates them, and rolls back.
 
-    A table whose definition changed unseen is left to `definitions`: its functions are old, not altered.
+    A table whose definition changed unnoticed is left to `definitions`: its functions are stale, not altered.
     """
     try:
         with case.connection.transaction(force_rollback=True):
@@ -204,9 +205,9 @@ def functions(case: Case) -> Iterator[Finding]:
 
 
 def unlogged_writes(case: Case, names: Collection[str]) -> Iterator[Finding]:
-    """What keeps writes to these tables (`schema.table`) out of the log, as far as it can be seen now.
+    """Report what keeps writes to these tables (`schema.table`) out of the log, as far as it is visible at present.
 
-    Findings of the level `info` say what could not be checked.
+    Findings of the level `info` name what could not be checked.
     """
     wanted = {name.replace('"', "") for name in names}
     for check in (tables, triggers, partitions, functions, replica_role):
@@ -217,7 +218,7 @@ def unlogged_writes(case: Case, names: Collection[str]) -> Iterator[Finding]:
 
 
 def keys(case: Case) -> Iterator[Finding]:
-    """A table without a primary key logs whole rows, and nobody can tell which of two equal rows changed."""
+    """Report tables without a primary key: the log has whole rows, and equal rows cannot be distinguished."""
     for row in _relations(case):
         if row.keyless:
             yield warning(
@@ -228,7 +229,7 @@ def keys(case: Case) -> Iterator[Finding]:
 
 
 def unlogged(case: Case) -> Iterator[Finding]:
-    """A crash empties an unlogged table, and no trigger sees it."""
+    """Report unlogged tables: a crash empties them, and no trigger sees it."""
     for row in _relations(case):
         for name in row.unlogged:
             yield problem(
@@ -237,7 +238,7 @@ def unlogged(case: Case) -> Iterator[Finding]:
 
 
 def replica_role(case: Case) -> Iterator[Finding]:
-    """Writers for whom ordinary triggers do not fire: the replica role, and logical replication."""
+    """Report writers for which ordinary triggers do not fire: the replica role, and logical replication."""
     tracked = _relations(case)
     plain = [row.name for row in tracked if not row.replica]
     if plain:
@@ -262,7 +263,7 @@ def replica_role(case: Case) -> Iterator[Finding]:
 
 
 def definitions(case: Case) -> Iterator[Finding]:
-    """Was a table's definition changed without the log knowing, and is a partition half detached?"""
+    """Check whether a table's definition changed without a log entry, and whether a partition is half detached."""
     for row in _relations(case):
         if row.drifted:
             yield warning(
@@ -279,7 +280,7 @@ def definitions(case: Case) -> Iterator[Finding]:
 
 
 def failures(case: Case) -> Iterator[Finding]:
-    """Changes that could not be logged, where the write was to go on (`on_failure => 'invalidate'`)."""
+    """Report changes that could not be logged, where the write had to continue (`on_failure => 'invalidate'`)."""
     rows = case.connection.execute(
         "SELECT format('%I.%I', v.schema_name, v.table_name), count(*), max(l.at)"
         " FROM (SELECT version, op, at, context FROM forge.forge_event_log"

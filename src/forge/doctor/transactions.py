@@ -1,4 +1,4 @@
-"""Transactions that stay open: they keep the pacemaker awake, old partitions there, and rows from view."""
+"""Check for transactions that stay open: they keep the pacemaker awake, old partitions alive, and rows invisible."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,7 +22,7 @@ _PREPARED = """
 
 
 def long_transactions(case: Case) -> Iterator[Finding]:
-    """Sessions whose transaction has been open for longer than the patience, forgotten ones by that name."""
+    """Report sessions whose transaction has been open for longer than the threshold; idle ones are named as such."""
     rows = case.connection.execute(_OPEN, (case.patience,)).fetchall()
     for pid, user, state, age, application in rows:
         who = f"{user}{f' ({application})' if application else ''}, pid {pid}"
@@ -38,7 +38,7 @@ def long_transactions(case: Case) -> Iterator[Finding]:
 
 
 def prepared_transactions(case: Case) -> Iterator[Finding]:
-    """A forgotten prepared transaction survives restarts and holds its locks for ever."""
+    """Report old prepared transactions: one that is forgotten survives restarts and holds its locks forever."""
     for gid, age in case.connection.execute(_PREPARED, (case.patience,)).fetchall():
         quoted = "'" + gid.replace("'", "''") + "'"
         yield problem(

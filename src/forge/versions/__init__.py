@@ -1,7 +1,7 @@
 """Change versions: "what changed since X?" for documents whose representation depends on other documents.
 
-A document's version is derived when it is asked for, from its own stamps and those of what it refers to; a write stamps
-what it changed and nothing else.
+A document's version is derived on reading, from its own stamps and those of the documents that it refers to; a write
+stamps only what it changed.
 
     install(connection)
     students, plans = Resource("ed-fi", "students"), Resource("ed-fi", "graduationPlans")
@@ -13,16 +13,16 @@ what it changed and nothing else.
     changes(connection, plans, since + 1).items         # the plan: it shows another student
 
 ============  ==========================================================================================
-documents     putting, deleting and referring to documents; `identity` changes their keys
+documents     put, delete and refer to documents; `identity` changes their keys
 resources     the kinds of documents, each declared once
-access        who sees which document, where a resource is by access
-triggers      the same for applications that write by SQL of their own
-stamps        the newest version, below which nothing is still uncommitted
-reading       what changed, was deleted, or has another key, in a window of versions
-strategies    what is kept on writing so that reading costs less; the answers are the same
+access        the subjects that may see each document, where a resource is by access
+triggers      the same for applications that write with their own SQL
+stamps        the newest version, below which nothing is uncommitted
+reading       changed and deleted documents and changed keys, in a window of versions
+strategies    data maintained on writing to make reading cheaper; the answers are the same
 ============  ==========================================================================================
 
-What applications need of these is here by name; copies are in `forge.versions.sync`.
+This package exports the names that applications need; copies are in `forge.versions.sync`.
 """
 
 from forge.versions.access import grant, revoke

@@ -1,7 +1,7 @@
-"""Who sees which document, of resources that are by access.
+"""Access of subjects to documents, for resources that are by access.
 
-For who is given access the document changed with that, however old it is; who loses it is told that the document is no
-more. Both take a stamp, and neither does when nothing changes.
+For a subject that gets access the document changes at that version, however old it is; for a subject that loses access
+it is deleted. Both take a stamp, and neither does when nothing changes.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from forge.versions.texts import text_of
 
 
 def grant(connection: Connection, document: int | Document, subject: str) -> Upsert:
-    """Let a subject see a document; the answer's version is the one at which it appears to them."""
+    """Grant a subject access to a document; the result's version is the one at which it appears to the subject."""
     asked = {"document": id_of(document), "subject": text_of(subject, "subject")}
     with operation(connection):
         if connection.execute(sql("present"), asked).fetchone() is None:
@@ -26,7 +26,7 @@ def grant(connection: Connection, document: int | Document, subject: str) -> Ups
 
 
 def _granted(connection: Connection, asked: dict[str, Any]) -> int | None:
-    """The version of an access, new or not; None when it was there and went before it was held."""
+    """Return the version of an access, new or not; None when it existed and was removed before it was locked."""
     if connection.execute(sql("grant"), asked).fetchone() is not None:
         with stamped(connection) as stamp:
             connection.execute(sql("granted"), {**asked, "stamp": stamp})
@@ -36,7 +36,7 @@ def _granted(connection: Connection, asked: dict[str, Any]) -> int | None:
 
 
 def revoke(connection: Connection, document: int | Document, subject: str) -> Deletion | None:
-    """Let a subject see a document no more; None when they did not."""
+    """Revoke a subject's access to a document; None when there was none."""
     asked = {"document": id_of(document), "subject": text_of(subject, "subject")}
     with operation(connection):
         if connection.execute(sql("present"), asked).fetchone() is None:

@@ -1,4 +1,4 @@
-"""Which versions can be asked about."""
+"""Range of versions that can be queried."""
 
 import msgspec
 
@@ -8,17 +8,17 @@ from forge.versions.stamps import newest
 
 
 class Available(msgspec.Struct, frozen=True):
-    """Windows may begin at `oldest` and end at `newest`; nothing at or below `newest` is still to be committed."""
+    """Windows may begin at `oldest` and end at `newest`; nothing at or below `newest` is uncommitted."""
 
     oldest: int
     newest: int
 
 
 def available(connection: Connection) -> Available:
-    """What the journals still have, up to what is settled.
+    """Return the range that the journals still have, up to the newest settled version.
 
-    The oldest is read last, so that a window that begins there can be answered. It follows the newest, which may have
-    risen meanwhile: then it is asked for again, and is at least what the oldest followed.
+    The oldest is read last, so that a window that begins there can be answered. It may have risen above the newest
+    meanwhile: then the newest is read again, and is at least the value that the oldest followed.
     """
     last = newest(connection)
     with typed():

@@ -1,11 +1,11 @@
-"""Writing documents: put, set_references, delete, on the caller's connection and in its transaction.
+"""Write documents: put, set_references, delete, on the caller's connection and in its transaction.
 
-A change takes one stamp and journals what it changed, in the same transaction; what changes nothing takes none. Where a
-change is refused nothing of it was written, whatever else the transaction did. Who refers to a document holds it until
-his transaction ends, so it keeps its identity until then; changes of identities are in `forge.versions.identity`.
+A change takes one stamp and journals what it changed, in the same transaction; a write that changes nothing takes none.
+A refused change has written nothing, whatever else the transaction did. A transaction that refers to a document locks
+it until it ends, so the document keeps its identity until then; changes of identities are in `forge.versions.identity`.
 
 Two transactions that change each other's documents in opposite order may deadlock; the server then ends one of them
-with `psycopg.errors.DeadlockDetected`, and it can be done again.
+with `psycopg.errors.DeadlockDetected`, and it can be retried.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,18 +33,18 @@ from forge.versions.stamps import stamped
 from forge.versions.texts import LARGEST_ID, json_of, names_of, text_of
 
 Target = tuple[Resource, Mapping[str, Any]] | int | Document
-"""Where a reference leads: a resource and an identity in it, or a document, by its id or itself."""
+"""The target of a reference: a resource and an identity in it, or a document, by its id or itself."""
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A document that a reference leads to, which cannot change its identity now."""
+    """A locked target of a reference; its identity cannot change."""
 
     child: int
     identity: Json
 
 
 class Known(msgspec.Struct, frozen=True):
-    """A document that is there already, and its references: children by name, and which are in its identity."""
+    """An existing document and its references: children by name, and the names that are in its identity."""
 
     document: int
     children: dict[str, int]
@@ -59,11 +59,11 @@ def put(
     references: Mapping[str, Target] | None = None,
     in_identity: Collection[str] | None = None,
 ) -> Upsert:
-    """Make the document with that identity, or give it that body and exactly those references.
+    """Create the document with that identity, or give it that body and exactly those references.
 
     `in_identity` names the references whose documents' identities are part of this one's, under the same names; the
-    caller may leave these parts out of `identity`. What is not given, of the two, stays as it is: `{}` takes the
-    references away. The answer's version is that of the content, which a put that changes nothing leaves as it was.
+    caller may omit these parts from `identity`. If the body or the references are not given, they stay unchanged: `{}`
+    removes the references. The result's version is that of the content; a put that changes nothing leaves it unchanged.
     """
     named = None if in_identity is None else names_of(in_identity)
     asked = {"identity": json_of(identity, "identity"), "body": json_of(body, "body")}
@@ -82,7 +82,7 @@ def _put(
     references: Mapping[str, Target] | None,
     named: frozenset[str] | None,
 ) -> int | None:
-    """Put it; None when what was there, or was not, is another by the time that it is held."""
+    """Put a document; None when another transaction created or deleted it before it was locked."""
     if references is None and named is None:
         return _put_held(connection, {**asked, "edges": None}, _found(connection, asked), whole=False)
     keeps = references is None or named is None
@@ -97,13 +97,13 @@ def _put(
 
 
 def _found(connection: Connection, parameters: dict[str, Any], *, whole: bool = False) -> int | None:
-    """The document with an identity, held; `whole` when nobody may refer to it meanwhile."""
+    """Return the document with an identity, locked; `whole` also blocks new references to it."""
     row = connection.execute(sql("find_whole" if whole else "find"), parameters).fetchone()
     return None if row is None else int(row[0])
 
 
 def _put_held(connection: Connection, parameters: dict[str, Any], document: int | None, *, whole: bool) -> int | None:
-    """Write the one that was found and is held, or else a new one; None when somebody else made it meanwhile."""
+    """Write the locked document, or else a new one; None when another transaction created it meanwhile."""
     if document is None:
         with stamped(connection) as stamp:
             made = connection.execute(sql("insert"), {**parameters, "stamp": stamp}).fetchone()
@@ -121,9 +121,9 @@ def set_references(
     references: Mapping[str, Target],
     in_identity: Collection[str] | None = None,
 ) -> Upsert:
-    """Give a document exactly these references. Where they are part of its identity, that follows them.
+    """Give a document exactly these references. Where they are part of its identity, the identity follows them.
 
-    Without `in_identity` those that were part of it, and are among these, are so still.
+    Without `in_identity`, those of these references that were part of the identity stay part of it.
     """
     number = id_of(document)
     named = None if in_identity is None else names_of(in_identity)
@@ -137,7 +137,7 @@ def set_references(
 def _refer(
     connection: Connection, document: int, references: Mapping[str, Target], named: frozenset[str] | None
 ) -> bool:
-    """Whether it was done; False when what was to stay was changed before it was held."""
+    """Return whether it was done; False when the parts to keep were changed before they were locked."""
     known = _known(connection, "known_by_id", {"document": document})
     if known is None:
         raise unknown(document)
@@ -154,7 +154,7 @@ def _refer(
 
 
 def delete(connection: Connection, document: int | Document) -> Deletion:
-    """Delete a document that nobody else refers to."""
+    """Delete a document that no other document refers to."""
     number = id_of(document)
     with operation(connection):
         if connection.execute(sql("held"), {"document": number}).fetchone() is None:
@@ -172,13 +172,13 @@ def delete(connection: Connection, document: int | Document) -> Deletion:
 
 
 def get(connection: Connection, document: int) -> Document:
-    """A document by its id."""
+    """Return a document by its id."""
     with typed():
         return _read(connection, id_of(document))
 
 
 def find(connection: Connection, resource: Resource, identity: Mapping[str, Any]) -> Document | None:
-    """The document with that identity, if there is one."""
+    """Return the document with that identity, if there is one."""
     with writable(), typed():
         parameters = {"resource": resource_id(connection, resource), "identity": json_of(identity, "identity")}
         row = connection.execute(sql("identified"), parameters).fetchone()
@@ -188,9 +188,9 @@ def find(connection: Connection, resource: Resource, identity: Mapping[str, Any]
 def hold(
     connection: Connection, references: Mapping[str, Target], in_identity: Collection[str], parent: Known | None = None
 ) -> dict[str, Held]:
-    """Hold the documents that references lead to, and who refers to them if known, in one order for all.
+    """Lock the targets of references, and the referring document if known, in one global order.
 
-    Raises where a reference leads nowhere.
+    Raise where a target does not exist.
     """
     if strange := sorted(set(in_identity) - references.keys()):
         raise MissingReference(
@@ -218,7 +218,7 @@ def hold(
 
 
 def complete(identity: Mapping[str, Any], held: Mapping[str, Held], in_identity: Collection[str]) -> Json:
-    """An identity with the identities that it has to contain."""
+    """Return an identity completed with the identities that it must contain."""
     whole = dict(identity)
     for name in in_identity:
         if whole.setdefault(name, held[name].identity) != held[name].identity:
@@ -238,7 +238,7 @@ def unknown(document: int) -> UnknownDocument:
 
 
 def id_of(document: int | Document) -> int:
-    """The id of a document, if any can have it."""
+    """Return the id of a document; raise for a number that no document can have."""
     number = document if isinstance(document, int) else document.id
     if not 0 < number <= LARGEST_ID:
         raise unknown(number)
@@ -253,7 +253,7 @@ def _known(connection: Connection, query: str, asked: Mapping[str, Any]) -> Know
 def _kept(
     known: Known | None, references: Mapping[str, Target] | None, named: frozenset[str] | None
 ) -> tuple[Mapping[str, Target], frozenset[str]]:
-    """The references that a document is to have and which are in its identity: given ones, or those that it has."""
+    """Return the references for a document and the names in its identity: the given ones, or the existing ones."""
     wanted = references if references is not None else known.children if known is not None else {}
     if named is not None:
         return wanted, named
@@ -261,7 +261,7 @@ def _kept(
 
 
 def _write(connection: Connection, document: int, parameters: dict[str, Any], *, whole: bool) -> None:
-    """Another content of a document that is held; where references are part of its identity, that follows them."""
+    """Write new content of a locked document; where references are part of its identity, the identity follows them."""
     if whole:
         children = [child for child, inside in msgspec.json.decode(parameters["edges"]).values() if inside]
         row = connection.execute("SELECT %s = ANY (forge_versions.hold_contained(%s))", (document, children)).fetchone()

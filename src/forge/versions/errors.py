@@ -1,14 +1,14 @@
-"""What can go wrong with documents and their versions, by name. Whatever is raised, nothing was written."""
+"""Errors of documents and their versions. When one is raised, nothing was written."""
 
 from forge.errors import ForgeError
 
 
 class VersionsError(ForgeError):
-    """The root of these."""
+    """The base class of these errors."""
 
 
 class VersionsMissing(VersionsError):
-    """The database has no schema forge_versions, or not as this program knows it."""
+    """The database has no schema forge_versions, or one of another version."""
 
 
 class UnknownResource(VersionsError):
@@ -16,17 +16,17 @@ class UnknownResource(VersionsError):
 
 
 class UnknownDocument(VersionsError):
-    """There is no such document, or no longer."""
+    """There is no such document, or it was deleted."""
 
 
 class DocumentInvalid(VersionsError):
-    """A document, a name or a subject cannot be written as it was given: no JSON, or more than the tables take."""
+    """A document, a name or a subject cannot be written: it is not JSON, or exceeds the limits of the tables."""
 
 
 class DocumentUnreadable(VersionsError):
-    """What the tables have of a document is nothing that could be written today; `document` is its id.
+    """A stored document cannot be read; `document` is its id.
 
-    It was written before that was refused, or past the triggers.
+    It was written before such content was refused, or by bypassing the triggers.
     """
 
     def __init__(self, message: str, *, fix: str, document: int) -> None:
@@ -35,7 +35,7 @@ class DocumentUnreadable(VersionsError):
 
 
 class MissingReference(VersionsError):
-    """A reference leads to a document that is not there. `name` is the reference's."""
+    """The target of a reference does not exist. `name` is the reference's."""
 
     def __init__(self, message: str, *, fix: str, name: str) -> None:
         super().__init__(message, fix=fix)
@@ -55,27 +55,27 @@ class IdentityTaken(VersionsError):
 
 
 class IdentityMismatch(VersionsError):
-    """An identity contains something else than the identity of the document that its reference leads to."""
+    """An identity differs from the identity of the referenced document that it contains."""
 
 
 class IdentityCycle(VersionsError):
-    """An identity would contain itself, by way of others."""
+    """An identity would contain itself, directly or through others."""
 
 
 class IsolationUnfit(VersionsError):
-    """The transaction's snapshot is too old for what it is to do: it must be in READ COMMITTED."""
+    """The transaction's snapshot is too old for this operation: it must be READ COMMITTED."""
 
 
 class TransactionUnfit(VersionsError):
-    """What is asked for cannot be told inside of a transaction."""
+    """The query cannot run inside a transaction."""
 
 
 class WindowInvalid(VersionsError):
-    """No versions can lie in such a window: it ends before it begins, or beyond the newest, or is below zero."""
+    """The window is invalid: it ends before it begins, or after the newest version, or is below zero."""
 
 
 class WindowExpired(VersionsError):
-    """The window begins where the journals no longer reach. `oldest` is where they begin."""
+    """The window begins before the oldest version in the journals. `oldest` is that version."""
 
     def __init__(self, message: str, *, fix: str, oldest: int) -> None:
         super().__init__(message, fix=fix)
@@ -83,8 +83,8 @@ class WindowExpired(VersionsError):
 
 
 class TokenInvalid(VersionsError):
-    """A page token that this database did not give for this question."""
+    """This database did not issue the page token for this query."""
 
 
 class StrategyBusy(VersionsError):
-    """The strategy cannot be changed now; it is as it was."""
+    """The strategy cannot be changed at present; it is unchanged."""

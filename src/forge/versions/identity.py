@@ -1,7 +1,7 @@
-"""Changing a document's identity, and with it that of all documents whose identities contain it.
+"""Change a document's identity, and with it that of all documents whose identities contain it.
 
-The change and all that follows from it have one stamp. Those who merely refer to the document are not touched: that
-their representation changed is found on reading.
+The change and everything that follows from it have one stamp. Documents that merely refer to the document are not
+written: readers derive that their representation changed.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from forge.versions.texts import json_of
 
 
 def change_identity(connection: Connection, document: int | Document, identity: Mapping[str, Any]) -> KeyChange:
-    """Give a document another identity; parts that come from its references may be left out.
+    """Give a document another identity; parts that come from its references may be omitted.
 
-    The one that it has already takes no stamp, and the answer has the version that it had.
+    An unchanged identity takes no stamp, and the result has the existing version.
     """
     number = id_of(document)
     asked = {"document": number, "identity": json_of(identity, "identity")}
@@ -40,7 +40,7 @@ def change_identity(connection: Connection, document: int | Document, identity: 
 
 
 class _Wanted(NamedTuple):
-    """The identity that a document has, the one that it is to have, and whether these differ."""
+    """The current and the wanted identity of a document, and whether they differ."""
 
     old: str
     new: str
@@ -58,7 +58,7 @@ def _wanted(connection: Connection, asked: Mapping[str, Any]) -> _Wanted:
 
 
 def _hold(connection: Connection, document: int) -> list[int]:
-    """Hold a document and all whose identities contain its own, in the order of ids; these are returned."""
+    """Lock a document and all whose identities contain its own, in the order of ids; return these."""
     row = connection.execute("SELECT forge_versions.hold_dependents(%s)", ([document],)).fetchone()
     assert row is not None
     return list(row[0])

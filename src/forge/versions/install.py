@@ -1,7 +1,8 @@
-"""Installing the tables of change versions.
+"""Install the tables of change versions.
 
-One transaction: all of it or nothing. Functions are written again every time, so installing twice changes nothing; a
-trigger that an older program did not make yet is made after that. A schema newer than this program is refused.
+The installation is one transaction: all or nothing. Functions are replaced every time, so installing twice changes
+nothing; triggers that an older program did not create are created after that. A schema newer than this program is
+refused.
 """
 
 from importlib.resources import files
@@ -19,14 +20,14 @@ _WITH_LEASES: Final = 2
 
 
 def script() -> str:
-    """All that an install runs in an empty database."""
+    """Return everything that an install runs in an empty database."""
     folder = SQL / "postgresql"
     parts = [(folder / name).read_text("utf-8") for name in ("schema.sql", "lease.sql", "functions.sql")]
     return "\n".join([*parts, lease_functions("forge_versions"), sql("fit") + ";\n"])
 
 
 def install(connection: Connection) -> bool:
-    """Make what is not there; returns whether anything was."""
+    """Create what is missing; return whether anything was."""
     with typed_errors():
         version = one_at_a_time(lambda: _install(connection))
     if not _fit(connection):
@@ -57,7 +58,7 @@ def _install(connection: Connection) -> int:
 
 
 def installed(connection: Connection) -> bool:
-    """Whether the database has exactly the tables that this program knows."""
+    """Whether the database has exactly the tables of this program's version."""
     return installed_version(connection) == SCHEMA_VERSION
 
 
@@ -75,7 +76,7 @@ def require_installed(connection: Connection) -> None:
 
 
 def installed_version(connection: Connection) -> int:
-    """The version of the schema; 0 when it is not there."""
+    """Return the version of the schema; 0 when there is none."""
     if connection.execute("SELECT to_regclass('forge_versions.setting')").fetchone() == (None,):
         return 0
     row = connection.execute("SELECT schema_version FROM forge_versions.setting").fetchone()
@@ -101,7 +102,7 @@ def _check(connection: Connection, version: int) -> None:
             fix="upgrade forge-changes on this machine",
         )
     there = version == 0 and connection.execute("SELECT to_regnamespace('forge_versions')").fetchone() != (None,)
-    if there and installed_version(connection) == 0:  # not just installed by another session
+    if there and installed_version(connection) == 0:  # unless another session has just installed it
         raise VersionsMissing(
             "a schema named forge_versions is there, but not as Forge made it",
             fix="if a broken install left it: DROP SCHEMA forge_versions CASCADE, then forge versions init",

@@ -1,6 +1,6 @@
-"""What change versions are about: resources, their documents, and what happened to them.
+"""Data types of change versions: resources, their documents, and events.
 
-Numbers in bodies and identities are exact: whole ones are int, others Decimal.
+Numbers in bodies and identities are exact: integers are int, others Decimal.
 
 >>> students = Resource.parse("ed-fi/students")
 >>> students
@@ -20,7 +20,7 @@ from forge.errors import DecodeError
 from forge.versions.errors import DocumentUnreadable, UnknownResource
 
 Json = dict[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 T = TypeVar("T")
 
 DEFAULT_VERSION: Final = "1"
@@ -30,7 +30,7 @@ _encoder: Final = msgspec.json.Encoder(decimal_format="number")
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """A kind of document, as `project/name` or `project/name/version` writes it."""
+    """A kind of document, written as `project/name` or `project/name/version`."""
 
     project: str
     name: str
@@ -38,7 +38,7 @@ class Resource(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "Resource":
-        """Read the text form; without a version it is version 1."""
+        """Parse the text form; the default version is 1."""
         parts = text.split("/")
         if len(parts) not in (2, 3) or not all(parts):
             raise UnknownResource(
@@ -51,7 +51,7 @@ class Resource(msgspec.Struct, frozen=True):
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """Where a document's reference leads: the document, and what its identity is now."""
+    """The target of a document's reference: the document, and its present identity."""
 
     document: int
     resource: Resource
@@ -60,9 +60,9 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A document as it is now. `identity` is its natural key, `body` the rest, `references` by name.
+    """A document's present state. `identity` is its natural key, `body` the rest, `references` by name.
 
-    The two stamps are its own; what it refers to may have changed its representation later.
+    The two stamps are its own; a document that it refers to may have changed its representation later.
     """
 
     id: int
@@ -75,7 +75,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Upsert(msgspec.Struct, frozen=True, tag=True):
-    """A document was made, or its representation changed, or somebody was given access to it."""
+    """A document was created, its representation changed, or a subject was granted access to it."""
 
     version: int
     document: Document
@@ -86,7 +86,7 @@ class Upsert(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deletion(msgspec.Struct, frozen=True, tag=True):
-    """A document, by its id, is no more; for `subject` alone, where one is named."""
+    """A document, by its id, was deleted; only for `subject`, where one is named."""
 
     version: int
     document: int
@@ -100,7 +100,7 @@ class Deletion(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeyChange(msgspec.Struct, frozen=True, tag=True):
-    """A document, by its id, has another identity."""
+    """The identity of a document, by its id, changed."""
 
     version: int
     document: int
@@ -117,9 +117,9 @@ Event = Upsert | Deletion | KeyChange
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """Some of the answer, and the token that asks for what follows; None at the end.
+    """A part of the answer, and the token for the next part; None at the end.
 
-    `epoch` counts how often it was changed who sees the resource: what was read of another is another answer.
+    `epoch` changes when access to the resource changes: pages of different epochs belong to different answers.
     """
 
     items: list[T]
@@ -128,7 +128,7 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
 
 def encode(value: Mapping[str, Any]) -> str:
-    """An object as the text of a jsonb parameter.
+    """Encode an object as the text of a jsonb parameter.
 
     >>> encode({"weight": Decimal("1.10")})
     '{"weight":1.10}'
@@ -137,7 +137,7 @@ def encode(value: Mapping[str, Any]) -> str:
 
 
 def decode(text: str | bytes) -> Json:
-    """An object from a jsonb column that was selected as text; DecodeError where it is none, or none that can be read.
+    """Decode an object from a jsonb column selected as text; raise DecodeError if it is not one, or cannot be read.
 
     >>> decode('{"weight": 1.10, "count": 12}')
     {'weight': Decimal('1.10'), 'count': 12}
@@ -146,7 +146,7 @@ def decode(text: str | bytes) -> Json:
 
 
 def decode_list(text: str | bytes) -> list[Any]:
-    """The same of an array."""
+    """Decode an array in the same way."""
     return _decoded(_list, text)
 
 
@@ -160,7 +160,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], text: str | bytes) -> T:
 
 @contextmanager
 def readable(document: int) -> Iterator[None]:
-    """Within the block a document is decoded; what cannot be is told by the document's id."""
+    """Translate decoding errors in the block into one that names the document's id."""
     try:
         yield
     except DecodeError as error:

@@ -1,4 +1,4 @@
-"""One change of documents: all of it or nothing, and errors by name."""
+"""One change of documents: a transaction or savepoint, with typed errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,19 +20,19 @@ from forge.versions.errors import (
 sql: Final = query_file("forge.versions", "writes.sql")
 
 _TOO_MUCH: Final = {"22P05", "22P02", "22003", "54000", "54001"}
-"""SQLSTATEs of JSON that is none to the server, or whose numbers, nesting or index entries are beyond what it takes."""
+"""SQLSTATEs for invalid JSON, or for numbers, nesting or index entries beyond the server's limits."""
 
 
 @contextmanager
 def operation(connection: Connection) -> Iterator[None]:
-    """A transaction, or a savepoint in the caller's: what fails inside has written nothing."""
+    """Open a transaction, or a savepoint in the caller's: a failure inside writes nothing."""
     with writable(), typed(), connection.transaction():
         yield
 
 
 @contextmanager
 def writable() -> Iterator[None]:
-    """What the server does not take of a document, by name."""
+    """Translate the server's refusals of a document into typed errors."""
     try:
         yield
     except psycopg.Error as error:
@@ -44,7 +44,7 @@ def writable() -> Iterator[None]:
 
 @contextmanager
 def typed() -> Iterator[None]:
-    """Errors of the server as those of versions, where they are."""
+    """Translate errors of the server into those of versions, where they match."""
     with typed_errors():
         try:
             yield

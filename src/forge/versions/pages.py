@@ -1,12 +1,12 @@
-"""Page tokens: where a page ended, in a text that only the database that gave it can have made, or read.
+"""Page tokens: the end of a page, as a text that only the issuing database can create or read.
 
-In comes a place and the question that it is a place in; out comes a text, signed and hidden with the database's key. A
-text that was altered or made up, is another database's, or belongs to another question (another resource, subject, kind
-of query) is TokenInvalid. A token opens nothing: whoever has it must still be allowed to ask.
+The input is a position and its query; the output is a text, signed and encrypted with the database's key. A text that
+was altered or forged, comes from another database, or belongs to another query (another resource, subject, kind of
+query) raises TokenInvalid. A token grants nothing: its holder must still be allowed to query.
 
-A page may end behind a document that the subject does not see, and its token tells nothing of it: all have one length,
-and what is in it is covered by a stream of bytes that only the key makes, another one for every place, from its
-signature. Whoever has no key learns from two tokens whether they are of the same place, and no more.
+A page may end after a document that the subject may not see, and its token reveals nothing about it: all tokens have
+one length, and the content is masked by a byte stream derived from the key and the signature, different for every
+position. Without the key, two tokens reveal only whether they are of the same position.
 
 >>> key, question = b"k" * 32, Question("changes", 7, None)
 >>> token = sealed(key, question, Place(5, 90, 17, 4))
@@ -36,7 +36,7 @@ _LENGTH: Final = len(urlsafe_b64encode(bytes(_SIGNATURE + _PLACE.size)).rstrip(b
 
 
 class Question(NamedTuple):
-    """What is asked, apart from the window: a query by its name, a resource by its number, and for whom."""
+    """The query, apart from the window: its name, the number of its resource, and its subject."""
 
     query: str
     resource: int
@@ -44,9 +44,9 @@ class Question(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A window, and the last item of it that was told. A window without `min` is told in the order of documents.
+    """A window, and its last returned item. A window without `min` is returned in the order of documents.
 
-    `way` is how the rest of the version is found.
+    `way` is the method by which the rest of the version is found.
     """
 
     min: int | None
@@ -57,7 +57,8 @@ class Place(NamedTuple):
     way: int = 0
 
     def after(self, kind: int) -> int:
-        """The document after which items of a kind begin at `version`: this one, or it too if its turn was not yet."""
+        """The document after which items of a kind begin at `version`: this one, or the one before it if its turn is
+        still to come."""
         return self.document if kind <= self.kind else self.document - 1
 
 

@@ -1,9 +1,9 @@
--- standing: What the database is set to, and a resource's number, whether it is by access, and how often that changed.
+-- standing: The settings of the database, and a resource's number, whether it is by access, and its epoch.
 SELECT s.oldest, s.strategy, s.token_key, r.id, r.by_access, r.epoch
 FROM forge_versions.setting s
 LEFT JOIN forge_versions.resource r ON r.project = %(project)s AND r.name = %(name)s AND r.version = %(version)s;
 
--- settings: How a page is planned: what is in order is merged and read until the page is full, never sorted whole.
+-- settings: Planner settings of a page: sorted inputs are merged and read until the page is full, never sorted whole.
 SELECT set_config(w.name, w.value, true)
 FROM (VALUES ('enable_sort', 'off'), ('enable_hashagg', 'off'), ('enable_hashjoin', 'off'), ('enable_mergejoin', 'off'),
              ('enable_bitmapscan', 'off'), ('enable_material', 'off'), ('enable_seqscan', 'off'),
@@ -11,9 +11,9 @@ FROM (VALUES ('enable_sort', 'off'), ('enable_hashagg', 'off'), ('enable_hashjoi
              ('enable_nestloop', 'on'), ('max_parallel_workers_per_gather', '0'), ('jit', 'off'),
              ('plan_cache_mode', 'force_generic_plan')) w (name, value);
 
--- fitting: The rows of a page as far as there is room: those before which there are no more than so many `bytes`. What
--- is not shown has none. A row is as large as its texts, with some for the names around them: three times what it refers
--- to, whose resources are told by name.
+-- fitting: The rows of a page that fit: those with at most `bytes` before them. Rows that are not shown have size zero.
+-- The size of a row is that of its texts plus an allowance for the names around them; references count three times,
+-- because their resources are written by name.
 SELECT f.oldest, f.strategy, f.epoch, f.version, f.document, f.kind, f.identity, f.old_identity, f.body,
        f.content_version, f.identity_version, f.refers, f.shown, f.last, f.size
 FROM (SELECT t.*, coalesce(sum(t.size) OVER (ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
@@ -25,9 +25,9 @@ FROM (SELECT t.*, coalesce(sum(t.size) OVER (ORDER BY {order} ROWS BETWEEN UNBOU
                   FROM ({rows}) o OFFSET 0) x OFFSET 0) t) f
 WHERE f.before <= %(bytes)s ORDER BY {order};
 
--- page: Up to `limit` items of a window in the order of version, document and kind; nothing where the settings are
--- others than the caller believes. There is always a row, which says what they are. Each kind looks at `candidates` at
--- the most; the last of so many is there though it is not `shown`: whatever comes behind it is to be asked for from there.
+-- page: Up to `limit` items of a window in the order of version, document and kind; no items if the settings differ
+-- from the caller's. There is always a row, which has the settings. Each kind reads at most `candidates`; the last of
+-- these is returned even if it is not `shown`: the next page continues after it.
 SELECT s.oldest, s.strategy, r.epoch, p.version, p.document, p.kind, p.identity, p.old_identity, p.body,
        p.content_version, p.identity_version, p.refers, p.shown, p.last
 FROM forge_versions.setting s JOIN forge_versions.resource r ON r.id = %(resource)s
@@ -38,8 +38,8 @@ LEFT JOIN LATERAL (
 ) p ON true
 ORDER BY p.version, p.document, p.kind;
 
--- everything: Up to `limit` documents of a resource, in their own order, that have not changed after `max`. One that
--- changed by itself is not asked for what it refers to.
+-- everything: Up to `limit` documents of a resource, in the order of ids, that have not changed after `max`. The
+-- references of a document that itself changed later are not read.
 SELECT s.oldest, s.strategy, r.epoch, p.version, p.document, 2 AS kind, p.identity, NULL AS old_identity, p.body,
        p.content_version, p.identity_version, p.refers, p.shown, p.last
 FROM forge_versions.setting s JOIN forge_versions.resource r ON r.id = %(resource)s
@@ -53,26 +53,26 @@ LEFT JOIN LATERAL (
 ) p ON true
 ORDER BY p.document;
 
--- all: The documents of a resource, and when each changed by itself.
+-- all: The documents of a resource, with the version of each one's own last change.
 SELECT w.id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency,
        greatest(w.content_version, w.identity_version, {kept}) AS own
 FROM forge_versions.document w
 WHERE w.resource = %(resource)s AND w.id > %(after)s ORDER BY w.id;
 
--- all_granted: Those that somebody has access to, which each of them changed with.
+-- all_granted: The documents that a subject has access to; the access counts as a change of each.
 SELECT g.document AS id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency,
        greatest(w.content_version, w.identity_version, {kept}, g.version) AS own
 FROM forge_versions.access g
 CROSS JOIN LATERAL (SELECT * FROM forge_versions.document w WHERE w.id = g.document OFFSET 0) w
 WHERE g.subject = %(subject)s AND g.resource = %(resource)s AND g.document > %(after)s ORDER BY g.document;
 
--- one: One of them.
+-- one: One document of a resource, as in `all`.
 SELECT w.id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency,
        greatest(w.content_version, w.identity_version, {kept}) AS own
 FROM forge_versions.document w
 WHERE w.id = e.document AND w.resource = %(resource)s;
 
--- one_granted: The same, where somebody has access to it.
+-- one_granted: One document, where a subject has access to it.
 SELECT w.id, w.identity, w.body, w.content_version, w.identity_version, w.max_dependency,
        greatest(w.content_version, w.identity_version, {kept}, g.version) AS own
 FROM (SELECT g.version FROM forge_versions.access g
@@ -81,7 +81,7 @@ CROSS JOIN LATERAL (
     SELECT * FROM forge_versions.document w WHERE w.id = e.document AND w.resource = %(resource)s OFFSET 0
 ) w;
 
--- refers: What a document refers to, and when the last of that had another identity.
+-- refers: The references of a document, and the newest identity version among them.
 SELECT max(c.identity_version) AS version,
        json_agg(json_build_array(r.name, c.id, c.resource, c.identity, r.in_identity)) AS refers
 FROM forge_versions.reference r JOIN forge_versions.document c ON c.id = r.child
@@ -90,13 +90,13 @@ WHERE r.parent = d.id;
 -- kinds: The names of some resources.
 SELECT k.id, k.project, k.name, k.version FROM forge_versions.resource k WHERE k.id = ANY (%(numbers)s::integer[]);
 
--- changed_by: How many identities were changed by a stamp, as far as that matters.
+-- changed_by: The number of identities that a stamp changed, up to a limit.
 SELECT count(*) FROM (
     SELECT FROM forge_versions.identity_change i WHERE i.version = %(version)s LIMIT %(enough)s
 ) i;
 
--- upserts: The documents whose version, derived, is that of an event in the window. One that changed later by itself is
--- not asked for what it refers to. The event of document 0 says that those of its version are not complete.
+-- upserts: The documents whose derived version is that of an event in the window. The references of a document that
+-- itself changed later are not read. An event of document 0 marks the events of its version as incomplete.
 (SELECT e.version, e.document, 2 AS kind, d.identity, NULL::jsonb AS old_identity, d.body, d.content_version,
         d.identity_version, o.refers, coalesce(greatest(d.own, {others}) = e.version, false) AS shown, e.last
  FROM (SELECT v.version, v.document, bool_or(v.n = %(candidates)s OR v.document = 0) AS last
@@ -108,14 +108,15 @@ SELECT count(*) FROM (
  WHERE greatest(d.own, {others}) = e.version OR e.last
  ORDER BY e.version, e.document LIMIT %(limit)s);
 
--- own_events: What happened to documents themselves.
+-- own_events: Changes of documents themselves.
 (SELECT c.version, c.document FROM forge_versions.document_change c
  WHERE c.resource = %(resource)s AND c.version BETWEEN %(from)s AND %(max)s
    AND (c.version, c.document) > (%(from)s, %(after_upsert)s)
  ORDER BY c.version, c.document);
 
--- other_events: What happened last to the identities that documents refer to, for each that does. They come identity by
--- identity, so that of a version all are needed before the first can be told: where there are too many, it is cut.
+-- other_events: The last change of each referenced identity, once per referring document. They come identity by
+-- identity, so all events of a version are needed before the first can be returned: where there are too many, the list
+-- is cut.
 (SELECT p.version, CASE p.n WHEN %(candidates)s THEN 0 ELSE p.parent END AS document
  FROM (SELECT i.version, r.parent, row_number() OVER (ORDER BY i.version, i.document) AS n
        FROM forge_versions.identity_change i
@@ -132,7 +133,7 @@ SELECT count(*) FROM (
  WHERE p.parent IS NOT NULL OR p.n = %(candidates)s
  ORDER BY p.version, CASE p.n WHEN %(candidates)s THEN 0 ELSE p.parent END);
 
--- other_events_of_few: The same of one version that few identities have, which many refer to: in the order of these.
+-- other_events_of_few: The same for one version with few identities and many referrers: in the order of the referrers.
 (SELECT i.version, r.parent AS document FROM forge_versions.identity_change i
  CROSS JOIN LATERAL (
      SELECT FROM forge_versions.document o WHERE o.id = i.document AND o.identity_version = i.version OFFSET 0
@@ -144,19 +145,19 @@ SELECT count(*) FROM (
  WHERE i.version BETWEEN %(from)s AND %(max)s
  ORDER BY i.version, r.parent);
 
--- of_resource: Of this resource's documents alone, by what each edge says of its parent.
+-- of_resource: Restrict to this resource's documents, by the parent's resource on each edge.
 AND r.parent_resource = %(resource)s;
 
--- any_events: Whatever may have happened by one version that many identities have: each document in turn.
+-- any_events: Possible events of one version with many identities: each document in turn.
 (SELECT %(from)s::bigint AS version, k.id AS document FROM forge_versions.document k
  WHERE k.resource = %(resource)s AND k.id > %(after_upsert)s ORDER BY k.id LIMIT %(candidates)s);
 
--- any_events_granted: The same of those that somebody has access to.
+-- any_events_granted: The same for the documents that a subject has access to.
 (SELECT %(from)s::bigint AS version, g.document FROM forge_versions.access g
  WHERE g.subject = %(subject)s AND g.resource = %(resource)s AND g.document > %(after_upsert)s
  ORDER BY g.document LIMIT %(candidates)s);
 
--- kept_events: What documents know themselves of when they changed, or what they refer to.
+-- kept_events: Changes of documents and of their references, as stored on the documents themselves.
 (SELECT greatest(k.content_version, k.identity_version, k.max_dependency) AS version, k.id AS document
  FROM forge_versions.document k
  WHERE k.resource = %(resource)s
@@ -164,13 +165,13 @@ AND r.parent_resource = %(resource)s;
    AND (greatest(k.content_version, k.identity_version, k.max_dependency), k.id) > (%(from)s, %(after_upsert)s)
  ORDER BY greatest(k.content_version, k.identity_version, k.max_dependency), k.id);
 
--- access_events: What somebody was given access to.
+-- access_events: Grants of access to a subject.
 (SELECT g.version, g.document FROM forge_versions.access g
  WHERE g.subject = %(subject)s AND g.resource = %(resource)s AND g.version BETWEEN %(from)s AND %(max)s
    AND (g.version, g.document) > (%(from)s, %(after_upsert)s)
  ORDER BY g.version, g.document);
 
--- deletions: What is no more.
+-- deletions: Deleted documents.
 (SELECT x.version, x.document, 1 AS kind, x.identity, NULL::jsonb AS old_identity, NULL::jsonb AS body,
         NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers, true AS shown,
         false AS last
@@ -179,7 +180,7 @@ AND r.parent_resource = %(resource)s;
    AND (x.version, x.document) > (%(from)s, %(after_deletion)s)
  ORDER BY x.version, x.document LIMIT %(limit)s);
 
--- deletions_granted: What somebody lost the access to, unless it is there again.
+-- deletions_granted: Documents to which a subject lost access, unless it has access again.
 (SELECT x.version, x.document, 1 AS kind, x.identity, NULL::jsonb AS old_identity, NULL::jsonb AS body,
         NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers, a.shown,
         x.n = %(candidates)s AS last
@@ -193,7 +194,7 @@ AND r.parent_resource = %(resource)s;
  WHERE a.shown OR x.n = %(candidates)s
  ORDER BY x.version, x.document LIMIT %(limit)s);
 
--- keys: Which documents have another identity.
+-- keys: Changes of identities.
 (SELECT k.version, k.document, 0 AS kind, k.new_identity AS identity, k.old_identity, NULL::jsonb AS body,
         NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers, true AS shown,
         false AS last
@@ -202,7 +203,7 @@ AND r.parent_resource = %(resource)s;
    AND (k.version, k.document) > (%(from)s, %(after_key)s)
  ORDER BY k.version, k.document LIMIT %(limit)s);
 
--- keys_granted: The same of what somebody had access to by then.
+-- keys_granted: The same for documents that the subject had access to at that version.
 (SELECT k.version, k.document, 0 AS kind, k.new_identity AS identity, k.old_identity, NULL::jsonb AS body,
         NULL::bigint AS content_version, NULL::bigint AS identity_version, NULL::json AS refers, a.shown,
         k.n = %(candidates)s AS last

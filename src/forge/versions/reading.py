@@ -1,28 +1,29 @@
-"""What changed: the documents of a resource whose version lies in a window, what was deleted, and whose key changed.
+"""Read changes: the documents of a resource whose version is in a window, deletions, and changes of keys.
 
     found = changes(connection, Resource("ed-fi", "students"), 98_000, 99_120, limit=100)
     rest = changes(connection, Resource("ed-fi", "students"), after=found.next)
 
-In come a resource and a window [min, max] of versions; out come pages in the order of version and document, each found
-from where the last one ended. Without `max` the window ends at the newest settled version; without
-`min` it is the whole resource, in the order of documents: where a copy begins. `min` may be one above the newest:
-nothing yet.
+The input is a resource and a window [min, max] of versions; the output is pages in the order of version and document,
+each continuing after the last. Without `max` the window ends at the newest settled version; without `min` it is the
+whole resource, in the order of documents: the start of a copy. `min` may be one above the newest: nothing yet.
 
-- An item is a document as it is now. One that changes after the window's end leaves it and is in the next; what stays
-  in the window is told once, however often others write between the pages. All stamps up to the newest are settled, so
-  none comes into a window later.
-- A document's version is derived: the highest of its own two stamps and the identity stamps of what it refers to. Where
-  a resource is by access, `subject` sees what it has access to, from the version of that on; None sees all. A page is
-  read by the statement that sees whether it is.
-- The strategies find the same. Which one is in use is read by the statement that stands on it.
-- A page costs what lies between its first and its last item, whatever the size of the window or the journals: events
-  come in order out of indexes, are merged, and are read until the page is full. Where most of a window has changed
-  since, or is not the subject's to see, there is much between two items: one statement looks at CANDIDATES of each kind
-  at the most, and after PATIENCE a page is told as far as it is, which may be empty. Only a page without `next` is the
-  last. That holds inside of one version too, however many documents have it: see `Way`.
-- A page has `max_bytes` of JSON at the most, or one item. No more than that, and one item, leaves the database at once.
-- A window that begins below the oldest is WindowExpired, at its first page or a later one, and never a page with gaps.
-  That holds under READ COMMITTED, and under one snapshot as long as it is younger than the last `maintain`.
+Invariants:
+
+- An item is a document's present state. A document that changes after the window's end leaves the window and is in the
+  next one; documents that stay in the window are returned once, however many writes happen between the pages. All
+  stamps up to the newest are settled, so none enters a window later.
+- A document's version is derived: the highest of its own two stamps and the identity stamps of the documents that it
+  refers to. Where a resource is by access, `subject` sees the documents that it has access to, from the version of that
+  access on; None sees all. The statement that reads a page also reads whether the resource is by access.
+- All strategies give the same results. The statement that depends on a strategy also reads which one is in use.
+- The cost of a page is proportional to the events between its first and last item, whatever the size of the window or
+  the journals: events come in order from indexes, are merged, and are read until the page is full. Where most of a
+  window has changed since, or is invisible to the subject, many events lie between two items: one statement reads at
+  most CANDIDATES of each kind, and after PATIENCE a page is returned incomplete, possibly empty. Only a page without
+  `next` is the last. This also holds inside one version, however many documents have it: see `Way`.
+- A page has at most `max_bytes` of JSON, or one item. At most that, plus one item, leaves the database at a time.
+- A window that begins below the oldest raises WindowExpired, at its first page or a later one, and never returns a page
+  with gaps. This holds under READ COMMITTED, and under one snapshot as long as it is younger than the last `maintain`.
 """
 
 import time
@@ -64,15 +65,15 @@ MOST: Final = 10_000
 BYTES: Final = 16 * 1024 * 1024
 MOST_BYTES: Final = 2**40
 STEP: Final = 128
-"""Items that are asked for before it is known how large they are."""
+"""The number of items requested before their size is known."""
 CANDIDATES: Final = 10_000
-"""Of each kind of items, how many one statement looks at."""
+"""The maximum number of events of each kind that one statement reads."""
 FEW: Final = 16
-"""Identities of one version whose referrers are read beside each other."""
+"""The maximum number of identities of one version whose referrers are merged."""
 PATIENCE: Final = 1.0
-"""Seconds after which a page is told though it is not full."""
+"""Seconds after which a page is returned even if it is not full."""
 KEYS, DELETIONS, UPSERTS = 0, 1, 2
-"""The kinds of items, in the order in which those of one version and document are told."""
+"""The kinds of items, in the order in which those of one version and document are returned."""
 
 _PARTS: Final = {
     KEYS: ("keys", "keys_granted"),
@@ -81,22 +82,22 @@ _PARTS: Final = {
 }
 T = TypeVar("T")
 Subject = str | Callable[[bool], str | None] | None
-"""Who asks: a subject, None for somebody who sees all, or what tells it where a resource is by access, or is not."""
+"""The reader: a subject, None to see everything, or a function from whether the resource is by access to these."""
 
 
 class Way(IntEnum):
-    """How the documents are found that may have changed by what they refer to; what is found is the same."""
+    """The method of finding documents that may have changed through their references; the result is the same."""
 
     WINDOW = 0
-    """All identity changes from a version on, and who refers to each."""
+    """All identity changes from a version on, and the referrers of each."""
     FEW = 1
-    """Of one version that has more of these than CANDIDATES, but few identities: their referrers in order."""
+    """For one version with more of these than CANDIDATES, but few identities: their referrers in order."""
     MANY = 2
-    """Of one version that has many identities: all documents of the resource in order, each asked whether it has it."""
+    """For one version with many identities: all documents of the resource in order, each checked for that version."""
 
 
 class Row(NamedTuple):
-    """A row of a page: an item if it is `shown`. All up to the `last` was looked at, and nothing beyond it."""
+    """A row of a page: an item if it is `shown`. Everything up to the `last` was read, and nothing after it."""
 
     oldest: int
     strategy: str
@@ -116,7 +117,7 @@ class Row(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What the database is set to, and the resource that is asked about; `epoch`: how often its access changed."""
+    """The settings of the database and the queried resource; `epoch` changes when access to the resource changes."""
 
     oldest: int
     strategy: str
@@ -127,14 +128,14 @@ class Standing(NamedTuple):
 
 
 class Most(NamedTuple):
-    """What a page has at the most: items, and bytes, unless it is of one."""
+    """The limits of a page: items, and bytes unless it has one item."""
 
     items: int
     bytes: int
 
 
 class _Switched(Exception):
-    """The resource is by access by now, or no more."""
+    """The resource was switched to or from access control."""
 
 
 def changes(
@@ -148,7 +149,7 @@ def changes(
     subject: Subject = None,
     max_bytes: int = BYTES,
 ) -> Page[Upsert]:
-    """The documents that were made or changed, a page of them; `after` is the page token of the page before."""
+    """Return a page of the created or changed documents; `after` is the token of the previous page."""
     return _page(connection, "changes", (UPSERTS,), resource, (min, max), after, Most(limit, max_bytes), subject)
 
 
@@ -163,7 +164,7 @@ def deletes(
     subject: Subject = None,
     max_bytes: int = BYTES,
 ) -> Page[Deletion]:
-    """What was deleted, or taken from the subject's sight, a page of it; without `min`, from the oldest on."""
+    """Return a page of the documents deleted, or hidden from the subject; without `min`, from the oldest on."""
     return _page(connection, "deletes", (DELETIONS,), resource, (min, max), after, Most(limit, max_bytes), subject)
 
 
@@ -178,7 +179,7 @@ def key_changes(
     subject: Subject = None,
     max_bytes: int = BYTES,
 ) -> Page[KeyChange]:
-    """Which documents got another identity, every time that one did; without `min`, from the oldest on."""
+    """Return a page of all changes of identities; without `min`, from the oldest on."""
     return _page(connection, "key_changes", (KEYS,), resource, (min, max), after, Most(limit, max_bytes), subject)
 
 
@@ -193,17 +194,17 @@ def stream(
     subject: Subject = None,
     max_bytes: int = BYTES,
 ) -> Page[Event]:
-    """All three in the order of versions, a page of them. Who applies them in that order has the resource as it is.
+    """Return a page of all three in the order of versions. Applying them in that order gives the present resource.
 
-    A document that has a new key is told as such first, and then as changed. Without `min` there is nothing to delete
-    yet: the page is that of `changes`.
+    A document with a new key is first returned as a key change, then as changed. Without `min` there is nothing to
+    delete yet: the page is that of `changes`.
     """
     kinds = (KEYS, DELETIONS, UPSERTS)
     return _page(connection, "stream", kinds, resource, (min, max), after, Most(limit, max_bytes), subject)
 
 
 def pages(ask: Callable[[str | None], Page[T]]) -> Iterator[Page[T]]:
-    """Every page of an answer: `pages(lambda after: changes(connection, students, 5, after=after))`."""
+    """Yield every page of an answer: `pages(lambda after: changes(connection, students, 5, after=after))`."""
     page = ask(None)
     yield page
     while page.next is not None:
@@ -212,13 +213,13 @@ def pages(ask: Callable[[str | None], Page[T]]) -> Iterator[Page[T]]:
 
 
 def representation(document: Document) -> Json:
-    """What others see of a document: its identity, its body, and the identities of what it refers to."""
+    """Return a document's representation: its identity, its body, and the identities of its references."""
     references = {name: reference.identity for name, reference in sorted(document.references.items())}
     return {"identity": document.identity, "body": document.body, "references": references}
 
 
 def standing(connection: Connection, resource: Resource) -> Standing:
-    """The settings and the resource's number; UnknownResource when it has none."""
+    """Return the settings and the resource's number; raise UnknownResource when it has none."""
     named = {"project": resource.project, "name": resource.name, "version": resource.version}
     if any(unstorable(part) for part in named.values()):
         raise UnknownResource("there can be no resource of such a name", fix="write it without U+0000")
@@ -249,7 +250,7 @@ def _page(
             )
         except _Switched:
             continue
-        except WindowExpired:  # the oldest, where no beginning was given, rose meanwhile
+        except WindowExpired:  # the oldest, used as the default start, rose meanwhile
             if token is not None or window[0] is not None:
                 raise
 
@@ -279,7 +280,8 @@ def _page_of(
 
 
 def _check(window: tuple[Any, Any], token: Any, most: Most, subject: Any) -> None:
-    """What cannot be asked, whatever the database has; types are not the caller's alone: values come from others."""
+    """Raise for arguments that are invalid for any database; types are checked too, because values may come from
+    clients."""
     for name, value in (("begins", window[0]), ("ends", window[1])):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise WindowInvalid(f"the window {name} at {_short(value)}, which is no version", fix="give a whole number")
@@ -294,7 +296,7 @@ def _check(window: tuple[Any, Any], token: Any, most: Most, subject: Any) -> Non
 
 
 def _short(value: Any) -> str:
-    """As it is written, on one line.
+    """Return the value's repr, shortened, on one line.
 
     >>> _short(2**70), _short("a" * 50)
     ('1180591620717411303424', "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…")
@@ -306,7 +308,7 @@ def _short(value: Any) -> str:
 def _full(
     connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, most: Most, subject: str | None
 ) -> tuple[list[Row], Place | None]:
-    """The rows of a page and the place after it, None at the end: statement by statement, as far as patience goes."""
+    """Return the rows of a page and the position after it, None at the end: statement by statement, within PATIENCE."""
     deadline = time.monotonic() + PATIENCE
     told: list[Row] = []
     left = most.bytes
@@ -337,9 +339,9 @@ def _full(
 
 
 def _step(told: Sequence[Row], most: Most, left: int) -> int:
-    """How many rows to ask for: one beyond the page, which says that it is not the last, if there seems to be room.
+    """Return the number of rows to request: one more than the page, to detect the last page, if there seems to be room.
 
-    The database makes texts of all that are asked for, to know for how many there is.
+    The database converts all requested rows to text, to find out how many fit.
     """
     room = 0 if not told else left * len(told) // max(most.bytes - left, 1)
     return min(most.items + 1 - len(told), max(STEP, room))
@@ -351,7 +353,7 @@ def _behind(place: Place, row: Row) -> Place:
 
 
 def _further(connection: Connection, place: Place, row: Row) -> Place:
-    """Where to go on behind the last that was looked at; document 0 is before all of its version."""
+    """Return the position after the last row that was read; document 0 is before all of its version."""
     if row.document:
         return _behind(place, row)
     if row.version > (place.version or place.min or 0):
@@ -363,7 +365,7 @@ def _further(connection: Connection, place: Place, row: Row) -> Place:
 
 
 def _window(connection: Connection, window: tuple[int | None, int | None], otherwise: int | None) -> Place:
-    """A window that can be answered as far as its end goes; [newest + 1, newest] when nothing is there yet."""
+    """Return a window with a valid end; [newest + 1, newest] when there is nothing yet."""
     first, last = window
     if (first is not None and first < 0) or (last is not None and last < 0):
         raise WindowInvalid("a version cannot be below zero", fix="begin at the oldest that is available")
@@ -393,7 +395,7 @@ def _same(place: Place, window: tuple[int | None, int | None]) -> None:
 def _found(
     connection: Connection, standing: Standing, kinds: Sequence[int], place: Place, most: Most, subject: str | None
 ) -> list[Row]:
-    """The rows of a page, from the settings that held when they were read."""
+    """Return the rows of a page, under the settings that were in force when they were read."""
     strategy, begin = standing.strategy, place.min
     while True:
         values = {
@@ -429,7 +431,7 @@ def _found(
 
 @cache
 def statement_of(strategy: str, kinds: tuple[int, ...] | None, by_access: bool, way: int = Way.WINDOW) -> str:
-    """The statement of a page: of a window's items of these kinds, or of the whole resource."""
+    """Return the statement of a page: of a window's items of these kinds, or of the whole resource."""
     parts = queries("forge.versions", "queries.sql")
     granted = "_granted" if by_access else ""
     kept = sql.SQL("w.max_dependency" if strategy == "monotonic" else "0")
@@ -450,7 +452,7 @@ def statement_of(strategy: str, kinds: tuple[int, ...] | None, by_access: bool, 
 
 
 def _events(strategy: str, way: int, by_access: bool) -> list[str]:
-    """The parts that find what may have changed."""
+    """Return the parts of the statement that find candidates for changes."""
     access = ["access_events"] if by_access else []
     if strategy == "monotonic":
         return ["kept_events", *access]
@@ -460,9 +462,9 @@ def _events(strategy: str, way: int, by_access: bool) -> list[str]:
 
 
 def _planned(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of a page. How it is planned is undone with the block, also where the caller has a transaction open.
+    """Return the rows of a page. The planner settings are undone with the block, also inside the caller's transaction.
 
-    Only then by a ROLLBACK, at which psycopg forgets what it has prepared.
+    Only in that case by a ROLLBACK, at which psycopg discards its prepared statements.
     """
     inside = connection.info.transaction_status != TransactionStatus.IDLE
     with typed(), connection.pipeline(), connection.transaction(force_rollback=inside):

@@ -1,4 +1,4 @@
-"""The resources of a database: the kinds of documents that may be put, each declared once."""
+"""Resources of a database: the kinds of documents that may be put, each declared once."""
 
 from forge.postgres.connection import Connection
 from forge.postgres.text import unstorable
@@ -8,10 +8,10 @@ from forge.versions.operation import operation, sql, typed
 
 
 def declare(connection: Connection, resource: Resource, *, by_access: bool | None = None) -> int:
-    """Make a resource known, and say who sees its documents: all, or only those who were granted access to each.
+    """Declare a resource, and whether its documents are visible to all, or only to subjects with access to each.
 
-    Declaring it again changes only that, and nothing unless it is said; a new one is open to all unless it is said.
-    Returns its number.
+    Declaring it again changes only that visibility, and only if it is given; the default of a new one is visible to
+    all. Return its number.
     """
     for part in (resource.project, resource.name, resource.version):
         if not part or "/" in part or unstorable(part):
@@ -22,14 +22,14 @@ def declare(connection: Connection, resource: Resource, *, by_access: bool | Non
 
 
 def resources(connection: Connection) -> dict[Resource, bool]:
-    """Every resource, and whether it is by access."""
+    """Return every resource, and whether it is by access."""
     with typed():
         rows = connection.execute(sql("resources")).fetchall()
     return {Resource(project, name, version): bool(by_access) for project, name, version, by_access in rows}
 
 
 def resource_id(connection: Connection, resource: Resource) -> int:
-    """The number of a resource in the tables."""
+    """Return the number of a resource in the tables."""
     if any(unstorable(part) for part in _key(resource).values()):
         raise UnknownResource("there can be no resource of such a name", fix="write it without U+0000")
     with typed():

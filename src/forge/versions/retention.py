@@ -1,15 +1,17 @@
-"""What the journals keep: partitions by range of versions, made ahead and dropped when they are old.
+"""Retention of the journals: partitions by range of versions, created in advance and dropped when they are old.
 
-In comes a policy; out comes what one round did. What always holds:
+The input is a policy; the output is a report of one round.
 
-- No write is without a partition: the last one of each journal has no end. A round gives it one, a whole partition
-  ahead of the last stamp, and makes the next. For that moment writers wait, and the round waits for them no longer than
-  100 ms; only where rounds come so late that the last one has rows already, they wait for these to be read.
-- `oldest` is raised, and that is committed, before anything goes, and a partition goes only when no transaction's
-  snapshot is older than that. So whoever does not find a row that went finds that its window is expired.
-- What is stamped within `age` is kept, and so are the last `versions` stamps; with both, whatever either of them keeps.
-  Partitions go whole, so what is below `oldest` may be there for a while; nobody is told of it.
-- What is in somebody's way, or in whose way somebody is, waits for the next round.
+Invariants:
+
+- Every write has a partition: the last one of each journal has no end. A round gives it an end, a whole partition ahead
+  of the last stamp, and creates the next. Writers wait during that moment, and the round waits for them at most 100 ms;
+  only where rounds run so late that the last partition already has rows, writers wait until these are read.
+- `oldest` is raised and committed before anything is dropped, and a partition is dropped only when no transaction's
+  snapshot is older than that commit. So a reader that misses a dropped row finds that its window is expired.
+- Stamps within `age` are kept, and so are the last `versions` stamps; with both, the union is kept. Partitions are
+  dropped whole, so rows below `oldest` may remain for a while; readers never see them.
+- A partition that conflicts with another session's locks waits for the next round.
 """
 
 import re
@@ -39,7 +41,7 @@ _NAME: Final = re.compile(rf"({'|'.join(JOURNALS)})_(\d+)")
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """What is kept: the last `versions` stamps, what was stamped within `age`, or both; with neither, everything."""
+    """The retention: the last `versions` stamps, stamps within `age`, or both; with neither, everything."""
 
     versions: int | None = None
     age: timedelta | None = None
@@ -52,7 +54,7 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What one round did. `waiting`: partitions that are in use. `busy`: another session does it; nothing was done."""
+    """The result of one round. `waiting`: partitions in use. `busy`: another session runs a round; nothing was done."""
 
     oldest: int = 0
     busy: bool = False
@@ -62,7 +64,7 @@ class Report(msgspec.Struct):
 
 
 class Partition(NamedTuple):
-    """Versions from `first` to below `end` of a journal; the last has no end. `leaving`: its detach was begun."""
+    """Versions from `first` to below `end` of a journal; the last has no end. `leaving`: its detach has begun."""
 
     journal: str
     first: int
@@ -75,7 +77,7 @@ class Partition(NamedTuple):
 
 
 def maintain(connection: Connection, policy: Policy = Policy()) -> Report:  # noqa: B008
-    """One round, on a connection in autocommit mode and outside of any transaction."""
+    """Run one round, on a connection in autocommit mode and outside of any transaction."""
     if not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE:
         raise ConfigError(
             "the journals cannot be maintained inside a transaction", fix="use a connection in autocommit mode"
@@ -93,7 +95,7 @@ def maintain(connection: Connection, policy: Policy = Policy()) -> Report:  # no
 
 
 def partitions(connection: Connection) -> list[Partition]:
-    """Those that are part of a journal, in order."""
+    """Return the attached partitions of a journal, in order."""
     rows = connection.execute(
         "SELECT p.relname, pg_get_expr(c.relpartbound, c.oid), i.inhdetachpending FROM pg_inherits i"
         " JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent"
@@ -104,9 +106,9 @@ def partitions(connection: Connection) -> list[Partition]:
 
 
 def next_end(first: int, last: int, size: int) -> int | None:
-    """Where the partition without an end, which begins at `first`, is to end when `last` is the last stamp.
+    """Return the end for the open partition, which begins at `first`, when `last` is the last stamp.
 
-    It stays as it is while a whole partition lies between the last stamp and it.
+    It stays open while a whole partition lies between the last stamp and it.
 
     >>> next_end(100, 20, 50), next_end(100, 50, 50), next_end(100, 340, 50)
     (None, 150, 400)
@@ -134,7 +136,7 @@ def _round(connection: Connection, policy: Policy) -> Report:
 
 
 def _finish(connection: Connection, report: Report) -> None:
-    """Complete what earlier rounds began."""
+    """Complete the work that earlier rounds began."""
     for partition in partitions(connection):
         if partition.leaving:
             with _giving_way(report, partition):
@@ -152,7 +154,7 @@ def _finish(connection: Connection, report: Report) -> None:
 
 
 def _make(connection: Connection, report: Report) -> None:
-    """End the last partition of each journal and make the next, where the stamps have come near."""
+    """End the last partition of each journal and create the next, where the stamps are close."""
     for partition in partitions(connection):
         if partition.end is None and _next_end(connection, partition) is not None:
             with _giving_way(report, partition):
@@ -169,7 +171,7 @@ def _next_end(connection: Connection, partition: Partition) -> int | None:
 
 
 def _end(connection: Connection, partition: Partition) -> str:
-    """While nobody writes, so that no row lies beyond the end; the rows are read, of which there are none in time."""
+    """End a partition while writers are locked out, so that no row is beyond the end; normally it has no rows."""
     with connection.transaction():
         connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(_table(partition.journal)))
         end = _next_end(connection, partition)
@@ -190,7 +192,7 @@ def _end(connection: Connection, partition: Partition) -> str:
 
 
 def _raise_oldest(connection: Connection, policy: Policy) -> int:
-    """Say where the journals begin from now on; it never falls."""
+    """Set the start of the journals; it never decreases."""
     known, last = _oldest(connection), newest(connection)
     wanted = [
         *([last - policy.versions + 1] if policy.versions is not None else []),
@@ -203,10 +205,11 @@ def _raise_oldest(connection: Connection, policy: Policy) -> int:
 
 
 def _stamped_within(connection: Connection, age: timedelta, oldest: int, last: int) -> int:
-    """A version below which everything was stamped longer ago than that.
+    """Return a version below which everything was stamped longer ago than that.
 
-    Stamps are taken in order, and each before its row is written: what lies below a row is older than the row. So every
-    row that was written before then is a right answer, and the highest that halving finds is a good one.
+    Stamps are taken in order, and each before its row is written: everything below a row is older than the row. So
+    every row that was written before that time is a correct answer, and the highest that a binary search finds is a
+    good one.
     """
     low, high, found = oldest - 1, last, oldest
     while low < high:
@@ -225,11 +228,11 @@ def _stamped_within(connection: Connection, age: timedelta, oldest: int, last: i
 
 
 def _drop(connection: Connection, report: Report) -> None:
-    """Take out of the journals what lies below the oldest, as soon as everybody knows."""
+    """Drop the partitions below the oldest version, as soon as every transaction can see it."""
     there = partitions(connection)
     old = [each for each in there if each.end is not None and each.end <= report.oldest]
     known = bool(old) and _known(connection)
-    busy = {each.journal for each in there if each.leaving}  # a journal has one that is leaving at the most
+    busy = {each.journal for each in there if each.leaving}  # a journal has at most one that is being detached
     for partition in old:
         if not known or partition.journal in busy:
             report.waiting.append(partition.name)
@@ -243,7 +246,7 @@ def _drop(connection: Connection, report: Report) -> None:
 
 
 def _known(connection: Connection) -> bool:
-    """Whether every transaction in this database can see the oldest; waits a moment for those that cannot."""
+    """Whether every transaction in this database can see the oldest; waits briefly for those that cannot."""
     deadline = time.monotonic() + _SETTLE
     while True:
         row = connection.execute(
@@ -274,7 +277,7 @@ def _alter(partition: Partition, action: str, **values: int) -> sql.Composed:
 
 @contextmanager
 def _hurried(connection: Connection) -> Iterator[None]:
-    """Wait for no lock for long within this block."""
+    """Limit the wait for locks within this block."""
     row = connection.execute("SELECT current_setting('lock_timeout')").fetchone()
     assert row is not None
     connection.execute("SELECT set_config('lock_timeout', %s, false)", (_LOCK_TIMEOUT,))
@@ -286,7 +289,7 @@ def _hurried(connection: Connection) -> Iterator[None]:
 
 @contextmanager
 def _giving_way(report: Report, partition: Partition) -> Iterator[None]:
-    """What cannot be locked in time waits for the next round."""
+    """Skip what cannot be locked in time until the next round."""
     try:
         yield
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):

@@ -1,8 +1,8 @@
-"""Stamps, and how far they can be trusted.
+"""Stamps, and the newest version below which all are committed.
 
-One sequence gives every stamp. `stamped` gives one to a change and keeps triggers from giving another. A stamp is taken
-before its transaction commits, so the sequence's last value is no answer to "up to where is everything there?": a lower
-one may still be uncommitted. `newest` is that answer: nothing will ever appear at or below what it told.
+One sequence gives every stamp. `stamped` assigns one to a change and keeps triggers from assigning another. A stamp is
+taken before its transaction commits, so the sequence's last value does not mean that everything up to it is visible: a
+lower one may still be uncommitted. `newest` answers that: nothing will ever appear at or below its result.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from forge.versions.operation import typed
 
 @contextmanager
 def stamped(connection: Connection) -> Iterator[int]:
-    """The stamp of a change that is journaled inside; for all of it the transaction holds what it changes already."""
+    """Yield the stamp of a change that is journaled inside; the transaction must already hold its locks."""
     row = connection.execute("SELECT forge_versions.own_stamp()").fetchone()
     assert row is not None
     yield int(row[0])
@@ -25,14 +25,15 @@ def stamped(connection: Connection) -> Iterator[int]:
 
 
 def newest(connection: Connection) -> int:
-    """The greatest version at or below which nothing is uncommitted; 0 before the first.
+    """Return the greatest version at or below which nothing is uncommitted; 0 before the first.
 
-    It is asked on a connection in autocommit, outside of a transaction: it takes a transaction id, and one of the
-    caller's would hold everybody's newest back until he ends. On a standby it is what the primary found.
+    It runs on a connection in autocommit, outside of a transaction: it takes a transaction id, and one of the caller's
+    transaction would hold back the newest version for all sessions until it ends. On a standby it returns what the
+    primary found.
 
-    An id is taken only where that may tell something new: not where no stamp was given since the last pair, nor while a
-    pair of the last 100 ms, or tenth of the time that somebody hangs, waits for one who runs. That a settled pair is
-    recent is no reason: who has just committed would not find his own change.
+    An id is taken only where the result may be new: not if no stamp was taken since the last pair, nor while a pair of
+    the last 100 ms, or of a tenth of the age of the oldest pending pair, waits for a running transaction. A recent
+    settled pair is no reason to skip: a session that has just committed would not find its own change.
     """
     if not outside(connection):
         raise TransactionUnfit(
@@ -43,12 +44,12 @@ def newest(connection: Connection) -> int:
 
 
 def settled(connection: Connection) -> int:
-    """What was last found as the newest, by anybody: safe, but maybe old, and 0 where nobody asked."""
+    """Return the newest version that any session last found: safe, but possibly stale, and 0 before the first call."""
     return _newest(connection, fresh=False)
 
 
 def outside(connection: Connection) -> bool:
-    """Whether a connection's next statement is a transaction of its own."""
+    """Whether a connection's next statement is its own transaction."""
     return connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
 
 

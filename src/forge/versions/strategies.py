@@ -1,4 +1,4 @@
-"""How readers find what changed indirectly. All strategies give the same answers.
+"""Strategies for finding indirect changes. All strategies give the same answers.
 
 =============  ====================================================  ==================================================
 journal        identity changes, and who refers to them, on reading  nothing is kept
@@ -8,15 +8,16 @@ monotonic      one range of an index                                 each docume
                                                                      all who refer to it
 =============  ====================================================  ==================================================
 
-What a strategy keeps is kept by triggers, whoever writes. `use_strategy` goes from one to another while others read and
-write: first its triggers, which every writer has from then on; then, in batches, what was there before; then its index;
-and only then readers are told, who look at the setting in the statement that stands on it. What the former kept goes
-last. Whenever that is cut short, readers have the former or the new one, whole, and doing it again completes it.
+Triggers maintain the data of a strategy, for every writer. `use_strategy` changes the strategy under concurrent reads
+and writes: first it creates the triggers, which every writer has from then on; then it fills existing rows, in batches;
+then it creates the index; and only then it switches the readers, which read the setting in the statement that depends
+on it. The data of the former strategy is dropped last. After an interruption at any point, readers have the former or
+the new strategy, complete, and a retry finishes the change.
 
-It waits for a row only while it holds none: a batch leaves out what somebody holds, and that is filled alone after it.
-So no writer ends in a deadlock because the strategy is changed. Where writers run into one of their own, and it stands
-between them in the queue for a row, it may be the one that the server tells: it leaves the queue and comes again. So it
-does where it makes or drops its index, which waits for all who write.
+It waits for a row lock only while it holds none: a batch skips locked rows, and these are filled one by one afterwards.
+So no writer gets a deadlock because the strategy is changed. Where writers deadlock among themselves, and the fill is
+between them in the queue for a row, the server may choose it as the victim: it leaves the queue and retries. The same
+holds where it creates or drops its index, which waits for all writers.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from forge.versions.switch import PATIENCE, sql, switch
 Strategy = Literal["journal", "denormalized", "monotonic"]
 STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
 BATCH: Final = 5000
-"""Documents that are filled in one transaction."""
+"""The number of documents that are filled in one transaction."""
 STRATEGY_LEASE: Final = "strategy"
 """Held by the session that changes the strategy."""
 
@@ -42,7 +43,7 @@ Progress = Callable[[int], None]
 
 
 def strategy(connection: Connection) -> Strategy:
-    """What readers stand on."""
+    """Return the strategy that readers use."""
     with typed():
         row = connection.execute("SELECT strategy FROM forge_versions.setting").fetchone()
     assert row is not None
@@ -57,7 +58,8 @@ def use_strategy(
     patience: float = PATIENCE,
     progress: Progress | None = None,
 ) -> None:
-    """Go over to a strategy, on a connection in autocommit; `progress` hears the id of the last document done."""
+    """Change to a strategy, on a connection in autocommit; `progress` is called with the id of the last finished
+    document."""
     if name not in STRATEGIES:
         raise ValueError(f"{name!r} is none of {', '.join(STRATEGIES)}")
     if not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE:
@@ -98,7 +100,7 @@ def _fill_one(connection: Connection, name: Strategy, parent: int, named: str | 
 
 
 def _again(act: Callable[[], object]) -> None:
-    """Do it, as often as the server ends a deadlock by it."""
+    """Run a step, and retry it whenever the server chooses it as a deadlock victim."""
     while True:
         try:
             act()

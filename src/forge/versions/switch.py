@@ -1,9 +1,9 @@
-"""Changing the triggers of the tables while others read and write.
+"""Change the triggers of the tables under concurrent reads and writes.
 
-Making or dropping a trigger waits for those who use the table and makes others wait behind it. So it waits a tenth of a
-second at the most, and tries again; and half of the deadlock timeout at the most, so that when it waits for a reader of
-one table who waits for another, it is this one that gives way. For the same reason it takes at once the strongest lock
-that it needs. Once it is done every writer that comes has the triggers, whatever its snapshot.
+Creating or dropping a trigger waits for the users of the table and makes later ones wait behind it. So it waits at most
+a tenth of a second, and retries; and at most half of the deadlock timeout, so that when it waits for a reader of one
+table who waits for another, it is the one that gives up. For the same reason it takes the strongest lock that it needs
+at once. Once it is done every new writer has the triggers, whatever its snapshot.
 """
 
 import time
@@ -20,7 +20,7 @@ from forge.versions.operation import operation
 sql: Final = query_file("forge.versions", "sql/postgresql/triggers.sql")
 
 PATIENCE: Final = 30.0
-"""Seconds after which it is given up."""
+"""Seconds after which the change is given up."""
 _GIVE_WAY: Final = (
     "SELECT set_config('lock_timeout', least(100, greatest(setting::integer / 2, 1)) || 'ms', true)"
     " FROM pg_settings WHERE name = 'deadlock_timeout'"
@@ -28,9 +28,9 @@ _GIVE_WAY: Final = (
 
 
 def switch(connection: Connection, act: Callable[[], None], *, drops: bool = True, patience: float = PATIENCE) -> None:
-    """Do it in a transaction that never makes others wait for long; raise StrategyBusy when they never let it.
+    """Run the change in a transaction that makes others wait only briefly; raise StrategyBusy when it gets no lock.
 
-    What only makes triggers, and drops nothing, is in the way of writers alone.
+    A change that only creates triggers, and drops nothing, blocks only writers.
     """
     lock: LiteralString = "ACCESS EXCLUSIVE" if drops else "SHARE ROW EXCLUSIVE"
     deadline = time.monotonic() + patience

@@ -1,9 +1,10 @@
-"""What may be written: JSON and texts that PostgreSQL keeps as they were given, and that everybody can read again.
+"""Validate JSON and texts before writing: PostgreSQL must store them unchanged and every client must be able to read
+them.
 
-In comes a value, out comes the text that is sent. Refused by name, before anything is written: what is no object; NaN
-and Infinity, which JSON does not have; U+0000 and halves of surrogate pairs, which no text of PostgreSQL has; and what
-a reader would not take: numbers of more than 4,000 digits, and what lies more than 100 levels deep, which is far from
-where Python's stack ends for anybody. What is written by SQL is held to the same by a trigger: forge_versions.unfit.
+The input is a value, the output is the text to send. Refused with an error, before anything is written: values that are
+not objects; NaN and Infinity, which JSON lacks; U+0000 and lone surrogates, which PostgreSQL's text lacks; and values
+that a reader would refuse: numbers of more than 4,000 digits, and nesting of more than 100 levels, which is far below
+the limit of Python's stack. A trigger applies the same rules to writes by SQL: forge_versions.unfit.
 
 >>> json_of({"weight": 1.5}, "body")
 '{"weight":1.5}'
@@ -25,14 +26,14 @@ from forge.versions.nouns import encode
 
 LARGEST_ID: Final = 2**63 - 1
 LEVELS: Final = 100
-"""How many names and places there are at the most on the way to a value."""
+"""The maximum number of names and indexes on the path to a value."""
 DIGITS: Final = 4000
-"""Of a number, before the point: some below the 4300 that Python reads."""
+"""The maximum number of digits before the point: below the 4300 that Python reads."""
 _BEYOND: Final = 10**DIGITS
 
 
 def json_of(value: Mapping[str, Any], what: str) -> str:
-    """An object as text; `what` it is, the error says."""
+    """Return an object as JSON text; `what` names it in the error."""
     if not isinstance(value, Mapping):
         raise _invalid(what, f"it is a {type(value).__name__}, not an object", "give a mapping of names to values")
     try:
@@ -45,7 +46,7 @@ def json_of(value: Mapping[str, Any], what: str) -> str:
 
 
 def text_of(value: str, what: str) -> str:
-    """A name, as it is."""
+    """Return a name unchanged, if it is valid."""
     if not value:
         raise _invalid(what, "it is empty", "give a text")
     _check(value, what)
@@ -53,7 +54,7 @@ def text_of(value: str, what: str) -> str:
 
 
 def names_of(names: Collection[str]) -> frozenset[str]:
-    """The names of references in an identity; one text is not several."""
+    """Return the names of references in an identity; a single text is refused."""
     if isinstance(names, str):
         raise DocumentInvalid(
             f"in_identity is the text {names!r}, not names of references", fix=f"write in_identity={{{names!r}}}"

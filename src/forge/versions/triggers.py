@@ -1,11 +1,12 @@
-"""Who stamps and journals: the API of `forge.versions`, or triggers, for applications that write by SQL of their own.
+"""Choose who stamps and journals: the API of `forge.versions`, or triggers, for applications that write with their own
+SQL.
 
     write_by(connection, "trigger")
     connection.execute("UPDATE forge_versions.document SET body = … WHERE resource = 3")
 
-The triggers work on all rows of a statement at once. A statement takes a stamp for what it inserts or deletes and for
-new identities; changes of bodies and references share one in a transaction, as long as no other transaction's stamp
-came in between on the same document. The API may be used beside them: the triggers leave to it what it stamps itself.
+The triggers work on all rows of a statement at once. A statement takes a stamp for its inserts or deletes and for new
+identities; changes of bodies and references share one stamp per transaction, as long as no other transaction's stamp
+came in between on the same document. The API may be used beside them: the triggers skip what the API stamps.
 """
 
 from typing import Literal
@@ -18,7 +19,7 @@ Writes = Literal["application", "trigger"]
 
 
 def write_by(connection: Connection, writes: Writes) -> None:
-    """Make or drop the triggers; every transaction has either all of its statements with them or none."""
+    """Create or drop the triggers; in every transaction either all statements have them or none."""
 
     def act() -> None:
         connection.execute(sql(f"writes_{writes}"))
@@ -28,7 +29,7 @@ def write_by(connection: Connection, writes: Writes) -> None:
 
 
 def writes(connection: Connection) -> str:
-    """Which of the two it is."""
+    """Return which of the two is in use."""
     with typed():
         row = connection.execute("SELECT writes FROM forge_versions.setting").fetchone()
     assert row is not None

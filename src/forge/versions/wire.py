@@ -1,6 +1,7 @@
-"""What happened to documents, as JSON for other programs: what a server answers, a sync reads, and a command prints.
+"""Events of documents as JSON for other programs: the answers of a server, the input of a sync, the output of a
+command.
 
-Every number goes and comes back exactly. Fields that a later server adds are passed over.
+Numbers survive a round trip exactly. Unknown fields of a later server are ignored.
 
 >>> students = Resource("ed-fi", "students")
 >>> told(Deletion(12, 7, students, {"number": 604}))
@@ -16,7 +17,7 @@ from forge.versions.nouns import Deletion, Document, Event, Json, KeyChange, Ref
 
 
 def told(event: Event) -> Json:
-    """An event as an object of JSON."""
+    """Return an event as a JSON object."""
     if isinstance(event, Deletion):
         return {"type": "delete", "changeVersion": event.version, "id": event.id, "identity": event.identity}
     if isinstance(event, KeyChange):
@@ -41,7 +42,7 @@ def told(event: Event) -> Json:
 
 
 def reference_told(reference: Reference) -> Json:
-    """Where a reference leads, as an object of JSON."""
+    """Return the target of a reference as a JSON object."""
     return {
         "id": reference.document,
         "resource": str(reference.resource),
@@ -51,7 +52,7 @@ def reference_told(reference: Reference) -> Json:
 
 
 def read(resource: Resource, value: Any) -> Event:
-    """The event that an object of JSON tells; DecodeError where it tells none."""
+    """Parse the event of a JSON object; raise DecodeError if it is none."""
     try:
         kind, version, id = str(value["type"]), int(value["changeVersion"]), int(value["id"])
         if kind == "delete":

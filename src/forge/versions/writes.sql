@@ -2,16 +2,16 @@
 SELECT r.id, r.by_access FROM forge_versions.resource r
 WHERE (r.project, r.name, r.version) = (%(project)s, %(name)s, %(version)s);
 
--- declare: A resource, if it is not known yet; by access or not, as said last, and how often that was changed.
+-- declare: Add a resource, if it is new; set whether it is by access, and count changes of that.
 INSERT INTO forge_versions.resource AS r (project, name, version, by_access)
 VALUES (%(project)s, %(name)s, %(version)s, coalesce(%(by_access)s, false))
 ON CONFLICT (project, name, version) DO UPDATE SET by_access = excluded.by_access, epoch = r.epoch + 1
 WHERE r.by_access <> excluded.by_access AND %(by_access)s::boolean IS NOT NULL;
 
--- resources: All that were declared.
+-- resources: All declared resources.
 SELECT r.project, r.name, r.version, r.by_access FROM forge_versions.resource r ORDER BY 1, 2, 3;
 
--- hold: The documents that references lead to, which keep their identities until the transaction ends; and who refers.
+-- hold: Lock the targets of references, which keep their identities until the transaction ends, and the referrer.
 SELECT h.name, h.child, h.identity::text
 FROM forge_versions.hold(%(wanted)s::jsonb, %(parent)s::bigint, %(whole)s::boolean) h;
 
@@ -21,29 +21,29 @@ SELECT d.id, coalesce(jsonb_object_agg(r.name, r.child) FILTER (WHERE r.name IS 
 FROM forge_versions.document d LEFT JOIN forge_versions.reference r ON r.parent = d.id
 WHERE d.resource = %(resource)s AND d.identity = %(identity)s::jsonb GROUP BY d.id;
 
--- known_by_id: The same, of a document by its id.
+-- known_by_id: The same for a document by its id.
 SELECT d.id, coalesce(jsonb_object_agg(r.name, r.child) FILTER (WHERE r.name IS NOT NULL), '{}'),
        coalesce(array_agg(r.name) FILTER (WHERE r.in_identity), '{}')
 FROM forge_versions.document d LEFT JOIN forge_versions.reference r ON r.parent = d.id
 WHERE d.id = %(document)s GROUP BY d.id;
 
--- find: The document with an identity, held.
+-- find: The document with an identity, locked.
 SELECT d.id FROM forge_versions.document d
 WHERE d.resource = %(resource)s AND d.identity = %(identity)s::jsonb FOR NO KEY UPDATE;
 
--- find_whole: As `find`, and nobody may refer to it meanwhile.
+-- find_whole: As `find`, with a lock that also blocks new references to it.
 SELECT d.id FROM forge_versions.document d
 WHERE d.resource = %(resource)s AND d.identity = %(identity)s::jsonb FOR UPDATE;
 
--- content_same: Whether the content of a document that is held is already this; NULL as edges are those that it has.
+-- content_same: Whether the content of a locked document is already this; NULL for edges means its existing ones.
 SELECT d.content_hash = forge_versions.content_hash(
     %(body)s::jsonb, coalesce(%(edges)s::jsonb, forge_versions.edges(d.id)))
 FROM forge_versions.document d WHERE d.id = %(document)s;
 
--- edges_same: Whether the references of a document that is held are already these.
+-- edges_same: Whether the references of a locked document are already these.
 SELECT forge_versions.edges(%(document)s) = %(edges)s::jsonb;
 
--- insert: A new document with its journal rows, unless the identity is taken.
+-- insert: Insert a document with its journal rows, unless the identity is taken.
 WITH made AS (
     INSERT INTO forge_versions.document (resource, identity, body, content_hash, content_version, identity_version)
     VALUES (%(resource)s, %(identity)s::jsonb, %(body)s::jsonb,
@@ -57,7 +57,8 @@ WITH made AS (
 )
 SELECT m.id FROM made m;
 
--- content: Another content of a document that is held, with its journal row; `body` or `edges` is NULL where it stays.
+-- content: Write new content of a locked document, with its journal row; `body` or `edges` is NULL where it is
+-- unchanged.
 WITH written AS (
     UPDATE forge_versions.document d
     SET body = coalesce(%(body)s::jsonb, d.body), content_version = %(stamp)s, content_at = clock_timestamp(),
@@ -67,10 +68,10 @@ WITH written AS (
 )
 INSERT INTO forge_versions.document_change (version, document, resource) SELECT %(stamp)s, w.id, w.resource FROM written w;
 
--- drop_edges: The references of a document that are not among these.
+-- drop_edges: Delete the references of a document that are not among these.
 DELETE FROM forge_versions.reference r WHERE r.parent = %(document)s AND NOT %(edges)s::jsonb ? r.name;
 
--- write_edges: The references of a document that are new or lead elsewhere.
+-- write_edges: Write the references of a document that are new or have another target.
 INSERT INTO forge_versions.reference AS r (parent, name, child, in_identity, parent_resource)
 SELECT d.id, e.key, (e.value -> 0)::bigint, (e.value -> 1)::boolean,
        CASE WHEN s.strategy = 'denormalized' THEN d.resource END
@@ -79,8 +80,8 @@ WHERE d.id = %(document)s ORDER BY e.key
 ON CONFLICT (parent, name) DO UPDATE SET child = excluded.child, in_identity = excluded.in_identity
 WHERE (r.child, r.in_identity) <> (excluded.child, excluded.in_identity);
 
--- identity_of: A document: its identity, the one it is to have with what that has to contain, whether these
--- differ, and where the one asked for contains something else.
+-- identity_of: The identity of a document, the wanted one completed with the identities that it must contain, whether
+-- these differ, and where the requested one conflicts with a contained identity.
 SELECT d.identity::text, w.identity::text, w.identity::text <> d.identity::text,
        (SELECT min(e.key) FROM jsonb_each(i.contained) e
         WHERE %(identity)s::jsonb ? e.key AND %(identity)s::jsonb -> e.key <> e.value)
@@ -91,7 +92,7 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (SELECT %(identity)s::jsonb || i.contained) w (identity)
 WHERE d.id = %(document)s;
 
--- identity: Another identity of a document that is held, with its journal rows.
+-- identity: Write another identity of a locked document, with its journal rows.
 WITH written AS (
     UPDATE forge_versions.document d
     SET identity = %(identity)s::jsonb, identity_version = %(stamp)s, identity_at = clock_timestamp()
@@ -105,13 +106,13 @@ WITH written AS (
 INSERT INTO forge_versions.key_change (version, document, resource, old_identity, new_identity)
 SELECT %(stamp)s, w.id, w.resource, %(old)s::jsonb, %(identity)s::jsonb FROM written w;
 
--- held: Whether a document is there, held against all.
+-- held: Whether a document exists; locks it against all others.
 SELECT FROM forge_versions.document d WHERE d.id = %(document)s FOR UPDATE;
 
--- referrer: One that refers to a document.
+-- referrer: One document that refers to a document.
 SELECT r.parent, r.name FROM forge_versions.reference r WHERE r.child = %(document)s AND r.parent <> r.child LIMIT 1;
 
--- delete: A document that is held, with its tombstones: one for all, and one for each who had access.
+-- delete: Delete a locked document and write its tombstones: one for all, and one per subject that had access.
 WITH gone AS (
     DELETE FROM forge_versions.document d WHERE d.id = %(document)s RETURNING d.id, d.resource, d.identity
 ), lost AS (
@@ -121,7 +122,7 @@ INSERT INTO forge_versions.deletion (version, document, resource, identity, subj
 SELECT %(stamp)s, g.id, g.resource, g.identity, s.subject
 FROM gone g CROSS JOIN (SELECT NULL UNION ALL SELECT l.subject FROM lost l) s (subject);
 
--- document: A document as it is, with its references.
+-- document: A document with its references.
 SELECT d.id, p.project, p.name, p.version, d.identity::text, d.body::text, d.content_version, d.identity_version,
        coalesce((SELECT json_agg(json_build_object('name', r.name, 'document', c.id, 'in_identity', r.in_identity,
                                                    'project', q.project, 'resource', q.name, 'version', q.version,
@@ -130,26 +131,26 @@ SELECT d.id, p.project, p.name, p.version, d.identity::text, d.body::text, d.con
                  JOIN forge_versions.resource q ON q.id = c.resource WHERE r.parent = d.id), '[]')::text
 FROM forge_versions.document d JOIN forge_versions.resource p ON p.id = d.resource WHERE d.id = %(document)s;
 
--- identified: The number of the document with an identity.
+-- identified: The id of the document with an identity.
 SELECT d.id FROM forge_versions.document d WHERE d.resource = %(resource)s AND d.identity = %(identity)s::jsonb;
 
--- present: Whether a document is there, kept from being deleted.
+-- present: Whether a document exists; keeps it from being deleted.
 SELECT d.resource, d.identity::text FROM forge_versions.document d WHERE d.id = %(document)s FOR KEY SHARE;
 
--- grant: Access to a document, without a version yet; no row when it was there.
+-- grant: Insert access to a document, without a version yet; no row when it already existed.
 INSERT INTO forge_versions.access (subject, document, resource, version)
 SELECT %(subject)s, d.id, d.resource, 0 FROM forge_versions.document d WHERE d.id = %(document)s
 ON CONFLICT (subject, document) DO NOTHING RETURNING document;
 
--- granted: The version of an access.
+-- granted: Set the version of an access.
 UPDATE forge_versions.access SET version = %(stamp)s WHERE (subject, document) = (%(subject)s, %(document)s);
 
--- access: The version of an access that is there, kept from being taken away.
+-- access: The version of an existing access; keeps it from being revoked.
 SELECT a.version FROM forge_versions.access a WHERE (a.subject, a.document) = (%(subject)s, %(document)s) FOR KEY SHARE;
 
--- revoke: Access to a document goes; no row when there was none.
+-- revoke: Delete access to a document; no row when there was none.
 DELETE FROM forge_versions.access a WHERE (a.subject, a.document) = (%(subject)s, %(document)s) RETURNING a.document;
 
--- revoked: The tombstone of an access.
+-- revoked: Write the tombstone of an access.
 INSERT INTO forge_versions.deletion (version, document, resource, identity, subject)
 SELECT %(stamp)s, d.id, d.resource, d.identity, %(subject)s FROM forge_versions.document d WHERE d.id = %(document)s;

@@ -1,4 +1,4 @@
-"""`forge pipeline as-of`: a row, a table or all tables as they were."""
+"""`forge pipeline as-of`: a row, a table or all tables as of an instant."""
 
 from typing import Annotated
 

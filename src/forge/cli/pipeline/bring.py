@@ -1,4 +1,4 @@
-"""`forge pipeline import`: archived events into the lake."""
+"""`forge pipeline import`: import archived events into the lake."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""`forge pipeline maintain`: keep the lake's files few and its past as long as wanted."""
+"""`forge pipeline maintain`: compact the lake's files and apply its retention."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What the commands of the pipeline have in common: the lake, and the Spark that works on it."""
+"""Options shared by the commands of the pipeline: the lake, and the Spark that works on it."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -121,7 +121,7 @@ def spark_for(
     from forge.pipeline.session import session
 
     given = settings(conf)
-    # It says what is raised in a batch, which is raised here once more.
+    # It logs errors of a batch, which are raised here again.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with run.progress() as bar:
         bar.step("starting Spark", 0)

@@ -1,4 +1,4 @@
-"""Rows of a lake on the terminal, as JSON lines, or into files."""
+"""Print rows of a lake on the terminal, as JSON lines, or write them to files."""
 
 import base64
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SHOWN: Final = 50
-"""How many rows a person is shown unless they ask for more."""
+"""The default number of rows on a terminal."""
 
 
 def rows(frame: "DataFrame", limit: int | None) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`forge pipeline replay`: build a table of the lake again from bronze."""
+"""`forge pipeline replay`: rebuild a table of the lake from bronze."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`forge pipeline status`: how far the lake is, and how large."""
+"""`forge pipeline status`: the position and size of the lake."""
 
 import msgspec
 import typer

@@ -1,4 +1,4 @@
-"""`forge pipeline verify`: whether the lake is the database."""
+"""`forge pipeline verify`: check that the lake equals the database."""
 
 from typing import Annotated
 

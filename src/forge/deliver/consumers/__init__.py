@@ -4,9 +4,9 @@
     async def index(ctx, change):
         await search.upsert(change.key["id"], change.after)
 
-The cursor is saved after the side effect, so what a crash interrupts comes again, with the same `change.id`. What a
-handler writes through `ctx.tx` happens exactly once, because the cursor is saved in that transaction. One worker at a
-time works on a consumer, or on each of its `shards`, whichever nodes there are.
+The cursor is saved after the side effect, so a change interrupted by a crash is delivered again, with the same
+`change.id`. Writes of a handler through `ctx.tx` happen exactly once, because the cursor is saved in that transaction.
+One worker at a time works on a consumer, or on each of its `shards`, across all nodes.
 """
 
 from forge.deliver.consumers.context import Context

@@ -1,13 +1,13 @@
-"""Where all shards of a consumer meet: a change of a whole table.
+"""Barrier of all shards of a consumer at a whole-table change.
 
-Every shard sees it. Each saves that it has handled all before it and waits; when all have come, the first shard handles
-it, once for all, and then they go on. So it comes after all that was before it and before all that is after it, for
-every row. A shard that is paused or cannot go on holds the others up here.
+Every shard sees the change. Each shard saves that it has handled everything before it and waits; when all have arrived,
+the first shard handles the change once for all, and then they continue. So for every row the change comes after
+everything before it and before everything after it. A paused or failing shard blocks the others here.
 
-Shards read at different moments. Where two transactions changed two whole tables at the same time, two shards may see
-these in a different order, and then each waits for the other. When all wait, one of the changes is handled by who waits
-for it; a shard that comes to it later finds it handled. Only then a row of that table may come after it that was
-changed before it.
+Shards read at different moments. When two transactions changed two whole tables concurrently, two shards may see these
+changes in a different order, and then each waits for the other. When all shards wait, one of the changes is handled by
+the first shard that waits for it; a shard that arrives later finds it handled. Only in this case may a row of that
+table that was changed before the whole-table change be handled after it.
 """
 
 import logging
@@ -18,7 +18,7 @@ from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.sql import sql
 
 LOOK: Final = 0.05
-"""Seconds between two looks at whether all have come."""
+"""Seconds between two checks whether all shards have arrived."""
 _log = logging.getLogger("forge.consumers")
 
 
@@ -32,7 +32,7 @@ class Barrier:
         self._shards = shards
 
     async def meet(self, change_id: str, wait: Callable[[float], Awaitable[None]]) -> bool:
-        """Wait for the others; True for the shard that has to handle the change now, False when it is handled."""
+        """Wait for the other shards; return True if this shard must handle the change, False if it is handled."""
         values = {"consumer": self._consumer, "change_id": change_id, "shard": self._shard}
         await self._lease.ask(sql("arrive"), values)
         while True:
@@ -47,5 +47,5 @@ class Barrier:
             await wait(LOOK)
 
     async def passed(self, change_id: str) -> None:
-        """The change is handled, for all shards."""
+        """Record that the change is handled, for all shards."""
         await self._lease.ask(sql("passed"), {"consumer": self._consumer, "change_id": change_id})

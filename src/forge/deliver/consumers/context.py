@@ -1,8 +1,8 @@
-"""What a handler is given beside its changes: who it is, a transaction that also saves the cursor, and `once`.
+"""Context of a handler: its identity, a transaction that also saves the cursor, and `once`.
 
-`tx` is a connection of psycopg whose transaction begins with its first statement and is committed by the worker, with
-the cursor in it, after the handler returned: what a handler writes there happens exactly once. Where the handler raises
-it is rolled back. A handler that ends it itself would break that, so it cannot.
+`tx` is a psycopg connection whose transaction begins with its first statement. The worker commits it, with the cursor
+in it, after the handler returned: writes of the handler there happen exactly once. If the handler raises, the
+transaction is rolled back. A handler cannot end the transaction itself.
 """
 
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ _FIX = "leave it to Forge: it commits with the cursor when the handler returns, 
 
 
 class Transaction(psycopg.AsyncConnection[TupleRow]):
-    """A connection whose transactions are begun and ended by its worker only; those inside it are savepoints."""
+    """A connection whose transactions only its worker begins and ends; nested transactions are savepoints."""
 
     began = False
     """Whether a transaction has begun since the worker last ended one."""
@@ -47,22 +47,22 @@ class Transaction(psycopg.AsyncConnection[TupleRow]):
         self, savepoint_name: str | None = None, force_rollback: bool = False
     ) -> AsyncIterator[psycopg.AsyncTransaction]:
         if self.info.transaction_status is TransactionStatus.IDLE:
-            await self.execute("SELECT")  # begins ours, so that the block is a savepoint in it
+            await self.execute("SELECT")  # begins the outer transaction, so that the block is a savepoint in it
         async with super().transaction(savepoint_name, force_rollback) as block:
             yield block
 
     def check(self) -> None:
-        """Raise if a handler ended the transaction by a statement of its own."""
+        """Raise if a handler ended the transaction by its own statement."""
         if self.began and self.info.transaction_status is TransactionStatus.IDLE:
             self._refuse("COMMIT or ROLLBACK")
 
     async def finish(self) -> None:
-        """Commit, as the worker."""
+        """Commit; called by the worker."""
         await super().commit()
         self.began = False
 
     async def abandon(self) -> None:
-        """Roll back, as the worker."""
+        """Roll back; called by the worker."""
         await super().rollback()
         self.began = False
 
@@ -84,17 +84,17 @@ class Context:
 
     @property
     def tx(self) -> Transaction:
-        """The transaction that saves the cursor too."""
+        """The transaction that also saves the cursor."""
         if self.connection is None:
             raise HandlerMisused("ctx.tx is there while the handler runs only", fix="use it before the handler returns")
         self.used = True
         return self.connection
 
     async def once(self, id: str) -> bool:
-        """True the first time that this consumer says so of an id, and never again once the handler has returned.
+        """Return True the first time that this consumer passes an id, and never again once the handler has returned.
 
-        It is part of `tx`: after a crash, a rewind or a replay of dead letters the same id comes again, and this says
-        whether it was handled. `if await ctx.once(change.id): …`
+        It is part of `tx`: after a crash, a rewind or a replay of dead letters the same id comes again, and the result
+        tells whether it was handled. `if await ctx.once(change.id): …`
         """
         cursor: psycopg.AsyncCursor[Any] = await self.tx.execute(sql("once"), {"consumer": self.consumer, "id": id})
         return await cursor.fetchone() is not None

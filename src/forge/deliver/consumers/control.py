@@ -1,11 +1,11 @@
-"""Looking at consumers and steering them, from anywhere: what `forge consumers` does, for programs.
+"""Inspect and control consumers from any process: the Python API behind `forge consumers`.
 
     control = Control(url)
     await control.pause("search")
     await control.rewind("search", "start")
     await control.resume("search")
 
-Workers look at what is stored here several times per second. Nothing that is done here is lost when no worker runs.
+Workers poll the stored state several times per second. Commands are stored, so none is lost when no worker runs.
 """
 
 import asyncio
@@ -32,9 +32,10 @@ LOOK: Final = 0.05
 
 
 class Status(msgspec.Struct, frozen=True):
-    """How a shard stands. `working` says that some node holds it; `lag_events` is counted up to 100,000.
+    """The status of a shard. `working` is whether a node holds it; `lag_events` is counted up to 100,000.
 
-    Of a consumer of another `source` the lag is what its worker was last told, None for what the source cannot tell.
+    For a consumer of another `source` the lag is the source's last report to the worker, None where the source reports
+    none.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """A change that is parked, as `forge.wire` writes it."""
+    """A parked change in the form of `forge.wire`."""
 
     id: int
     table: str
@@ -75,7 +76,7 @@ class Letter(msgspec.Struct, frozen=True):
 
 
 class Replayed(NamedTuple):
-    """What came of sending letters again; `waiting` are those that no worker has come to yet."""
+    """The result of replaying letters; `waiting` are those that no worker has reached yet."""
 
     sent: int
     left: int
@@ -89,7 +90,7 @@ class Control:
         self._url = url
 
     async def statuses(self, name: str | None = None) -> list[Status]:
-        """Every shard of every consumer, or of one; raises ConsumerUnknown for a name that is not there."""
+        """Return every shard of every consumer, or of one; raise ConsumerUnknown for an unknown name."""
         async with self._connected() as connection:
             rows = await _rows(connection, "list", name=name)
             if name is not None and not rows:
@@ -97,7 +98,7 @@ class Control:
             return [await _status(connection, row) for row in rows]
 
     async def pause(self, name: str, *, wait: float = 30.0) -> bool:
-        """Have no call begin any more; True when none is under way either, within `wait` seconds."""
+        """Let no further call begin; return whether none is running either, within `wait` seconds."""
         async with self._known(name) as connection:
             await _rows(connection, "pause", name=name)
             deadline = time.monotonic() + wait
@@ -108,19 +109,19 @@ class Control:
             return True
 
     async def resume(self, name: str) -> None:
-        """Go on."""
+        """Let calls begin again."""
         async with self._known(name) as connection:
             await _rows(connection, "resume", name=name)
 
     async def rewind(self, name: str, to: Cursor | datetime | str) -> Cursor | str:
-        """Go on from another place: a cursor or its text, an instant, "start" (all that the log retains), "now" (only
-        what is committed from now on), or "oldest" (where the slowest shard stands).
+        """Continue from another position: a cursor or its text, an instant, "start" (everything that the log retains),
+        "now" (only commits from now on), or "oldest" (the position of the slowest shard).
 
-        An instant means the last one at or before it that is recorded; all that was committed after that comes again.
-        Raises CursorError for a place that the log cannot tell of; then nothing is moved.
+        An instant means the last recorded one at or before it; everything committed after that is delivered again.
+        Raise CursorError for a position that the log does not cover; then nothing is moved.
 
-        A consumer of another source goes on from a cursor of it, "now", or "start" (the rows that are there, and then
-        what follows). Whether the source has what follows the cursor is found when a worker comes to it.
+        A consumer of another source continues from a cursor of that source, "now", or "start" (the existing rows, then
+        new changes). The worker finds out whether the source still has the changes after the cursor.
         """
         async with self._known(name) as connection:
             ((_, source), *_) = await _rows(connection, "readers", name=name, source=None)
@@ -131,7 +132,7 @@ class Control:
     async def replay_dead(
         self, name: str, *, table: str | None = None, key: str | None = None, wait: float = 30.0
     ) -> Replayed:
-        """Send letters again, in order, by the consumer's own worker: all, or those of a table or of one row."""
+        """Replay letters in order, by the consumer's own worker: all, or those of a table or of one row."""
         async with self._known(name) as connection:
             ((_, before),) = await _rows(connection, "replaying", consumer=name)
             await _rows(connection, "ask_replay", consumer=name, table=table, key=key)
@@ -143,7 +144,7 @@ class Control:
                 await asyncio.sleep(LOOK)
 
     async def letters(self, name: str, limit: int = 100) -> list[Letter]:
-        """What is parked, in order."""
+        """Return the parked changes, in order."""
         async with self._known(name) as connection:
             rows = await _rows(connection, "letters", consumer=name, limit=limit)
         return [
@@ -155,7 +156,7 @@ class Control:
         ]  # fmt: skip
 
     async def forget(self, name: str) -> None:
-        """A consumer that is no more: its cursor, its letters and what it has done are gone."""
+        """Delete a consumer: its cursor, its letters and its record of handled ids."""
         if name.startswith(WEBHOOK):
             webhook = name.removeprefix(WEBHOOK)
             raise ConsumerInvalid(f"{name} works on a webhook", fix=f"forge webhooks remove {webhook}")
@@ -210,7 +211,8 @@ _ELSE: Final = "rewind --to start (all that is retained), --to now, or to an ins
 
 
 def oldest(cursors: list[Cursor]) -> Cursor:
-    """Where all of them have been: the one that saw the least, at the beginning of its batch if they differ.
+    """Return the position that all have passed: the cursor with the oldest snapshot, at the start of its batch if they
+    differ.
 
     >>> log = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "1", 1)
     >>> some = [Cursor(log, Snapshot.parse(text)) for text in ("5:9:5", "5:9:5,7", "5:12:5")]
@@ -278,7 +280,7 @@ async def _instant(connection: AsyncConnection, log: LogIdentity, at: datetime) 
 
 
 async def _check(connection: AsyncConnection, cursor: Cursor) -> None:
-    """Raise for a place that the log cannot tell of."""
+    """Raise for a position that the log does not cover."""
     ((head,),) = await _rows(connection, "snapshot_now")
     if Snapshot.parse(head).xmax < (cursor.until or cursor.snapshot).xmax:
         raise CursorForeign("the cursor is ahead of the server: it was made before a crash or restore", fix=_ELSE)

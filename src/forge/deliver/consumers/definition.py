@@ -1,6 +1,6 @@
-"""A consumer as an application declares it: a name, a handler, which changes it wants, and how it is tried.
+"""Declaration of a consumer: its name, its handler, the changes that it wants, and its retries.
 
-What is wrong with a declaration is told when it is made (ConsumerInvalid), never while changes wait.
+An invalid declaration raises ConsumerInvalid immediately, never while changes wait.
 """
 
 import inspect
@@ -25,37 +25,37 @@ H = TypeVar("H", bound=Handler)
 Start = Literal["now", "start"]
 
 USUAL: Final = (Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE)
-"""What a handler is given that does not say; schema, invalidate and redact are for those that ask for them."""
+"""The default operations of a handler; schema, invalidate and redact must be requested."""
 MOST_BATCH: Final = 10_000
 WEBHOOK: Final = "webhook:"
-"""How the names of consumers begin that work on endpoints of the database."""
+"""The prefix of the names of consumers for endpoints in the database."""
 MOST_SHARDS: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}")
 
 
 class Consumer(msgspec.Struct, frozen=True):
-    """What is wanted of one consumer. Times in seconds."""
+    """The settings of one consumer. Times in seconds."""
 
     name: str
     handler: Handler
     wanted: Filter = Filter()
     batch: int | None = None
-    """How many changes a call is given at the most; None for a handler of one change."""
+    """The maximum number of changes per call; None for a handler of one change."""
     shards: int = 1
     tries: int | None = 8
-    """How often a change is tried before it is parked; None for ever."""
+    """The number of tries before a change is parked; None for no limit."""
     timeout: float | None = 60.0
     backoff: tuple[float, float] = (0.1, 60.0)
-    """The first wait after a failure, and the longest."""
+    """The first and the longest wait after a failure."""
     start: Start = "now"
-    """Where a consumer that the database does not know yet begins: with what is committed from now on, or with all
-    that the log retains; with a source, the rows that are there and then what follows."""
+    """The start of a consumer that is new to the database: commits from now on, or everything that the log retains;
+    with a source, the existing rows and then new changes."""
     sink: Sink | None = None
     origin: Origin | None = None
-    """The source that it reads in place of the log."""
+    """The source to read in place of the log."""
 
     def check(self) -> None:
-        """Raise ConsumerInvalid for what cannot work."""
+        """Raise ConsumerInvalid for settings that cannot work."""
         if not _NAME.fullmatch(self.name):
             raise ConsumerInvalid(
                 f"{self.name!r} is not a consumer's name",
@@ -90,8 +90,8 @@ class Consumers:
         self.named: dict[str, Consumer] = {}
 
     def consumer(self, name: str, /, **options: Any) -> Callable[[H], H]:
-        """Mark an async function as the handler of a consumer; see `declare`. Unless `ops` says otherwise it gets
-        inserts, updates, deletes and truncates, and of a source the rows that are there when it is asked for these."""
+        """Register an async function as the handler of a consumer; see `declare`. By default `ops` are inserts,
+        updates, deletes and truncates, and for a source also the existing rows if the consumer starts with these."""
 
         def mark(handler: H) -> H:
             self.declare(name, handler, **{**options, "ops": options.get("ops") or _usual(options)})
@@ -112,8 +112,8 @@ class Consumers:
         sink: Sink | None = None,
         **options: Any,
     ) -> Consumer:
-        """Take a consumer in; `source` is the URL of what it reads in place of the log, and the options are the fields
-        of `Consumer`."""
+        """Add a consumer; `source` is the URL that it reads in place of the log, and the options are the fields of
+        `Consumer`."""
         if isinstance(tables, str) or isinstance(ops, str) or isinstance(columns, str):
             raise ConsumerInvalid(f"tables, ops and columns of {name} are lists", fix='tables=["orders"]')
         unknown = options.keys() - {"batch", "shards", "tries", "timeout", "backoff", "start"}
@@ -143,10 +143,10 @@ class Consumers:
         tries: int | None = None,
         **options: Any,
     ) -> Consumer:
-        """A consumer that sends every change to a sink, as a message; `payload` as in `forge.deliver.payload`.
+        """Add a consumer that sends every change to a sink as a message; `payload` as in `forge.deliver.payload`.
 
-        What the receiver does not take is tried for as long as it takes unless `tries` says otherwise, because it is
-        the receiver that is down; what it refuses is parked.
+        A message that the receiver does not accept is retried without limit unless `tries` is given, because the
+        receiver is down; a message that it refuses is parked.
         """
         if not callable(getattr(to, "send", None)) or not callable(getattr(to, "close", None)):
             raise ConsumerInvalid(f"{name} is to deliver to a {type(to).__name__}, which is no sink", fix="pass a Sink")
@@ -155,7 +155,7 @@ class Consumers:
         except ConfigError as error:
             raise ConsumerInvalid(f"{name}: {error}", fix=error.fix) from None
         handler = sending(to, topic=topic, encode=encode)
-        if payload is not None:  # a body of the user's own is about rows
+        if payload is not None:  # a user-defined body is about rows
             options["ops"] = options.get("ops") or _usual(options)
         return self.declare(name, handler, sink=to, batch=batch, tries=tries, **options)
 

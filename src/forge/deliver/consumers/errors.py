@@ -1,23 +1,23 @@
-"""What can go wrong with a consumer, by name."""
+"""Errors of consumers."""
 
 from forge.errors import ForgeError
 
 
 class ConsumerInvalid(ForgeError):
-    """A consumer cannot be registered as it is; nothing was."""
+    """A consumer is invalid; nothing was registered."""
 
 
 class ConsumerUnknown(ForgeError):
-    """There is no consumer of that name in the database."""
+    """The database has no consumer of that name."""
 
 
 class ConsumerLost(ForgeError):
-    """Another worker has taken over, or the cursor was moved: nothing more may be saved under this fence."""
+    """Another worker has taken over, or the cursor was moved: nothing may be saved under this fence."""
 
 
 class HandlerMisused(ForgeError):
-    """A handler did what none may: it returned something, or ended the transaction of `ctx.tx`. Its code is wrong, not
-    the change, so nothing is parked; the consumer stands still until that is fixed."""
+    """A handler broke a rule: it returned a value, or ended the transaction of `ctx.tx`. Its code is wrong, not the
+    change, so nothing is parked; the consumer stops until the handler is fixed."""
 
 
 class HandlerTimeout(ForgeError):

@@ -1,8 +1,8 @@
-"""Where a worker's changes come from: what it asks of the log, and of any other source, in the same words.
+"""Feed: the interface through which a worker reads changes, from the log or from any other source.
 
-Batches come out, in order. A worker makes a page of each, handles its changes one after the other, and saves the
-cursor behind those that it has handled; when it asks for the next batch, the end of the last one is saved. What a
-cursor says is the feed's own affair. Where it takes more than a text to go on from there, the feed writes the rest in
+The output is batches, in order. A worker makes a page of each batch, handles its changes one after the other, and saves
+the cursor after those that it has handled; when it asks for the next batch, the end of the last one is saved. The
+content of a cursor is private to the feed. Where a cursor alone is not enough to continue, the feed writes the rest in
 the same transaction (`settle`).
 """
 
@@ -20,64 +20,64 @@ from forge.postgres.connection import AsyncConnection
 
 SAVE: Final = 0.1
 Place = Cursor | str
-"""Where a consumer stands; its text is what is saved."""
+"""The position of a consumer; its text is saved."""
 
 
 class Page(Protocol):
-    """The changes of a batch that are wanted."""
+    """The wanted changes of a batch."""
 
     @property
     def changes(self) -> Sequence[Change]: ...
 
     @property
     def end(self) -> Place:
-        """Behind all of them."""
+        """The cursor after all of them."""
 
     def cursor(self, place: int) -> Place:
-        """Where a consumer stands that has handled so many of them."""
+        """Return the cursor after the given number of handled changes."""
 
 
 class Feed(ABC):
-    """One reader, from one place on. What is not said otherwise here is not needed."""
+    """One reader, from one position on. Only the abstract methods are required."""
 
     at: Place
-    """All before it is handled, be it found to be nothing."""
+    """Everything before it is handled or was not wanted."""
 
     @property
     def save_after(self) -> float:
-        """Seconds after which a cursor inside of a page is worth to be saved."""
+        """Seconds after which a cursor inside a page is worth saving."""
         return SAVE
 
     @asynccontextmanager
     async def opened(self, connection: AsyncConnection) -> AsyncIterator[None]:
-        """Read within the block only; what is kept in the database for it is read from the connection at first."""
+        """Allow reading within the block; state stored in the database is first read from the connection."""
         yield
 
     @abstractmethod
     def batches(self) -> AsyncGenerator[Any]:
-        """For ever. Raises what reading cannot go on from: CursorError where nobody can, by trying again."""
+        """Yield batches without end. Raise permanent failures: CursorError where a retry cannot help."""
 
     @abstractmethod
     def page(self, batch: Any) -> Page:
-        """What is wanted of the batch that came last."""
+        """Return the wanted changes of the last batch."""
 
     def settles(self, cursor: Place) -> bool:
-        """Whether something must be written with this cursor."""
+        """Whether the feed must write data together with this cursor."""
         return False
 
     async def settle(self, connection: AsyncConnection, text: str) -> None:
-        """Write it, in the transaction that saves the cursor."""
+        """Write that data, in the transaction that saves the cursor."""
         return None
 
     def saved(self, text: str) -> None:
-        """The cursor is saved, with all that belongs to it."""
+        """Note that the cursor is saved, with all its data."""
         return None
 
     async def tend(self, flush: Callable[[], Awaitable[None]], failed: Callable[[Exception], None]) -> None:
-        """Do what there is to do beside reading, for ever. `flush` brings all that is saved to disk; what goes wrong
-        and may pass is told to `failed`."""
+        """Run background work until cancelled. `flush` brings everything saved to disk; transient failures are reported
+        to `failed`."""
         await asyncio.get_running_loop().create_future()
 
     @abstractmethod
     async def lag(self, lease: Lease, saved: str) -> Lag | None:
-        """How far behind a saved cursor is; None where that is not known yet."""
+        """Return the lag of a saved cursor; None where it is not known yet."""

@@ -1,4 +1,4 @@
-"""The feed of a consumer: of the log, or of the source that it names."""
+"""Create the feed of a consumer: of the log, or of the source that it names."""
 
 from forge.changelog.follow import Wakeup
 from forge.deliver.consumers.definition import Consumer
@@ -8,7 +8,7 @@ from forge.deliver.consumers.source_feed import SourceFeed
 
 
 def feed_of(consumer: Consumer, url: str, *, id: int, shard: int, cursor: str, wakeup: Wakeup) -> Feed:
-    """From a saved cursor on; `id` is the row of forge.consumer_cursor."""
+    """Return the feed from a saved cursor on; `id` is the row of forge.consumer_cursor."""
     if consumer.origin is not None:
         return SourceFeed(consumer.origin, id, cursor)
     return LogFeed(consumer, url, cursor, shard=shard, wakeup=wakeup)

@@ -1,4 +1,4 @@
-"""Whose change it is: which shard handles it, and behind which others it must queue."""
+"""Keys of changes: they decide the shard that handles a change, and the letters behind which it must queue."""
 
 import zlib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from forge.capture.filters import ROWS
 from forge.change import Change
 
 Row = tuple[str, str, str | None]
-"""A row by schema, table and key; without a key, all that has none, or the whole table."""
+"""A row by schema, table and key; without a key, all rows without one, or the whole table."""
 
 
 def row_of(change: Change) -> Row:
@@ -15,12 +15,12 @@ def row_of(change: Change) -> Row:
 
 
 def whole(change: Change) -> bool:
-    """Whether it concerns a whole table: truncate, schema, invalidate, and a redaction of all of it."""
+    """Whether a change concerns a whole table: truncate, schema, invalidate, and a redaction of the whole table."""
     return change.key is None and change.op not in ROWS
 
 
 def key_hash(change: Change) -> int:
-    """A number that is the same for all changes of a row, everywhere and for ever.
+    """Return a number that is the same for all changes of a row, on every node and in every version.
 
     >>> from forge.change import Op, Source
     >>> from datetime import datetime, UTC
@@ -33,9 +33,9 @@ def key_hash(change: Change) -> int:
 
 
 class Blocked:
-    """Rows and tables that have letters: later changes of these are parked too, so that a row's order holds.
+    """Rows and tables that have letters: later changes of these are parked too, to keep the order of each row.
 
-    A change of a whole table queues behind letters of any of its rows, and all of its rows behind that.
+    A whole-table change queues behind letters of any of its rows, and all of its rows queue behind that change.
     """
 
     def __init__(self, rows: Iterable[Row] = (), tables: Iterable[tuple[str, str]] = ()) -> None:
@@ -64,7 +64,7 @@ class Blocked:
         return whole(change) and (schema, table) in self._tables
 
     def add(self, change: Change) -> None:
-        """One more is parked."""
+        """Add a parked change."""
         schema, table, key = row_of(change)
         self._rows.add((schema, table, key))
         self._tables.add((schema, table))

@@ -1,7 +1,7 @@
-"""How far behind a consumer is: how many changes of its tables it has not handled, and since when the first waits.
+"""Lag of a consumer: the number of changes of its tables that it has not handled, and the wait of the oldest.
 
-Of a consumer of another source, what that can tell: changes or bytes, or neither; and the seconds since a change was
-handled, unless none is left.
+For a consumer of another source, the lag is as far as the source reports it: changes or bytes, or neither; and the
+seconds since a change was handled, unless none is left.
 """
 
 import re
@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple
 from forge.cursor import Cursor
 
 MOST: Final = 100_000
-"""Counted no further: a consumer that is so far behind is just that."""
+"""The maximum count; a larger lag is reported as this number."""
 
 
 class Lag(NamedTuple):
-    """`events` is never more than MOST of the log, and None where a source does not count. A condition on rows is not
-    looked at, so it may be more than is handled."""
+    """`events` is at most MOST for the log, and None where a source does not count. Conditions on rows are ignored, so
+    it may be larger than the number of changes to handle."""
 
     events: int | None
     seconds: float
@@ -24,7 +24,7 @@ class Lag(NamedTuple):
 
 
 def lag_values(cursor: Cursor, tables: Sequence[str], most: int = MOST) -> dict[str, Any]:
-    """What the query `lag` needs."""
+    """Return the parameters of the query `lag`."""
     patterns = [re.escape(word).replace(r"\*", ".*").replace(r"\?", ".") for word in tables]
     return {
         **cursor.snapshot.bounds,

@@ -1,10 +1,10 @@
-"""The session by which a node holds its consumers: leases, saves, and proof that it still has them.
+"""Session in which a node holds its consumers: leases, saves, and proof that it still holds them.
 
-The server ends a session that says nothing for `TTL` seconds, and its leases go with it, so a node that hangs or is cut
-off loses them. The node counts from when it last *asked* something that was answered, so it knows before the server
-that its time is over: `holds` is false by then, and no worker begins a call that it could not save.
+The server ends a session that is silent for `TTL` seconds, and its leases end with it, so a node that hangs or is
+disconnected loses them. The node counts from the last *request* that was answered, so it notices the end before the
+server does: `holds` is false by then, and no worker begins a call that it could not save.
 
-Saves are not waited for on disk: one that a crash of the server takes back is a change delivered again.
+Saves do not wait for the disk: if a crash of the server loses one, the change is delivered again.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ ANSWER: Final = 4.0
 
 
 class Lease:
-    """One session. Statements may be asked by many tasks; they run one after the other."""
+    """One session. Many tasks may run statements; they run one after the other."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -52,16 +52,16 @@ class Lease:
 
     @property
     def holds(self) -> bool:
-        """Whether the leases are ours for sure."""
+        """Whether this node certainly holds the leases."""
         return time.monotonic() - self._proof < TTL - MARGIN and not self._connection.closed
 
     def check(self) -> None:
-        """Raise unless they are."""
+        """Raise unless this node holds the leases."""
         if not self.holds:
             raise ConsumerLost("the session that holds the consumers is lost", fix="nothing: it is opened again")
 
     async def ask(self, query: LiteralString, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Rows; raises when the server does not answer in time, and then the session is lost."""
+        """Return rows; raise when the server does not answer in time, and then the session is lost."""
         async with self._busy:
             asked = time.monotonic()
             with answering(self._connection, ANSWER):
@@ -71,8 +71,8 @@ class Lease:
             return rows
 
     async def durably(self, query: LiteralString, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """As `ask`, and what it writes is on disk when it returns."""
-        async with self._durably:  # another's end would end it for this one too
+        """Run a statement like `ask`; its writes are on disk when it returns."""
+        async with self._durably:  # the end of one would end it for the other too
             await self.ask("SET synchronous_commit = on")
             try:
                 return await self.ask(query, values)
@@ -81,20 +81,20 @@ class Lease:
                     await self.ask("SET synchronous_commit = off")
 
     async def lock(self, id: int) -> bool:
-        """Try to become the one worker of a shard: of a row of forge.consumer_cursor."""
+        """Try to become the only worker of a shard: of a row of forge.consumer_cursor."""
         rows = await self.ask("SELECT forge.take_lease('shard ' || %(id)s)", {"id": id})
         return bool(rows[0][0])
 
     async def unlock(self, id: int) -> None:
-        """Let another be it."""
+        """Release the shard for another worker."""
         await self.ask("SELECT forge.drop_lease('shard ' || %(id)s)", {"id": id})
 
     async def join(self, id: int) -> None:
-        """Say that this node would work on a consumer: the one whose first shard this is."""
+        """Announce that this node can work on the consumer with this first shard."""
         await self.ask("SELECT forge.take_lease('member ' || %(id)s || ' ' || pg_backend_pid())", {"id": id})
 
     async def holders(self) -> tuple[dict[int, set[int]], dict[int, int]]:
-        """The sessions of nodes that would work on each consumer, and who works on each shard."""
+        """Return the sessions of the nodes that can work on each consumer, and the worker of each shard."""
         members: dict[int, set[int]] = {}
         workers: dict[int, int] = {}
         for pid, kind, id in await self.ask(sql("holders")):

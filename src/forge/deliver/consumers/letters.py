@@ -1,6 +1,6 @@
-"""Dead letters: changes that a consumer could not handle, kept in order until somebody sends them again.
+"""Dead letters: changes that a consumer could not handle, kept in order until they are replayed.
 
-Every function of a worker runs in the transaction of the connection it is given, beside the check of the fence.
+Every function of a worker runs in the transaction of its connection, together with the check of the fence.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MOST_ERROR = 2000
 
 
 class Parked(msgspec.Struct, frozen=True):
-    """What is told of a letter to those who may not see its change."""
+    """A letter without its change, for users who may not see the change."""
 
     id: int
     consumer: str
@@ -35,14 +35,14 @@ class Parked(msgspec.Struct, frozen=True):
 
 
 def parked(connection: Connection, limit: int) -> list[Parked]:
-    """The first letters of all consumers, in order."""
+    """Return the first letters of all consumers, in order."""
     return [Parked(*row) for row in connection.execute(sql("parked"), {"limit": limit})]
 
 
 async def park(
     connection: AsyncConnection, consumer: str, change: Change, error: str, tries: int, behind: bool
 ) -> None:
-    """Keep a change; once, if it comes again."""
+    """Park a change; repeated calls park it once."""
     schema, table, key = row_of(change)
     await connection.execute(
         sql("park"),
@@ -67,7 +67,7 @@ async def any_left(connection: AsyncConnection, consumer: str) -> bool:
 
 
 async def blocked(connection: AsyncConnection, consumer: str, changes: Sequence[Change]) -> Blocked:
-    """What of these changes must queue."""
+    """Return the rows and tables of these changes that must queue."""
     tables = sorted({(change.schema, change.table) for change in changes})
     keys = sorted({key for change in changes if (key := row_of(change)[2]) is not None})
     entire = sorted({(change.schema, change.table) for change in changes if whole(change)})
@@ -84,7 +84,7 @@ def _names(tables: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 class Letter:
-    """One that is to be sent again."""
+    """A letter to replay."""
 
     def __init__(self, id: int, change: str) -> None:
         self.id = id
@@ -92,7 +92,7 @@ class Letter:
 
 
 async def next_to_replay(connection: AsyncConnection, consumer: str, shard: int, shards: int) -> Letter | None:
-    """The first letter of this shard that somebody wants sent again."""
+    """Return the first letter of this shard that is marked for replay."""
     rows = await connection.execute(sql("next_letter"), {"consumer": consumer, "shard": shard, "shards": shards})
     row = await rows.fetchone()
     return None if row is None else Letter(row[0], row[1])
@@ -103,7 +103,7 @@ async def sent(connection: AsyncConnection, letter: Letter) -> None:
 
 
 async def failed(connection: AsyncConnection, consumer: str, letter: Letter, error: str, tries: int) -> None:
-    """It stays, and with it all that queue behind it; nobody asks for those again by this."""
+    """Keep the letter and all that queue behind it; remove their replay marks."""
     schema, table, key = row_of(letter.change)
     values = {"consumer": consumer, "id": letter.id, "schema": schema, "table": table, "key": key}
     await connection.execute(

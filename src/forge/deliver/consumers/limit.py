@@ -1,4 +1,4 @@
-"""A time limit for calls that follow one another quickly: one timer for all of them, not one each."""
+"""Time limit for calls in quick succession: one timer for all of them."""
 
 import asyncio
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Limit:
-    """Cancels the task of the block when a call within it takes too long; `begin` starts a call's time.
+    """Cancel the task of the block when a call within it takes too long; `begin` starts the time of a call.
 
     async with Limit(60) as limit:
         limit.begin()
@@ -37,12 +37,12 @@ class Limit:
             raise TimeoutError from error
 
     def begin(self) -> None:
-        """A call begins now."""
+        """Start the time of a call."""
         if self._seconds is not None:
             self._expires = self._loop.time() + self._seconds
 
     def end(self) -> None:
-        """No call is under way."""
+        """Note that no call is running."""
         self._expires = float("inf")
 
     def _look(self) -> None:

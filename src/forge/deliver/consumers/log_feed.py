@@ -16,11 +16,11 @@ from forge.deliver.consumers.page import Page
 from forge.deliver.consumers.sql import sql
 
 COUNTED: Final = 10_000
-"""How many changes are counted at the most, again and again, to say how far behind it is."""
+"""The maximum number of changes that are counted for the regular lag report."""
 
 
 class LogFeed(Feed):
-    """What one shard of a consumer is to handle."""
+    """The changes that one shard of a consumer must handle."""
 
     at: Cursor
 
@@ -41,7 +41,7 @@ class LogFeed(Feed):
                 yield batch
 
     def _read(self, cursor: Cursor, started: str) -> None:
-        """All before this cursor is handled; the next batch begins here."""
+        """Note that everything before this cursor is handled; the next batch begins here."""
         self.at = cursor
 
     def page(self, batch: Batch) -> Page:

@@ -1,8 +1,8 @@
-"""A node that works on consumers: it takes shards that nobody works on, and gives some up when more nodes come.
+"""Node that works on consumers: it takes free shards, and releases some when more nodes join.
 
-Any number of nodes may run the same application. Each has one lease; a shard is worked on by who holds its lock, and
-nobody else. A node that ends, dies or is cut off loses its locks, and the others take its shards within a second or
-so. When a node joins, those that hold the most give it shards one by one, each after the call that is under way.
+Any number of nodes may run the same application. Each has one lease; only the holder of a shard's lock works on it. A
+node that ends, dies or is disconnected loses its locks, and the others take its shards within about a second. When a
+node joins, the nodes with the most shards release shards one by one, each after its current call.
 """
 
 import asyncio
@@ -33,32 +33,32 @@ from forge.errors import ConfigError, CursorError, ForgeError, ServerError, one_
 
 _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError, ConsumerLost)
 _PATIENCE: Final = 5.0
-"""Seconds after which a free shard is taken by who can, whoever should."""
+"""Seconds after which any node may take a free shard, whatever its share."""
 Configured = Callable[[Lease], Awaitable[dict[str, Consumer]]]
-"""Consumers that are declared in the database: asked for again and again, each the same object until it changes."""
+"""Consumers that are declared in the database: polled regularly, each the same object until it changes."""
 _log = logging.getLogger("forge.consumers")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a node works; the configuration decides most of what is not given. Times in seconds."""
+    """Settings of a node; the configuration supplies most defaults. Times in seconds."""
 
     tick: float = default("deliver.tick_interval")
-    """Between two looks at which shards are free, paused, moved."""
+    """Interval between two checks for free, paused and moved shards."""
     report: float = default("deliver.report_interval")
-    """Between two reports of how its shards fare."""
+    """Interval between two reports of the state of its shards."""
     lag: float = default("deliver.lag_interval")
-    """Between two measurements of how far behind they are."""
+    """Interval between two measurements of the lag."""
     idle: float = default("deliver.idle_interval")
-    """After which the cursor of a consumer that finds nothing is saved all the same."""
+    """Interval after which the cursor of an idle consumer is saved."""
     blocked: float = default("deliver.blocked_after")
-    """After which a handler that blocks the event loop is reported."""
+    """Time after which a handler that blocks the event loop is reported."""
     wakeup: Wakeup = "notify"
-    """How the first worker learns of a commit; the others listen. With "auto" it keeps writers from notifying each time
-    under load, which in `forge serve` the node does already."""
+    """The way in which the first worker learns of a commit; the others listen. With "auto" it limits the notifications
+    of writers under load, which in `forge serve` the node already does."""
 
 
 class Shard(NamedTuple):
-    """A row of the database."""
+    """A shard's row in the database."""
 
     id: int
     name: str
@@ -70,7 +70,7 @@ class Shard(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What Prometheus is told of a shard that this node works on."""
+    """Prometheus metrics of a shard that this node works on."""
 
     consumer: str
     shard: int
@@ -108,11 +108,11 @@ class ConsumerNode:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self.settings = settings
         self.told: Callable[[], Awaitable[None]] = _nobody
-        """Called when how the consumers fare has been written down again."""
+        """Called after the state of the consumers was stored again."""
         self.working = asyncio.Event()
         """Set while the node has a lease."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when `running` is, by itself."""
+        """Done when `running` ends without being stopped."""
         self._url = url
         self._held: dict[int, _Held] = {}
         self._totals: dict[tuple[str, int], Counts] = {}
@@ -123,8 +123,8 @@ class ConsumerNode:
         self._news = False
 
     async def run(self) -> None:
-        """Work until `stop`, or cancelled. Raises what cannot pass by itself: a consumer that cannot be registered,
-        Forge not installed, and a server that is not there at first."""
+        """Work until `stop` or cancellation. Raise permanent failures: a consumer that cannot be registered, Forge not
+        installed, and a server that is unreachable at the start."""
         backoff, connected = Backoff(), False
         async with Watchdog(self._busy, after=self.settings.blocked):
             while not self._stopping.is_set():
@@ -148,8 +148,8 @@ class ConsumerNode:
 
     @contextlib.asynccontextmanager
     async def running(self, patience: float = 10.0) -> AsyncIterator[None]:
-        """Work while the block lasts; raises at once what `run` raises at first. At its end calls that are under way
-        have `patience` seconds. Without consumers, now or to come, there is nothing to do."""
+        """Work while the block lasts; raise immediately the start failures of `run`. At the end, running calls have
+        `patience` seconds. Without consumers, declared or configured, do nothing."""
         if not self.consumers and self._configured is None:
             yield
             return
@@ -169,17 +169,17 @@ class ConsumerNode:
             await asyncio.gather(task, started, return_exceptions=True)
 
     def stop(self) -> None:
-        """Let every call that is under way end, save, and end."""
+        """Let every running call finish, save, and end."""
         self._stopping.set()
 
     async def close(self) -> None:
-        """Close the sinks, when nothing runs any more."""
+        """Close the sinks, after all workers have ended."""
         for consumer in self.consumers.values():
             if consumer.sink is not None:
                 await consumer.sink.close()
 
     def samples(self) -> Iterator[Sample]:
-        """How the shards fare that this node works on or did."""
+        """Return the metrics of the shards that this node works on or has worked on."""
         lags = {(held.worker.consumer.name, held.worker.shard): held for held in self._held.values()}
         for (name, shard), counts in sorted(self._totals.items()):
             held = lags.get((name, shard))
@@ -193,7 +193,7 @@ class ConsumerNode:
     # Registering
 
     async def _register(self, lease: Lease) -> None:
-        """Make every consumer known that is not; its shards begin at one cursor."""
+        """Register every consumer that is new; its shards begin at one cursor."""
         async with Reader.open(self._url) as reader:
             now, start = str(await reader.now()), str(reader.start())
             columns = await (await reader.connection.execute(columns_query())).fetchall()
@@ -210,7 +210,7 @@ class ConsumerNode:
             await lease.durably(sql("register"), {**values, **cursor})
 
     async def _check_origin(self, lease: Lease, consumer: Consumer) -> None:
-        """A consumer reads what it did before, and nobody else's queue."""
+        """Raise if a consumer changes its source, or shares another consumer's queue."""
         origin = consumer.origin
         text = None if origin is None else origin.text
         for name, source in await lease.ask(sql("readers"), {"name": consumer.name, "source": text}):
@@ -226,7 +226,7 @@ class ConsumerNode:
                 )
 
     async def _reshard(self, lease: Lease, consumer: Consumer) -> None:
-        """A consumer that had another number of shards has the new one if all stand at one place and nobody works."""
+        """Change the number of a consumer's shards, if all are at one position and none has a worker."""
         rows = await lease.ask(sql("standing"), {"name": consumer.name})
         if not rows or rows[0][2] == consumer.shards:
             return
@@ -248,7 +248,7 @@ class ConsumerNode:
     # Working
 
     async def _work(self, lease: Lease) -> None:
-        """Hold what is our share, for as long as the lease does."""
+        """Hold this node's share of the shards, for as long as the lease lasts."""
         reported = measured = looked = 0.0
         joined: set[int] = set()
         try:
@@ -285,7 +285,7 @@ class ConsumerNode:
         return self.settings.tick if self.consumers else self.settings.report
 
     async def _look(self, lease: Lease) -> None:
-        """Take in what is configured now: what came, changed or went since."""
+        """Read the configured consumers: added, changed and removed ones."""
         if self._configured is None:
             return
         before, self.consumers = self.consumers, {**await self._configured(lease), **self._declared}
@@ -294,7 +294,7 @@ class ConsumerNode:
                 await self._retire(consumer)
 
     async def _settle(self, lease: Lease, shards: list[Shard], spread: "Spread") -> None:
-        """Look after what is held: workers that ended, are paused or fenced off, or that another node should have."""
+        """Check the held shards: workers that ended, are paused or fenced off, or must go to another node."""
         known = {shard.id: shard for shard in shards}
         extra = spread.extra()
         for id, held in list(self._held.items()):
@@ -317,11 +317,11 @@ class ConsumerNode:
                 continue
             if shard is not None and shard.replay:
                 held.worker.replay()
-            with contextlib.suppress(ConsumerLost):  # moved just now: the next look finds its fence gone
+            with contextlib.suppress(ConsumerLost):  # moved just now: the next check finds its fence gone
                 await held.worker.idle(self.settings.idle)
 
     async def _take(self, lease: Lease, shards: list[Shard], spread: "Spread") -> None:
-        """Begin to work on shards that nobody works on, as far as they are our share."""
+        """Start workers for free shards, up to this node's share."""
         now = time.monotonic()
         for shard in shards:
             if shard.state != "running" or spread.taken(shard.id) or shard.id in self._held:
@@ -360,7 +360,7 @@ class ConsumerNode:
         self._totals.setdefault((shard.name, shard.shard), Counts())
 
     async def _ended(self, lease: Lease, id: int, held: _Held) -> None:
-        """A worker ended by itself: say why, and let it be tried again after a while."""
+        """Log why a worker ended without being stopped, and schedule a retry."""
         error = None if held.task.cancelled() else held.task.exception()
         worker, name = held.worker, held.worker.consumer.name
         if isinstance(error, CursorError):
@@ -390,12 +390,12 @@ class ConsumerNode:
         await self._retire(held.worker.consumer)
 
     async def _retire(self, consumer: Consumer) -> None:
-        """One that changed or went, and that nobody here works on, has no use for its sink any more."""
+        """Close the sink of a changed or removed consumer that has no worker on this node."""
         if self.consumers.get(consumer.name) is not consumer and consumer.sink is not None:
             await consumer.sink.close()
 
     async def _drop_all(self) -> None:
-        """The lease is lost: no worker may go on."""
+        """Stop all workers: the lease is lost."""
         for held in self._held.values():
             _cancel(held.task)
         await asyncio.gather(*(held.task for held in self._held.values()), return_exceptions=True)
@@ -439,14 +439,14 @@ class ConsumerNode:
         )
 
     async def _pass_on(self) -> None:
-        """A hint only: whoever misses it sees the next one."""
+        """Notify watchers; best effort, because a watcher that misses it gets the next one."""
         try:
             await self.told()
         except (ForgeError, psycopg.Error, OSError) as error:
             _log.warning("consumers: nobody could be told of news: %s", one_line(error, named=True))
 
     def _count(self, held: _Held) -> Counts:
-        """Take over what a worker counted."""
+        """Take over the counts of a worker."""
         counts, held.worker.counts = held.worker.counts, Counts()
         place = (held.worker.consumer.name, held.worker.shard)
         self._totals[place] = self._totals[place] + counts
@@ -454,13 +454,13 @@ class ConsumerNode:
 
 
 def _cancel(task: "asyncio.Task[None]") -> None:
-    """Once: a second time would interrupt it while it cleans up."""
+    """Cancel a task once: a second cancellation would interrupt its cleanup."""
     if not task.cancelling():
         task.cancel()
 
 
 def _check_columns(consumer: Consumer, known: Iterable[tuple[str, str, list[str]]]) -> None:
-    """Raise ConsumerInvalid for a column that no table of the log has or had: it would wait for ever."""
+    """Raise ConsumerInvalid for a column that no table of the log has or had: the consumer would wait forever."""
     try:
         consumer.wanted.check_columns(known)
     except ConfigError as error:
@@ -472,11 +472,11 @@ def _kind(source: str | None) -> str | None:
 
 
 async def _nobody() -> None:
-    """Wants to be told."""
+    """Notify nobody."""
 
 
 class Spread:
-    """Which node works on which shards, as the locks tell."""
+    """The distribution of shards over nodes, according to the locks."""
 
     def __init__(
         self, shards: Iterable[Shard], members: dict[int, set[int]], workers: dict[int, int], own: int
@@ -500,7 +500,7 @@ class Spread:
         return counts[self._own] <= min(counts.values())
 
     def extra(self) -> set[int]:
-        """One shard of each consumer of which another node has two fewer than this one.
+        """Return one shard of each consumer of which another node has at least two fewer than this one.
 
         >>> shards = [Shard(id, "c", id, 3, "running", 1, False) for id in range(3)]
         >>> Spread(shards, {0: {71, 72}}, {0: 71, 1: 71, 2: 71}, 71).extra()

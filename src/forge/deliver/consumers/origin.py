@@ -1,6 +1,6 @@
-"""Where a consumer's changes come from when it is not this database's own log: a source, by its URL.
+"""Origin of a consumer's changes when it is not this database's own log: a source, by its URL.
 
-What cannot be a consumer's source is refused when the consumer is declared; nothing is connected for that.
+A URL that cannot be a consumer's source is refused when the consumer is declared; this opens no connection.
 """
 
 import re
@@ -19,9 +19,9 @@ from forge.errors import CursorForeign, CursorInvalid, ForgeError
 
 NOW: Final = "now"
 START: Final = "start"
-"""In place of a cursor: what is committed from now on, or the rows that are there and then what follows."""
+"""In place of a cursor, beside `now` (commits from now on): the existing rows, then new changes."""
 INSIDE: Final = "#"
-"""What follows it in a saved text counts the changes of a batch."""
+"""In a saved text, the number of handled changes of a batch follows this character."""
 _MOST_SLOT: Final = 63
 _CURSOR: Final = re.compile(r"([a-z]+)[0-9]+_[^\s#]+")
 _KINDS: Final = {"forge": "log"}
@@ -29,26 +29,26 @@ _KINDS: Final = {"forge": "log"}
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """A source that a consumer reads. `name` has no secrets, and is another for each queue or slot."""
+    """A source that a consumer reads. `name` contains no secrets, and is unique for each queue or slot."""
 
     url: str
     wanted: Filter
     kind: str
     name: str
     shared: bool
-    """Whether it may have other readers, who forget nothing for each other."""
+    """Whether other readers may read it too, without losing changes to each other."""
 
     def __repr__(self) -> str:
         return f"Origin({self.text!r})"
 
     @property
     def text(self) -> str:
-        """How it is written down."""
+        """The text that is stored in the database."""
         return f"{self.kind} {self.name}"
 
     @classmethod
     def of(cls, consumer: str, url: str, wanted: Filter) -> "Origin":
-        """The source of a consumer; raises ConsumerInvalid."""
+        """Return the source of a consumer; raise ConsumerInvalid."""
         url, slot = _with_slot(consumer, url)
         try:
             source = open_source(url, wanted)
@@ -62,7 +62,7 @@ class Origin(msgspec.Struct, frozen=True):
         return open_source(self.url, self.wanted)
 
     def check_start(self, consumer: str, start: str) -> None:
-        """Raise ConsumerInvalid where a consumer cannot begin as it wants to."""
+        """Raise ConsumerInvalid where the source does not support the consumer's start."""
         if start == START and not self.open().capabilities.snapshots:
             raise ConsumerInvalid(
                 f"{consumer} cannot begin at the start: {self.name} cannot be asked for the rows that are there",
@@ -71,7 +71,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def _with_slot(consumer: str, url: str) -> tuple[str, str | None]:
-    """A URL of a WAL with a slot of the consumer's own where it names none."""
+    """Add a slot for the consumer to a WAL URL that names none."""
     _, feed = split_option(url, "feed")
     if feed != "wal":
         return url, None
@@ -95,7 +95,8 @@ def slot_name(database: str, consumer: str) -> str:
 
 
 def place_of(consumer: str, origin: str, to: str) -> str:
-    """What a consumer of a source is to go on from, as it is saved: a cursor of that kind of source, `now` or `start`.
+    """Return the saved form of a position for a consumer of a source: a cursor of that kind of source, `now` or
+    `start`.
 
     >>> place_of("x", "sqlite shop.db", "sqlite1_6f_7.8#3")
     'sqlite1_6f_7.8'

@@ -1,4 +1,4 @@
-"""The changes of one batch of the log that a worker handles, and the cursor behind each of them."""
+"""Page: the changes of one batch of the log that a worker handles, and the cursor after each of them."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from forge.cursor import Cursor, Position, Snapshot
 
 
 class Page(msgspec.Struct, frozen=True):
-    """In order; all before `start` is handled, and `end` is behind all of them."""
+    """Changes in order; everything before `start` is handled, and `end` is the cursor after all of them."""
 
     start: Cursor
     end: Cursor
     changes: Sequence[Change]
 
     def cursor(self, place: int) -> Cursor:
-        """Where a consumer stands that has handled so many of them.
+        """Return the cursor after the given number of handled changes.
 
         >>> from forge.cursor import LogIdentity
         >>> from forge.change import Op, Source

@@ -1,4 +1,4 @@
-"""A sink as the handler of a consumer: changes become messages, in their order."""
+"""Use a sink as the handler of a consumer: changes become messages, in their order."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ Send = Callable[[Any, Sequence[Change]], Awaitable[None]]
 
 
 def sending(sink: Sink, *, topic: str | None, encode: Encode) -> Send:
-    """A handler of batches. What a sink's error says of messages, it says of changes when the handler raises it."""
+    """Return a handler of batches. It translates positions of messages in a sink's errors to positions of changes."""
 
     async def send(ctx: object, changes: Sequence[Change]) -> None:
         messages, places, unfit = _messages(changes, topic, encode)
@@ -21,7 +21,7 @@ def sending(sink: Sink, *, topic: str | None, encode: Encode) -> Send:
             if messages:
                 await sink.send(messages)
         except NotDelivered as error:
-            # what has no message and lies before the first that was not taken counts as taken
+            # changes without a message before the first undelivered message count as delivered
             end = len(changes) if unfit is None else unfit.place
             error.delivered = places[error.delivered] if error.delivered < len(places) else end
             raise
@@ -37,7 +37,8 @@ def sending(sink: Sink, *, topic: str | None, encode: Encode) -> Send:
 def _messages(
     changes: Sequence[Change], topic: str | None, encode: Encode
 ) -> tuple[list[Message], list[int], Refused | None]:
-    """The messages up to the first change that has no form, with the place of each one's change, and that change."""
+    """Return the messages before the first change that cannot be encoded, the position of each one's change, and that
+    error."""
     messages: list[Message] = []
     places: list[int] = []
     for place, change in enumerate(changes):

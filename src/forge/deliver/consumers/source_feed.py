@@ -1,18 +1,18 @@
-"""Any source of `forge.capture` as the feed of a consumer, while all that is saved of it stays in Forge's PostgreSQL.
+"""Any source of `forge.capture` as the feed of a consumer; all saved state is in Forge's PostgreSQL.
 
-A source has cursors between its batches only. While a batch is under way the saved text is
+A source has cursors only between its batches. Within a batch the saved text is
 
-    {cursor of its start}#{how many of its changes are handled}
+    {cursor of its start}#{number of its handled changes}
 
-and the batch is kept in forge.consumer_page, from the first such save on until its end is saved. A worker that goes on
-from there takes it from there, and not from the source: what is left of a snapshot may be other rows by then, changes
-may have other ids after a failover, and the consumer another filter, so that nothing else tells for certain what was
-handled. For the same reason a batch of a snapshot is kept before its first change is handled: of a row that was
-handled, and deleted before the snapshot went on, nobody would tell any more.
+and the batch is stored in forge.consumer_page, from the first such save until its end is saved. A worker that continues
+inside a batch reads it from there and not from the source: the rest of a snapshot may have other rows by then, changes
+may have other ids after a failover, and the consumer another filter, so only the stored batch shows for certain what
+was handled. For the same reason a batch of a snapshot is stored before its first change is handled: otherwise a row
+that was handled, and deleted before the snapshot continued, would leave no trace.
 
-In place of a cursor the text may be `now` or `start`, until a worker has come to the source and found where that is.
+In place of a cursor the text may be `now` or `start`, until a worker has reached the source and resolved it.
 
-The source may forget (`ack`) what lies before a cursor that is saved and on disk, and outside of a snapshot.
+The source may forget (`ack`) what lies before a cursor that is saved, on disk, and outside of a snapshot.
 """
 
 import time
@@ -38,26 +38,26 @@ from forge.errors import ForgeError
 from forge.postgres.connection import AsyncConnection
 
 KEEP: Final = 1.0
-"""Seconds after which a batch under way is worth to be kept; one that is handled sooner never is."""
+"""Seconds after which a batch in progress is worth storing; one that is handled sooner is never stored."""
 ACK: Final = 1.0
-"""Seconds between two acknowledgements at the least."""
+"""The minimum interval between two acknowledgements, in seconds."""
 MEASURE: Final = 10.0
-"""Seconds between two questions to the source how far behind it is."""
+"""Seconds between two requests to the source for its lag."""
 _AWAY: Final = (ForgeError, psycopg.Error, OSError, TimeoutError)
 
 
 class SourcePage(msgspec.Struct, frozen=True):
-    """The changes of a batch that are left, in order; `done` were handled before these."""
+    """The remaining changes of a batch, in order; `done` were handled before these."""
 
     start: str
     end: str
     changes: Sequence[Change]
     done: int = 0
     inside: bool = False
-    """Whether it has to be kept from the beginning."""
+    """Whether it must be stored from the beginning."""
 
     def cursor(self, place: int) -> str:
-        """Where a consumer stands that has handled so many of them.
+        """Return the saved text after the given number of handled changes.
 
         >>> page = SourcePage("a1_7", "a1_9", [None, None])
         >>> [page.cursor(place) for place in range(3)]
@@ -72,7 +72,7 @@ class SourcePage(msgspec.Struct, frozen=True):
 
 
 def standing(text: str) -> tuple[str, int]:
-    """The cursor of a saved text, and how many changes behind it are handled.
+    """Return the cursor of a saved text, and the number of handled changes after it.
 
     >>> standing("a1_7#6"), standing("a1_7")
     (('a1_7', 6), ('a1_7', 0))
@@ -82,7 +82,7 @@ def standing(text: str) -> tuple[str, int]:
 
 
 class SourceFeed(Feed):
-    """What a consumer of a source is to handle."""
+    """The changes that a consumer of a source must handle."""
 
     at: str
 
@@ -131,7 +131,7 @@ class SourceFeed(Feed):
                 self._move(batch)
 
     def _move(self, batch: Batch) -> None:
-        """A batch is handled, and its end saved."""
+        """Advance: a batch is handled, and its end saved."""
         self.at = batch.cursor
         if batch.changes:
             self._handled = time.monotonic()
@@ -167,7 +167,7 @@ class SourceFeed(Feed):
     # Beside reading
 
     async def tend(self, flush: Callable[[], Awaitable[None]], failed: Callable[[Exception], None]) -> None:
-        """Acknowledge what is saved, and ask how far behind it is."""
+        """Acknowledge saved cursors, and measure the lag."""
         backoff = Backoff(ACK, 30.0)
         due = 0.0
         while True:
@@ -189,14 +189,15 @@ class SourceFeed(Feed):
             await sleep(wait)
 
     def _to_acknowledge(self) -> str | None:
-        """The cursor that is saved, if it says something new to a source that is being read."""
+        """Return the saved cursor, if it is new to the source and the source is open."""
         text = self._saved
         if text == self._acked or not self._streaming or INSIDE in text or in_snapshot(text):
             return None
         return text
 
     async def lag(self, lease: Lease, saved: str) -> Lag | None:
-        """What the source tells, and the seconds since a change was handled; none when it tells that none is left."""
+        """Return the lag that the source reports, and the seconds since a change was handled; zero when it reports none
+        left."""
         if self._status is None:
             return None
         left = (self._status.lag_changes, self._status.lag_bytes)

@@ -1,4 +1,4 @@
-"""The statements of consumers, by name."""
+"""SQL statements of consumers, by name."""
 
 from typing import Final
 

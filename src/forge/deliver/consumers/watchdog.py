@@ -1,7 +1,7 @@
-"""Notices a handler that blocks the event loop, and says where: a thread looks whether the loop still turns.
+"""Watchdog for handlers that block the event loop: a thread checks the loop and logs the place of the block.
 
-While the loop stands still nothing else of this process goes on: no other consumer, no request. After a few seconds its
-lease is over, and other nodes take its consumers.
+While the loop is blocked, nothing else in this process runs: no other consumer, no request. After a few seconds the
+lease expires, and other nodes take the consumers.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _log = logging.getLogger("forge.consumers")
 
 
 class Watchdog:
-    """Looks while the block lasts. `busy` names the consumers whose handlers run."""
+    """Watch while the block lasts. `busy` names the consumers whose handlers run."""
 
     def __init__(self, busy: Callable[[], list[str]], *, after: float = 1.0) -> None:
         self._busy = busy

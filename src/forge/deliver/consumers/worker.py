@@ -1,19 +1,20 @@
-"""One worker of one shard of a consumer: reads, calls the handler, and saves the cursor behind what it handled.
+"""Worker of one shard of a consumer: it reads, calls the handler, and saves the cursor after the handled changes.
 
-What always holds:
+Invariants:
 
-- The cursor is saved after the side effect, by the holder of the current fence alone. With `ctx.tx` it is saved in the
-  handler's own transaction. So what a crash interrupts comes again, with the same ids, and nothing else does.
-- No call begins once the lease is not ours for sure.
-- Changes of one row are handled in their order. One that cannot be handled is parked, and those of its row that follow
-  are parked behind it; others go on.
-- At most one page is in memory, and what a source reads ahead of it, however long a handler takes.
+- The cursor is saved after the side effect, and only by the holder of the current fence. With `ctx.tx` it is saved in
+  the handler's own transaction. So changes interrupted by a crash are delivered again, with the same ids, and no
+  others.
+- No call begins unless the worker certainly holds the lease.
+- Changes of one row are handled in order. A change that cannot be handled is parked, and later changes of its row are
+  parked behind it; other rows continue.
+- At most one page is in memory, plus the read-ahead of a source, however long a handler takes.
 
-What is read, and what a saved cursor says of it, is the feed's (`forge.deliver.consumers.feed`): the log's, or a
-source's.
+The changes and the meaning of a saved cursor come from the feed (`forge.deliver.consumers.feed`): of the log, or of a
+source.
 
-Between two calls of a handler that does not use `ctx.tx` the cursor is saved when so many seconds have passed as the
-feed says, and at the end of each page: that is how much may come again after a crash.
+For a handler that does not use `ctx.tx`, the cursor is saved between calls at the interval of the feed, and at the end
+of each page: this bounds the changes that are delivered again after a crash.
 """
 
 import asyncio
@@ -47,17 +48,17 @@ from forge.postgres.connection import parameters, pin, typed_errors
 from forge.postgres.session import USERS
 
 BREATH: Final = 0.01
-"""Seconds after which a worker lets others have a turn, if its handler never waits for anything."""
+"""Seconds after which a worker yields to other tasks, if its handler never awaits anything."""
 _FIX: Final = "nothing: whoever holds it now goes on from the last cursor that was saved"
 _log = logging.getLogger("forge.consumers")
 
 
 class Stopped(Exception):
-    """The worker was asked to stop, and has saved where it stands."""
+    """The worker was stopped, and has saved its position."""
 
 
 class Counts:
-    """What a worker did since it was last asked."""
+    """The counts of a worker since they were last read."""
 
     def __init__(self) -> None:
         self.delivered = 0
@@ -119,7 +120,7 @@ class Worker:
     # Reading
 
     async def run(self) -> None:
-        """Work until stopped (Stopped), fenced off (ConsumerLost), or the cursor leads nowhere (CursorError)."""
+        """Work until stopped (Stopped), fenced off (ConsumerLost), or the cursor is invalid (CursorError)."""
         with typed_errors():
             named = parameters(self._url, application_name=f"forge {self.consumer.name}"[:63])
             self._tx = await Transaction.connect(**named)
@@ -145,26 +146,26 @@ class Worker:
                 self._ending = True
 
     def stop(self) -> bool:
-        """Begin no other call; True when none is under way, all that was handled is saved, and it will not end by
-        itself: then it may be cancelled."""
+        """Let no further call begin; return True when none is running, everything handled is saved, and the worker will
+        not end without help: then it may be cancelled."""
         self._stopping.set()
         return not self._turn.locked() and not self._ending
 
     async def idle(self, seconds: float) -> None:
-        """Save where reading has come to without finding anything, so that the log may forget what is before it."""
+        """Save the position of an idle reader, so that the log may drop what is before it."""
         if self._turn.locked() or time.monotonic() - self._saved_at < seconds:
             return
         async with self._turn:
             await self._save(self._feed.at)
 
     async def lag(self) -> Lag | None:
-        """How far behind it is, as far as its feed can tell."""
+        """Return the lag, as far as the feed knows it."""
         return await self._feed.lag(self._lease, self.saved)
 
     # Handling
 
     async def _handle(self, batch: Any) -> None:
-        """All of a batch of the feed."""
+        """Handle all changes of a batch of the feed."""
         consumer = self.consumer
         page = self._feed.page(batch)
         if self._feed.settles(begun := page.cursor(0)):
@@ -186,7 +187,7 @@ class Worker:
         return found
 
     async def _some(self, page: Page, place: int, blocked: Blocked) -> int:
-        """Handle the next change, or the next few in one call; returns how many of the page are done then."""
+        """Handle the next change, or the next few in one call; return the number of finished changes of the page."""
         changes, shards = page.changes, self.consumer.shards
         change = changes[place]
         if shards > 1 and whole(change):
@@ -218,8 +219,8 @@ class Worker:
         return await self._call_until_done(page, place, place + 1, blocked)
 
     async def _each(self, page: Page, place: int, blocked: Blocked) -> int:
-        """Call the handler for one change after the other, quickly; one that fails is handled with patience. Returns
-        how many of the page are done then."""
+        """Call the handler for one change after the other, on the fast path; a failing change goes through retries.
+        Return the number of finished changes of the page."""
         handler, context, lease, changes = self.consumer.handler, self._context, self._lease, page.changes
         clock, total, counts = time.monotonic, len(changes), self.counts
         try:
@@ -249,8 +250,8 @@ class Worker:
     async def _call_until_done(
         self, page: Page, place: int, end: int, blocked: Blocked, error: Exception | None = None
     ) -> int:
-        """Have the changes of some places handled in one call, tried again as often as need be; returns how many of
-        the page are done then: perhaps fewer, and the last of them perhaps parked. `error` is that of a first try."""
+        """Handle some changes in one call, with retries; return the number of finished changes of the page, which may
+        be lower than requested, and the last of them may be parked. `error` is that of a first try."""
         consumer, context, changes = self.consumer, self._context, page.changes
         backoff = Backoff(*consumer.backoff)
         self.tries = 0
@@ -260,7 +261,7 @@ class Worker:
                     error = await self._call(changes[place:end], page.cursor(end))
                 if error is None:
                     return end
-                kept = not context.used  # what a receiver took before it failed; in ctx.tx nothing is
+                kept = not context.used  # whether deliveries before the failure count; in ctx.tx all are rolled back
                 await self._undo(error)
                 self.counts.error = one_line(error, named=True)
                 if isinstance(error, Refused):
@@ -287,7 +288,7 @@ class Worker:
                         if place == end:
                             return end
                 if tried and consumer.tries is not None and self.tries >= consumer.tries:
-                    if end - place > 1:  # one of them is the reason: find it
+                    if end - place > 1:  # one of them is the cause: find it
                         self._alone = end - place
                         return place
                     await self._park(page, place, one_line(error, named=True), self.tries, blocked)
@@ -307,7 +308,7 @@ class Worker:
             self.tries = context.tries = 0
 
     async def _call(self, changes: Sequence[Change], cursor: Place) -> Exception | None:
-        """One call of the handler; returns what it raised. With `ctx.tx`, the cursor is saved in it."""
+        """Call the handler once; return its exception. With `ctx.tx`, the cursor is saved in that transaction."""
         consumer, context = self.consumer, self._context
         self._lease.check()
         context.tries = self.tries
@@ -331,7 +332,7 @@ class Worker:
         return None
 
     def _typed(self, error: BaseException) -> Exception:
-        """What a call failed by; raises what is not the call's own."""
+        """Return the error of a call; raise errors that do not come from the call."""
         if not isinstance(error, Exception):
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -352,7 +353,7 @@ class Worker:
     # Time
 
     async def _breathe(self, page: Page, place: int) -> None:
-        """Between two calls: save now and then, stop if asked, let others work."""
+        """Between two calls: save periodically, stop if asked, yield to other tasks."""
         now = time.monotonic()
         if now - self._saved_at >= self._feed.save_after:
             await self._save(page.cursor(place))
@@ -380,7 +381,7 @@ class Worker:
     # Saving
 
     async def _save(self, cursor: Place) -> None:
-        """By a statement of its own, unless the feed has something to write beside it."""
+        """Save in a separate statement, unless the feed has data to write with it."""
         text = str(cursor)
         if text == self.saved:
             return
@@ -392,7 +393,7 @@ class Worker:
         self._saved(text)
 
     async def _commit(self, cursor: Place) -> None:
-        """With what the handler wrote in `ctx.tx`, in one transaction."""
+        """Commit together with the handler's writes in `ctx.tx`, in one transaction."""
         self._tx.check()
         text = str(cursor)
         await self._feed.settle(self._tx, text)
@@ -408,17 +409,18 @@ class Worker:
         self._feed.saved(text)
 
     async def _flush(self) -> None:
-        """Have on disk all that was saved so far; saves do not wait for that."""
+        """Bring everything saved so far to disk; saves do not wait for that."""
         if not await self._lease.ask(sql("flush"), {"id": self.id, "fence": self.fence}):
             raise self._fenced()
 
     def _failed(self, error: Exception) -> None:
-        """Something beside the calls went wrong, and is tried again."""
+        """Record a failure outside of the calls; it is retried."""
         self.counts.error = one_line(error, named=True)
         _log.warning("%s: %s", self.consumer.name, one_line(error, named=True))
 
     async def _undo(self, error: Exception) -> None:
-        """Roll back what a failed call wrote; raise where the connection is gone, because then it is no one's fault."""
+        """Roll back the writes of a failed call; raise when the connection is lost, because then the call is not at
+        fault."""
         self._context.used = False
         if self._tx.closed or self._tx.info.transaction_status is TransactionStatus.UNKNOWN:
             raise psycopg.OperationalError("the connection of ctx.tx is lost") from error
@@ -427,7 +429,7 @@ class Worker:
     async def _park(
         self, page: Page, place: int, error: str, tries: int, blocked: Blocked, *, behind: bool = False
     ) -> None:
-        """Put a change aside, and the cursor behind it, at once."""
+        """Park a change and move the cursor after it, in one step."""
         change: Change = page.changes[place]
         await letters.park(self._tx, self.consumer.name, change, error, tries, behind)
         await self._commit(page.cursor(place + 1))
@@ -444,9 +446,9 @@ class Worker:
     # Dead letters
 
     def replay(self) -> None:
-        """Send the letters of this shard that somebody wants sent again, in order, each once, before what comes next.
+        """Replay the letters of this shard that are marked for it, in order, each once, before the next changes.
 
-        One that fails stays, and with it those of its row that wait behind it.
+        A letter that fails stays, and with it the letters of its row behind it.
         """
         self._replay.set()
 
@@ -468,7 +470,8 @@ class Worker:
         await self._tx.abandon()
 
     async def _again(self, letter: letters.Letter) -> None:
-        """One letter: handled and gone in one transaction with what the handler wrote in `ctx.tx`, or it stays."""
+        """Replay one letter: it is handled and deleted in one transaction with the handler's writes in `ctx.tx`, or it
+        stays."""
         self._lease.check()
         error: Exception | None = None
         self.calling = time.monotonic()
@@ -501,7 +504,7 @@ class Worker:
 
 
 async def _first_to_end(*work: Coroutine[Any, Any, None]) -> None:
-    """Run them all until one ends; raise what it raised."""
+    """Run all until one ends; raise its error."""
     tasks = [asyncio.get_running_loop().create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

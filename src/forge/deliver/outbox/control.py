@@ -1,4 +1,4 @@
-"""Looking at the outbox from outside, and seeing to its dead letters."""
+"""Inspect the outbox, and replay or drop its dead letters."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from forge.postgres.connection import Connection, connect, typed_errors
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """How a topic fares: `waiting` counts what is due, `seconds` is for how long the first of it waits."""
+    """The state of a topic: `waiting` counts the due messages, `seconds` is the wait of the oldest."""
 
     topic: str
     waiting: int = 0
@@ -23,7 +23,7 @@ class Lag(msgspec.Struct, frozen=True):
     dead: int = 0
 
     def __add__(self, other: "Lag") -> "Lag":
-        """Both together, under the other's name.
+        """Add two states, under the other's name.
 
         >>> Lag("a", 1, 2.0, 1) + Lag("b", 2, 1.0, dead=3)
         Lag(topic='b', waiting=3, seconds=2.0, retrying=1, scheduled=0, dead=3)
@@ -39,14 +39,14 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 def lag_of(row: Sequence[Any]) -> Lag:
-    """A row of the query `lag`."""
+    """Convert a row of the query `lag`."""
     topic, waiting, seconds, *others = row
     return Lag(topic, waiting, max(0.0, seconds or 0.0), *others)
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A message that is there: waiting, retrying, scheduled, dead, or behind a dead one. `since` is when it is tried
-    next, is due, or was parked."""
+    """A message in the outbox: waiting, retrying, scheduled, dead, or behind a dead one. `since` is the time of its
+    next try, of its schedule, or of its parking."""
 
     state: str
     id: str
@@ -61,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Control:
-    """What people ask and say, one connection each time."""
+    """Queries and commands of operators, one connection each."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -73,17 +73,17 @@ class Control:
             yield connection
 
     def lag(self, topic: str | None = None) -> list[Lag]:
-        """Every topic that has messages."""
+        """Return the state of every topic that has messages."""
         with self._connection() as connection:
             rows = connection.execute(sql("lag"), {"topic": topic, "most": None}).fetchall()
         return [lag_of(row) for row in rows]
 
     def waiting(self, topic: str | None = None, limit: int = 50) -> list[Entry]:
-        """The first messages that are to be sent, then those that are scheduled."""
+        """Return the first messages to send, then the scheduled ones."""
         return self._entries("waiting", topic, limit)
 
     def dead(self, topic: str | None = None, limit: int = 50) -> list[Entry]:
-        """The first messages that are parked."""
+        """Return the first parked messages."""
         return self._entries("dead", topic, limit)
 
     def _entries(self, query: str, topic: str | None, limit: int) -> list[Entry]:
@@ -92,11 +92,11 @@ class Control:
         return [Entry(*row) for row in rows]
 
     def replay_dead(self, *, topic: str | None = None, key: str | None = None, id: str | None = None) -> int:
-        """Put parked messages back at their places, with all that wait behind them; how many."""
+        """Put parked messages back at their positions, with all that wait behind them; return their number."""
         return self._back("replay_dead", topic=topic, key=key, id=id)
 
     def drop_dead(self, *, topic: str | None = None, key: str | None = None, id: str | None = None) -> tuple[int, int]:
-        """Forget parked messages; how many, and how many that waited behind them go on."""
+        """Drop parked messages; return their number, and the number of messages behind them that continue."""
         with self._connection() as connection, connection.transaction():
             connection.execute(sql("keep_dead"))
             gone = connection.execute(sql("drop_dead"), {"topic": topic, "key": key, "id": id}).rowcount

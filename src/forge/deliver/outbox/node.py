@@ -1,7 +1,7 @@
-"""A node that works on the outbox: the workers of its routes, and a clock for what is scheduled.
+"""Node that works on the outbox: the workers of its routes, and a clock for scheduled messages.
 
-The clock hears of all that is put into the outbox, so it also tells those who watch its tables, and measures how many
-messages wait.
+The clock is notified of every message, so it also notifies the watchers of the outbox tables, and counts the waiting
+messages.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ _log = logging.getLogger("forge.outbox")
 _SLACK: Final = 0.001
 _COUNTED: Final = 10_000
 NOBODY: Final = "(none)"
-"""What stands for a route where a topic has none."""
+"""The name in place of a route for a topic that has none."""
 
 
 class Sample(NamedTuple):
-    """What Prometheus is told of a route: what this node has done, and how the outbox stands, whoever works on it."""
+    """Prometheus metrics of a route: the work of this node, and the state of the outbox across all nodes."""
 
     route: str
     counts: Counts
@@ -46,9 +46,9 @@ class OutboxNode:
     def __init__(self, url: str, routes: Routes, settings: Settings = Settings()) -> None:  # noqa: B008
         self.routes = routes
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when a worker ends by itself, with why."""
+        """Done when a worker ends without being stopped, with the reason."""
         self.told: Callable[[], Awaitable[None]] = _nobody
-        """Called when the outbox is not what it was."""
+        """Called when the outbox has changed."""
         self._url = url
         self.settings = settings
         self.workers = [
@@ -63,8 +63,8 @@ class OutboxNode:
 
     @contextlib.asynccontextmanager
     async def running(self, patience: float = 10.0) -> AsyncIterator[None]:
-        """Work while the block lasts; raises at once what a first connection raises. At its end batches that are under
-        way have `patience` seconds. Without routes there is nothing to do."""
+        """Work while the block lasts; raise immediately a failure of the first connection. At the end, running batches
+        have `patience` seconds. Without routes, do nothing."""
         if not self.workers:
             yield
             return
@@ -93,13 +93,13 @@ class OutboxNode:
                 self.ended.cancel()
 
     async def close(self) -> None:
-        """Close the sinks, when nothing runs any more."""
+        """Close the sinks, after all workers have ended."""
         for route in self.routes.named.values():
             if route.sink is not None:
                 await route.sink.close()
 
     def samples(self) -> Iterator[Sample]:
-        """How the routes fare; what waits is counted up to 10,000."""
+        """Return the metrics of the routes; waiting messages are counted up to 10,000."""
         counts = {pattern: Counts() for pattern in self.routes.named}
         for worker in self.workers:
             own, more = counts[worker.route.pattern], worker.counts
@@ -127,9 +127,9 @@ class OutboxNode:
             self.ended.set_exception(error)
 
     async def _tick(self) -> None:
-        """Have what is scheduled join the outbox when it is due."""
+        """Move scheduled messages into the outbox when they are due."""
         backoff = Backoff()
-        while not self._ending.is_set():  # a statement that fails while it is cancelled hides the cancellation
+        while not self._ending.is_set():  # a statement that fails during its cancellation hides the cancellation
             try:
                 async with await connect_async(self._url, application_name="forge outbox (clock)") as connection:
                     with self._answering(connection):
@@ -165,7 +165,7 @@ class OutboxNode:
             await self._heard(connection, until)
 
     async def _promoted(self, connection: AsyncConnection) -> float:
-        """What is due has joined the outbox; after how many seconds to look again."""
+        """Move due messages into the outbox; return the seconds until the next check."""
         while True:
             with self._answering(connection):
                 row = await (await connection.execute(sql("next_due"), prepare=True)).fetchone()
@@ -185,7 +185,7 @@ class OutboxNode:
         self._lags = found
 
     async def _report(self) -> bool:
-        """Tell who watches the outbox, if there is something to tell; a hint only: who misses it sees the next one."""
+        """Notify watchers of the outbox if it changed; best effort: a watcher that misses it gets the next one."""
         done = sum(each.counts.sent + each.counts.retried + each.counts.parked for each in self.workers)
         if not self._news and done == self._done:
             return False
@@ -197,7 +197,7 @@ class OutboxNode:
         return True
 
     async def _heard(self, connection: AsyncConnection, until: float) -> None:
-        """Return when something was scheduled, or it is so late."""
+        """Return when a message was scheduled, or at the deadline."""
         while (left := until - time.monotonic()) > 0:
             found = [notice.payload async for notice in connection.notifies(timeout=left, stop_after=1)]
             self._news = self._news or bool(found)
@@ -206,4 +206,4 @@ class OutboxNode:
 
 
 async def _nobody() -> None:
-    """Wants to be told."""
+    """Notify nobody."""

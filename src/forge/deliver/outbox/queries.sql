@@ -1,5 +1,6 @@
--- settings: What a worker's session needs. A worker that says nothing for the lease's length loses its rows; what it deletes
--- need not be on disk, as a message that comes back is sent again; the planner must never read the whole outbox for a claim.
+-- settings: Settings of a worker's session. A worker that is silent for the length of the lease loses its rows; its
+-- deletes need not be on disk, because a message that comes back is sent again; the planner must never scan the whole
+-- outbox for a claim.
 SELECT set_config('synchronous_commit', 'off', false), set_config('jit', 'off', false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
        set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false),
@@ -8,11 +9,12 @@ SELECT set_config('synchronous_commit', 'off', false), set_config('jit', 'off', 
        set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false),
        set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '10000', false);
 
--- claim: The next page of a route's messages after a place, of which those are locked that may be sent now: every one before
--- them of their key is locked too, in this page, and none of them waits for another try. Who cannot lock the first of a key
--- locks none of it. `place` counts within a key; where another worker has one, that number is missing. With it comes how far
--- the WAL must be flushed for all of it to be on disk, read before any lock, and of each whether it is known to be, because a
--- snapshot shows it that is. A page ends early where its payloads grow large.
+-- claim: The next page of a route's messages after a position. Messages that may be sent are locked: all messages of
+-- their key before them are locked too, in this page, and none of them waits for a retry. A session that cannot lock
+-- the first message of a key locks none of it. `place` counts within a key; a message that another worker has leaves a
+-- gap. The result includes the WAL position that must be flushed for all of it to be on disk, read before any lock, and
+-- per message whether it is known to be on disk, because a durable snapshot shows it. A page ends early where its
+-- payloads grow large.
 WITH head AS MATERIALIZED (
     SELECT pg_current_wal_insert_lsn() AS lsn, pg_current_wal_flush_lsn() AS flushed, clock_timestamp() AS now,
            pg_current_snapshot() AS snapshot, $4::pg_snapshot AS safe
@@ -54,15 +56,15 @@ SELECT h.snapshot::text, h.lsn::text, h.flushed >= h.lsn, p.last,
        (SELECT count(*) FROM seen s) >= least($2, p.size + 1), p.blocked, p.free, l.*
 FROM head h CROSS JOIN page p LEFT JOIN (SELECT * FROM firsts UNION ALL SELECT * FROM others) l ON true ORDER BY l.seq;
 
--- sent: What the receiver has.
+-- sent: Delete delivered messages.
 DELETE FROM forge.outbox WHERE seq = ANY ($1);
 
--- failed: What is to be tried again after some seconds each.
+-- failed: Schedule a retry of each message after its delay in seconds.
 UPDATE forge.outbox o SET tries = o.tries + f.counts, retry_at = clock_timestamp() + f.delay * interval '1 second', error = f.error
 FROM unnest(%(seqs)s::bigint[], %(counts)s::integer[], %(delays)s::double precision[], %(errors)s::text[]) f (seq, counts, delay, error)
 WHERE o.seq = f.seq;
 
--- park: What will never be taken, or was tried too often.
+-- park: Park messages that were refused, or failed too often.
 WITH gone AS (
     DELETE FROM forge.outbox o USING unnest(%(seqs)s::bigint[], %(errors)s::text[]) f (seq, error)
     WHERE o.seq = f.seq RETURNING o.*, f.error AS why
@@ -70,10 +72,10 @@ WITH gone AS (
 INSERT INTO forge.outbox_dead (seq, id, topic, key, payload, content_type, headers, at, xid, tries, error, behind)
 SELECT g.seq, g.id, g.topic, g.key, g.payload, g.content_type, g.headers, g.at, g.xid, g.tries + 1, g.why, false FROM gone g;
 
--- hold_dead: Nobody sends dead letters again until the end of this transaction.
+-- hold_dead: Block replays of dead letters until the end of this transaction.
 LOCK TABLE forge.outbox_dead IN ROW EXCLUSIVE MODE;
 
--- park_behind: What waits behind a dead letter of its key, if there still is one.
+-- park_behind: Park messages behind a dead letter of their key, if there still is one.
 WITH gone AS (
     DELETE FROM forge.outbox o WHERE o.seq = ANY (%(seqs)s)
       AND EXISTS (SELECT FROM forge.outbox_dead d WHERE d.key = o.key) RETURNING o.*
@@ -81,15 +83,15 @@ WITH gone AS (
 INSERT INTO forge.outbox_dead (seq, id, topic, key, payload, content_type, headers, at, xid, tries, error, behind)
 SELECT g.seq, g.id, g.topic, g.key, g.payload, g.content_type, g.headers, g.at, g.xid, g.tries, g.error, true FROM gone g;
 
--- next_try: In how many seconds the next message may be tried again; NULL when none waits for that.
+-- next_try: The seconds until the next retry; NULL when no message waits for one.
 SELECT extract(epoch FROM min(o.retry_at) - clock_timestamp())::double precision FROM forge.outbox o
 WHERE o.retry_at > statement_timestamp();
 
--- next_due: In how many seconds the next scheduled message is due; NULL when there is none.
+-- next_due: The seconds until the next scheduled message is due; NULL when there is none.
 SELECT extract(epoch FROM min(l.due_at) - clock_timestamp())::double precision FROM forge.outbox_later l;
 
--- promote: What is due joins the outbox, in the order of its time; one session at a time does so, the one that locks the row
--- of forge.outbox_turn. Since when it waits is told by retry_at, which is over.
+-- promote: Move due messages into the outbox, in the order of their time; one session at a time does so, the one that
+-- locks the row of forge.outbox_turn. Their retry_at, which is in the past, records since when they wait.
 WITH turn AS MATERIALIZED (
     SELECT true FROM forge.outbox_turn FOR UPDATE SKIP LOCKED
 ), due AS (
@@ -106,14 +108,14 @@ WITH turn AS MATERIALIZED (
 )
 SELECT count(pg_notify('forge_outbox', t.topic)) FROM (SELECT DISTINCT j.topic FROM joined j) t;
 
--- flushed: Whether the WAL is on disk up to a place.
+-- flushed: Whether the WAL is on disk up to a position.
 SELECT pg_current_wal_flush_lsn() >= %(lsn)s::text::pg_lsn;
 
--- flush: Writes a commit of our own, which flushes everything before it.
+-- flush: Write a commit, which flushes everything before it.
 SELECT pg_logical_emit_message(true, 'forge', '');
 
--- lag: By topic: how many wait, since when the first does, how many of them failed, are scheduled, or are dead. With `most`,
--- of the first so many of each kind.
+-- lag: Per topic: the number of waiting messages, the wait of the oldest, the numbers of failed, scheduled and dead
+-- ones. `most` limits the count of each kind.
 SELECT t.topic, sum(t.waiting)::bigint, extract(epoch FROM clock_timestamp() - min(t.since))::double precision,
        sum(t.retrying)::bigint, sum(t.scheduled)::bigint, sum(t.dead)::bigint
 FROM (
@@ -127,7 +129,7 @@ FROM (
 ) t
 WHERE %(topic)s::text IS NULL OR t.topic = %(topic)s GROUP BY t.topic ORDER BY t.topic;
 
--- waiting: Messages in the order in which they will be sent, those that are scheduled after them.
+-- waiting: Messages in the order in which they will be sent, then the scheduled ones.
 SELECT * FROM (
     (SELECT CASE WHEN o.error IS NULL THEN 'waiting' ELSE 'retrying' END, o.id::text, o.topic, o.key, o.at,
             o.retry_at, o.tries, o.error, octet_length(o.payload), o.xid::text
@@ -137,23 +139,24 @@ SELECT * FROM (
      FROM forge.outbox_later l WHERE %(topic)s::text IS NULL OR l.topic = %(topic)s ORDER BY l.due_at, l.number LIMIT %(limit)s)
 ) m LIMIT %(limit)s;
 
--- dead: Messages that are parked, in order.
+-- dead: Parked messages, in order.
 SELECT CASE WHEN d.behind THEN 'behind' ELSE 'dead' END, d.id::text, d.topic, d.key, d.at, d.parked_at, d.tries, d.error,
        octet_length(d.payload), d.xid::text
 FROM forge.outbox_dead d WHERE %(topic)s::text IS NULL OR d.topic = %(topic)s ORDER BY d.seq LIMIT %(limit)s;
 
--- keep_dead: Nobody parks until the end of this transaction.
+-- keep_dead: Block parking until the end of this transaction.
 LOCK TABLE forge.outbox_dead IN SHARE ROW EXCLUSIVE MODE;
 
--- tell: Whoever looks after the outbox hears that something is different.
+-- tell: Notify the watchers of the outbox of a change.
 SELECT pg_notify('forge_outbox', '');
 
--- drop_dead: Forget the messages that failed, not those that wait behind them.
+-- drop_dead: Delete the messages that failed, not those that wait behind them.
 DELETE FROM forge.outbox_dead d
 WHERE NOT d.behind AND (%(topic)s::text IS NULL OR d.topic = %(topic)s) AND (%(key)s::text IS NULL OR d.key = %(key)s)
   AND (%(id)s::text IS NULL OR d.id::text = %(id)s);
 
--- replay_dead: Back into the outbox, at their places: the chosen messages with all of the same keys. How many.
+-- replay_dead: Put the chosen messages, with all of the same keys, back into the outbox at their positions. Returns
+-- their number.
 WITH chosen AS (
     SELECT d.seq, d.key FROM forge.outbox_dead d
     WHERE (%(topic)s::text IS NULL OR d.topic = %(topic)s) AND (%(key)s::text IS NULL OR d.key = %(key)s)
@@ -169,7 +172,7 @@ WITH chosen AS (
 )
 SELECT count(*), (SELECT * FROM told) FROM joined;
 
--- release: Back into the outbox, those that no longer wait behind anything. How many.
+-- release: Put messages that wait behind nothing back into the outbox. Returns their number.
 WITH gone AS (
     DELETE FROM forge.outbox_dead d
     WHERE d.behind AND NOT EXISTS (SELECT FROM forge.outbox_dead o WHERE o.key = d.key AND NOT o.behind) RETURNING d.*

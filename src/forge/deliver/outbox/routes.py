@@ -1,7 +1,7 @@
-"""Which messages of the outbox go where: routes by topic, each to a sink or a handler.
+"""Routes of the outbox: topic patterns, each with a sink or a handler.
 
-A topic is taken by one route: by the one that names it, else by that with the longest pattern (`order.*`, `*`). What is
-wrong with a route is told when it is declared (OutboxError), never while messages wait.
+A topic belongs to one route: the one that names it, else the one with the longest pattern (`order.*`, `*`). An invalid
+route raises OutboxError when it is declared, never while messages wait.
 """
 
 import inspect
@@ -22,26 +22,26 @@ _PATTERN: Final = re.compile(r"(?=.)(?:[A-Za-z0-9][A-Za-z0-9_.:/-]{0,198})?\*?")
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What becomes of the messages of some topics. Times in seconds."""
+    """The receiver and the settings for the messages of some topics. Times in seconds."""
 
     pattern: str
     handler: Handler | None = None
     sink: Sink | None = None
     batch: int = 100
-    """How many messages are taken at a time, and given to a sink in one call."""
+    """The number of messages that are claimed at a time, and passed to a sink in one call."""
     workers: int = 1
-    """How many work on it in each node, each with a connection of its own."""
+    """The number of workers per node, each with its own connection."""
     concurrency: int = 16
-    """How many calls of a handler are under way at once for each worker; those of one key never are."""
+    """The number of concurrent calls of a handler per worker; calls of one key are never concurrent."""
     tries: int | None = 12
-    """How often a message is tried before it is parked; None for ever."""
+    """The number of tries before a message is parked; None for no limit."""
     timeout: float = 30.0
     backoff: tuple[float, float] = (0.25, 300.0)
-    """The first wait of a message that failed, and the longest."""
+    """The first and the longest wait of a message that failed."""
 
     @property
     def regex(self) -> str:
-        """The pattern as PostgreSQL and Python read it.
+        """The pattern as a regular expression of PostgreSQL and Python.
 
         >>> Route("order.*").regex, Route("order.paid").regex, Route("*").regex
         ('^order\\\\..*$', '^order\\\\.paid$', '^.*$')
@@ -50,11 +50,11 @@ class Route(msgspec.Struct, frozen=True):
         return f"^{plain}{'.*' if self.pattern.endswith('*') else ''}$"
 
     def takes(self, topic: str) -> bool:
-        """Whether the pattern fits, whatever other routes there are."""
+        """Whether the pattern matches, regardless of other routes."""
         return topic.startswith(self.pattern[:-1]) if self.pattern.endswith("*") else topic == self.pattern
 
     def check(self) -> None:
-        """Raise OutboxError for what cannot work."""
+        """Raise OutboxError for settings that cannot work."""
         if not _PATTERN.fullmatch(self.pattern):
             raise OutboxError(
                 f"{self.pattern!r} is no topic or pattern",
@@ -94,12 +94,12 @@ class Routes:
         self.named: dict[str, Route] = {}
 
     def to(self, pattern: str, sink: Sink, **options: Any) -> Route:
-        """Send the messages of some topics to a sink. A receiver that is down is tried for ever unless `tries` says
-        otherwise; what it refuses is parked."""
+        """Send the messages of some topics to a sink. A receiver that is down is retried without limit unless `tries`
+        is given; a message that it refuses is parked."""
         return self._declare(pattern, sink=sink, **{"tries": None, **options})
 
     def on(self, pattern: str, **options: Any) -> Callable[[H], H]:
-        """Mark an async function of one message as the receiver of some topics."""
+        """Register an async function of one message as the receiver of some topics."""
 
         def mark(handler: H) -> H:
             self._declare(pattern, handler=handler, **options)
@@ -121,7 +121,7 @@ class Routes:
         return route
 
     def route(self, topic: str) -> Route | None:
-        """The route that takes a topic.
+        """Return the route of a topic.
 
         >>> routes = Routes()
         >>> @routes.on("*")
@@ -134,7 +134,7 @@ class Routes:
         return max((each for each in self.named.values() if each.takes(topic)), key=_weight, default=None)
 
     def leave(self, route: Route) -> str | None:
-        """What a route leaves to others although its pattern fits, as a regular expression."""
+        """Return a regular expression for the topics that match a route's pattern and belong to other routes."""
         stronger = [each.regex for each in self.named.values() if _weight(each) > _weight(route)]
         return "|".join(stronger) or None
 

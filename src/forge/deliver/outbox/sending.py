@@ -1,8 +1,8 @@
-"""Giving claimed messages to a sink or a handler, and what came of each.
+"""Pass claimed messages to a sink or a handler, and collect the result of each.
 
-No I/O of its own and no database: in come messages in their order, out goes an Outcome. Of one key nothing is given
-before what stands in front of it was taken, and nothing at all once `may` says that the messages are not ours any more.
-What is neither sent nor failed nor refused in the Outcome was not tried.
+No I/O of its own and no database: messages come in, in their order, and an Outcome goes out. A message of a key is
+passed on only after the ones before it were accepted, and none once `may` reports that the claim is over. A message
+that the Outcome lists as neither sent nor failed nor refused was not tried.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ MOST_ERROR: Final = 1000
 
 
 class Claimed(NamedTuple):
-    """A message that is ours to send."""
+    """A message that this worker has claimed."""
 
     seq: int
     tries: int
@@ -28,7 +28,7 @@ class Claimed(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a message is to be tried again; `counts` is false where it is not the message's fault."""
+    """The reason for a retry; `counts` is false where the message is not at fault."""
 
     error: str
     after: float | None = None
@@ -36,7 +36,7 @@ class Failure(NamedTuple):
 
 
 class Outcome(msgspec.Struct):
-    """What came of a batch, by seq. `down` when the receiver as a whole seems not to be there."""
+    """The result of a batch, by seq. `down` is set when the receiver as a whole seems unavailable."""
 
     sent: list[int] = msgspec.field(default_factory=list)
     failed: dict[int, Failure] = msgspec.field(default_factory=dict)
@@ -45,7 +45,7 @@ class Outcome(msgspec.Struct):
 
 
 def line_of(error: BaseException) -> str:
-    """An error on one line that a database can store."""
+    """Return an error as one line that a database can store."""
     text = " ".join(str(error).replace("\0", "�").split())
     name = type(error).__name__
     found = f"{name}: {text}" if text else name
@@ -53,7 +53,7 @@ def line_of(error: BaseException) -> str:
 
 
 async def deliver(route: Route, claimed: Sequence[Claimed], may: Callable[[], bool]) -> Outcome:
-    """Give messages to whom the route names, each call only if it `may` begin."""
+    """Pass messages to the receiver of the route; each call begins only if it `may`."""
     if not may():
         return Outcome()
     if route.handler is not None:
@@ -112,7 +112,7 @@ async def _handle(handler: Handler, route: Route, claimed: Sequence[Claimed], ma
 
 
 async def _call(handler: Handler, route: Route, claimed: Claimed, outcome: Outcome) -> bool:
-    """Have one message handled; whether it was."""
+    """Call the handler for one message; return whether it succeeded."""
     try:
         async with asyncio.timeout(route.timeout):
             returned = await handler(claimed.message)
@@ -135,7 +135,7 @@ async def _call(handler: Handler, route: Route, claimed: Claimed, outcome: Outco
 
 
 def _own(error: BaseException) -> str:
-    """What a call failed by; raises what is not the call's own."""
+    """Return the error of a call; raise errors that do not come from the call."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -1,11 +1,14 @@
-"""The session by which a worker holds its messages: many statements in one round trip, and a lease that runs.
+"""Session in which a worker holds its messages: many statements per round trip, and a lease.
 
-In come statements, out come the last one's rows. What always holds:
+The input is statements; the output is the rows of the last one.
 
-- A server that does not answer within `answer` seconds is hung up on, and whoever waits for it gets an error.
-- Between two round trips the server has said that it waits, and was sent nothing since: only then does its clock run
-  that ends a session which waits in a transaction for too long. So all goes in one simple query, which is the quickest
-  way too; leaving psycopg's pipeline sends a Flush behind the Sync, and reading that stops the clock.
+Invariants:
+
+- When the server does not answer within `answer` seconds, the connection is closed and the waiting caller gets an
+  error.
+- Between two round trips the server has reported that it is idle in transaction, and nothing was sent since: only then
+  does its timeout for such sessions run. So all statements go in one simple query, which is also the fastest; psycopg's
+  pipeline sends a Flush after the Sync when it ends, and reading that stops the timeout.
 """
 
 import contextlib
@@ -32,7 +35,7 @@ class Session:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, url: str, name: str, *, lease: float, answer: float) -> AsyncIterator["Session"]:
-        """A session that loses what it holds when it says nothing in a transaction for `lease` seconds."""
+        """Open a session that loses its locks when it is silent in a transaction for `lease` seconds."""
         connection = await connect_async(url, application_name=name[:63])
         try:
             session = cls(connection, answer)
@@ -49,11 +52,11 @@ class Session:
         return self.connection.info.transaction_status is not TransactionStatus.IDLE
 
     def bound(self, statement: LiteralString, values: Mapping[str, Any]) -> str:
-        """A statement with its values in it."""
+        """Return a statement with its values as literals."""
         return self._binding.mogrify(statement, values)
 
     async def ask(self, *statements: str) -> Sequence[tuple[Any, ...]]:
-        """Run statements in one round trip; the rows of the last."""
+        """Run statements in one round trip; return the rows of the last."""
         with answering(self.connection, self._answer):
             cursor = await self.connection.execute(";\n".join(statements).encode(), prepare=False)
             while cursor.nextset():

@@ -1,4 +1,4 @@
-"""The statements of the outbox, by name."""
+"""SQL statements of the outbox, by name."""
 
 from typing import Final
 

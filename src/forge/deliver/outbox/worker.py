@@ -1,17 +1,19 @@
-"""A worker of one route: it claims messages, has them sent, and takes them out of the outbox.
+"""Worker of one route: it claims messages, sends them, and deletes them from the outbox.
 
-Any number may work on one route, on any nodes. What always holds:
+Any number of workers may work on one route, on any nodes.
+
+Invariants:
 
 - A message is claimed by locking its row in a transaction that lasts until it is sent and deleted. A worker that dies
-  loses its connection and with it the locks, so others go on at once; one that hangs, or is cut off, loses them when
-  its lease is over. It begins no call after that, and cannot settle anything, as no other session has the locks.
-- Of one key only the messages from the first on are claimed, in a row, so no two workers send the same key at once.
-  A message that was committed late, with a smaller number than others, is found like any other.
-- Nothing is sent before its commit is on disk: what a crash of the server could take back is not told to anybody.
-- What is sent and not yet deleted when a worker dies is sent again, with the same id.
-- A server that does not answer is hung up on, and connected to again.
-- A message that fails waits, longer each time, and those of its key behind it; others go on. One that is refused, or
-  failed too often, is parked, and what comes after it with the same key waits behind it.
+  loses its connection and its locks, so others continue immediately; one that hangs or is disconnected loses them when
+  its lease expires. It begins no call after that, and cannot settle anything, because no other session has the locks.
+- Of one key only the messages from the first on are claimed, without gaps, so no two workers send the same key
+  concurrently. A message that was committed late, with a smaller number than others, is found like any other.
+- Nothing is sent before its commit is on disk: a commit that a crash of the server could undo is never sent.
+- Messages that are sent and not yet deleted when a worker dies are sent again, with the same id.
+- The connection to a server that does not answer is closed and opened again.
+- A message that fails waits, longer each time, and the messages of its key behind it wait too; others continue. One
+  that is refused, or failed too often, is parked, and later messages of its key wait behind it.
 """
 
 import asyncio
@@ -43,35 +45,35 @@ LOST: Final = (
     OSError,
 )
 _MOST_BYTES: Final = 16 << 20
-"""Of payloads that are claimed at a time, before the last of them."""
+"""The maximum total of the payloads of one claim, not counting the last of them."""
 _LONGEST_DOWN: Final = 5.0
 _NOTHING: Final = "3:3:"
 _log = logging.getLogger("forge.outbox")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a node works on the outbox; the configuration decides most of what is not given. Times in seconds."""
+    """Settings of a node's outbox workers; the configuration supplies most defaults. Times in seconds."""
 
     poll: float = default("deliver.outbox_poll_interval")
-    """After which it looks, whether or not it was notified."""
+    """Interval between two polls without a notification."""
     blocked: float = 0.01
-    """After which it first looks again where a message waits behind one that others have."""
+    """The first wait before another claim where a message is behind one that another worker has."""
     budget: float = default("deliver.outbox_batch_timeout")
-    """After which no further call begins for a batch: it is settled, so that what was done is not done again."""
+    """Time after which no further call begins for a batch: it is settled, so that finished work is not repeated."""
     answer: float = default("deliver.outbox_server_timeout")
-    """After which a server that has not answered counts as lost."""
+    """Time after which a server that has not answered counts as lost."""
     report: float = default("deliver.report_interval")
-    """Between two reports that the outbox is not what it was."""
+    """Interval between two reports that the outbox changed."""
     measure: float = default("deliver.outbox_lag_interval")
-    """Between two looks at how many messages wait."""
+    """Interval between two counts of waiting messages."""
 
     def lease(self, timeout: float) -> float:
-        """For how long a worker whose calls take no longer than `timeout` may say nothing before it loses its rows."""
+        """Return how long a worker whose calls take at most `timeout` may be silent before it loses its rows."""
         return self.budget + timeout + self.answer
 
 
 class Page(NamedTuple):
-    """What a claim found: the messages to send, those to park behind a dead letter, and where the page ends."""
+    """The result of a claim: the messages to send, those to park behind a dead letter, and the end of the page."""
 
     claimed: list[Claimed]
     behind: list[int]
@@ -85,7 +87,7 @@ class Page(NamedTuple):
 
 
 class Counts(msgspec.Struct):
-    """What a worker has done: messages that were sent, tries that failed, messages that were parked."""
+    """The counts of a worker: sent messages, failed tries, parked messages."""
 
     sent: int = 0
     retried: int = 0
@@ -93,7 +95,7 @@ class Counts(msgspec.Struct):
 
 
 class Worker:
-    """Works on a route while `run` does; `stop` lets the batch that is under way end."""
+    """Works on a route while `run` runs; `stop` lets the current batch finish."""
 
     def __init__(self, url: str, route: Route, leave: str | None, settings: Settings) -> None:
         self.route = route
@@ -118,18 +120,18 @@ class Worker:
 
     @property
     def asleep(self) -> bool:
-        """Whether it waits for something to do."""
+        """Whether it waits for work."""
         return self._idle is not None
 
     def stop(self) -> None:
-        """End when the batch that is under way is settled."""
+        """End after the current batch is settled."""
         self._stopping.set()
         if self._idle is not None:
             self._idle.cancel()
 
     async def run(self) -> None:
-        """Work until told to stop. Raises when the very first connection fails; whatever fails later is tried again,
-        because an outbox that nobody works on is worse."""
+        """Work until stopped. Raise when the very first connection fails; later failures are retried, because an outbox
+        without a worker is worse."""
         while not self._stopping.is_set():
             try:
                 async with self._connected() as session:
@@ -155,7 +157,7 @@ class Worker:
         name, lease = f"forge outbox {self.route.pattern}", self._settings.lease(self.route.timeout)
         try:
             async with Session.open(self._url, name, lease=lease, answer=self._settings.answer) as session:
-                self._safe = _NOTHING  # a server that crashed gives numbers again
+                self._safe = _NOTHING  # a server that crashed reuses numbers
                 values = {"take": self.route.regex, "leave": self._leave, "bytes": _MOST_BYTES}
                 with typed_errors():
                     await session.ask(
@@ -193,7 +195,7 @@ class Worker:
                 page = await self._claim(session, settling, after)
 
     async def _claim(self, session: Session, settling: list[str], after: int) -> Page:
-        """Settle the batch before, and take the next: one round trip."""
+        """Settle the previous batch and claim the next one, in one round trip."""
         self._wrote = self._wrote or bool(settling)
         before = (*settling, "COMMIT", "BEGIN") if session.in_transaction else ("BEGIN",)
         self._claimed_at = time.monotonic()
@@ -219,7 +221,7 @@ class Worker:
                 message = Message(id, topic, payload, at, key, headers or {}, content_type)
                 claimed.append(Claimed(seq, tries, message))
                 sure = sure and known
-        taken = free and not claimed and not behind  # by another, who may be about to let go of it
+        taken = free and not claimed and not behind  # by another worker, which may release it soon
         return Page(
             claimed[: self._limit], behind, snapshot, lsn, flushed, sure, last or 0, full, bool(blocked or taken)
         )
@@ -244,8 +246,8 @@ class Worker:
 
     @contextlib.contextmanager
     def _holding(self, connection: AsyncConnection) -> Iterator[Callable[[], bool]]:
-        """Whether the batch's time lasts, counted from when it was asked for, and the session that has its locks is
-        there: to one that waits in a transaction the server says one thing only, that it is over."""
+        """Whether the batch's time lasts, counted from its claim, and the session that has its locks is alive: to a
+        session idle in transaction the server sends only one message, that it has ended."""
         loop, line = asyncio.get_running_loop(), connection.fileno()
         end = self._claimed_at + self._settings.budget
         ended = False
@@ -262,7 +264,7 @@ class Worker:
             loop.remove_reader(line)
 
     async def _flushed(self, session: Session, lsn: str) -> None:
-        """Return when the WAL is flushed up to here, having it flushed if nobody else does."""
+        """Return when the WAL is flushed up to this position; force the flush if no other session does."""
         for patience in (0.0, 0.001):
             await asyncio.sleep(patience)
             if (await session.ask(session.bound(sql("flushed"), {"lsn": lsn})))[0] == (True,):
@@ -270,11 +272,11 @@ class Worker:
         if self._other is None or self._other.closed:
             self._other = await connect_async(self._url, application_name="forge outbox (flush)")
         with answering(self._other, self._settings.answer):
-            await self._other.execute("SET synchronous_commit = local")  # whatever the database says
+            await self._other.execute("SET synchronous_commit = local")  # overrides the setting of the database
             await self._other.execute(sql("flush"))
 
     def _settled(self, session: Session, page: Page, outcome: Outcome) -> list[str]:
-        """The statements that make what came of a batch lasting."""
+        """Return the statements that store the results of a batch."""
         found: list[str] = []
         tries = {each.seq: each.tries for each in page.claimed}
         parked = dict(outcome.refused)
@@ -314,8 +316,8 @@ class Worker:
         return (after or 0.0) + min(most, first * 2.0 ** min(tries, 60)) * random.uniform(0.5, 1.0)
 
     async def _ended(self, session: Session, settling: list[str]) -> float | None:
-        """End the transaction, having settled what there is; after how many seconds one may be tried again. What this
-        worker wrote is flushed while it has nothing to do, so that the next message need not wait for that."""
+        """Settle the batch and end the transaction; return the seconds until the next retry. The WAL of this worker is
+        flushed while it is idle, so that the next message need not wait for that."""
         asked = [*settling, "COMMIT"]
         if self._wrote or settling:
             asked += ["BEGIN", "SET LOCAL synchronous_commit = local", sql("flush"), "COMMIT"]
@@ -324,7 +326,7 @@ class Worker:
         return None if again is None else float(again)
 
     async def _sleep(self, session: Session, pause: float) -> None:
-        """Wait for a message of the route, or so many seconds; longer where the receiver is down."""
+        """Wait for a message of the route, at most the given seconds; longer where the receiver is down."""
         if self._stopping.is_set():
             return
         if (wait := self._not_before - time.monotonic()) > 0:
@@ -340,7 +342,7 @@ class Worker:
                 heard = heard or self.route.takes(notice.payload)
 
     async def _wait(self, what: Any) -> None:
-        """Wait for it, unless told to stop."""
+        """Wait for it, unless stopped."""
         self._idle = asyncio.ensure_future(what)
         try:
             if not self._stopping.is_set():

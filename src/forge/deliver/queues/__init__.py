@@ -1,8 +1,8 @@
-"""Messages into queues: Redis Streams, Kafka and NATS JetStream, each a Sink, by a URL or by their classes.
+"""Sinks for queues: Redis Streams, Kafka and NATS JetStream, by URL or by class.
 
     app.deliver("shop", to=queue_sink("redis://cache:6379/0?maxlen=100000"), tables=["orders"])
 
-A library is imported when its sink is made, and the error names the extra where it is missing.
+A client library is imported when its sink is created; if it is missing, the error names the extra to install.
 """
 
 from forge.deliver.queues.address import queue_sink

@@ -1,4 +1,4 @@
-"""A queue by its URL: the scheme says which, `?name=value` its options, by the names that its class has for them.
+"""Create a queue's sink from its URL: the scheme names the queue, `?name=value` sets options by the names of its class.
 
 redis://host:6379/0?stream=forge.{topic}&streams=4&maxlen=100000     also rediss:// and unix://
 kafka://host:9092,other:9092/shop.{topic}?security.protocol=ssl      other options are librdkafka's
@@ -35,7 +35,7 @@ _NATS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def queue_sink(url: str) -> Sink:
-    """The sink that a URL names; raises ConfigError.
+    """Return the sink that a URL names; raise ConfigError.
 
     >>> queue_sink("nats://ada:secret@127.0.0.1:4222?subject=shop.{topic}")
     Nats('nats://127.0.0.1:4222', 'shop.{topic}')
@@ -69,7 +69,7 @@ def _kafka(hosts: str, topic: str, given: dict[str, str]) -> Kafka:
 
 
 def _taken(given: dict[str, str], known: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
-    """Take the options that are known out of those that are given."""
+    """Remove the known options from the given ones and return them."""
     found: dict[str, Any] = {}
     for name in [name for name in given if name in known]:
         text = given.pop(name)

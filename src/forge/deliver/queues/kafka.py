@@ -1,14 +1,16 @@
-"""Messages into Kafka, by librdkafka.
+"""Sink for Kafka, by librdkafka.
 
-Messages go in, each is produced under its key with its headers, and taken when every in-sync replica has it
-(`acks=all`). What always holds:
+Each message is produced under its key with its headers, and is delivered when every in-sync replica has it
+(`acks=all`).
 
-- A key is always in the same partition of its topic: Kafka's own murmur2 of the key, as Java's producer has it. What
-  has no key is in one partition too, so it stays in order.
-- The producer is idempotent: its own tries make no copies, and none of a partition overtakes another. Where one was not
-  taken the producer stops, is thrown away with what it still had, and the next `send` makes another.
-- What a producer that was thrown away had already sent may still be stored, behind what came later: a copy, with the
-  same `forge-id`.
+Invariants:
+
+- A key is always in the same partition of its topic: Kafka's own murmur2 of the key, as in Java's producer. Messages
+  without a key are in one partition too, so they stay in order.
+- The producer is idempotent: its own retries make no copies, and no message of a partition overtakes another. When a
+  message is not delivered the producer stops and is dropped with its queue, and the next `send` creates another.
+- Messages that a dropped producer had already sent may still be stored, after later ones: as a copy, with the same
+  `forge-id`.
 """
 
 import asyncio
@@ -37,8 +39,8 @@ _OTHERS: Final = {"transactional.id", "delivery.timeout.ms", "dr_cb", "on_delive
 class Kafka:
     """A sink that produces to Kafka.
 
-    `settings` are librdkafka's, or only the text of `bootstrap.servers`; `topic` names Kafka's topic for a message's.
-    `timeout` is how many seconds one `send` may take.
+    `settings` are librdkafka's, or only the text of `bootstrap.servers`; `topic` is the template of Kafka's topic for a
+    message's topic. `timeout` is the maximum duration of one `send` in seconds.
     """
 
     def __init__(self, settings: str | Mapping[str, Any], topic: str = "{topic}", *, timeout: float = 10.0) -> None:
@@ -89,7 +91,7 @@ class Kafka:
                 await self._give_up()
                 raise
             except Refused as error:
-                if error.__cause__ is not None:  # the broker said so: the producer has stopped
+                if error.__cause__ is not None:  # the broker refused it: the producer has stopped
                     await self._give_up()
                 raise
             except TimeoutError:
@@ -108,7 +110,7 @@ class Kafka:
             await self._give_up()
 
     async def _produce(self, messages: Sequence[Message], before: int) -> bool:
-        """Produce some and wait for what becomes of each; False where fewer must be tried at a time."""
+        """Produce some messages and wait for each result; return False where fewer must be tried at a time."""
         if self._producer is None:
             self._producer = await asyncio.to_thread(self._made)
         self._batch = batch = _Batch(len(messages))
@@ -116,7 +118,8 @@ class Kafka:
         await self._flushed()
         place = batch.delivered
         if place < batch.given:
-            # Kafka refuses all that came in one request, and measures it as one: each by itself tells which it is
+            # Kafka refuses all messages of one request, and measures their total size: one at a time shows which is too
+            # large
             if batch.given > 1 and batch.codes & self._never():
                 await self._give_up()
                 return False
@@ -126,7 +129,7 @@ class Kafka:
         return True
 
     def _enqueue(self, messages: Sequence[Message], batch: "_Batch") -> str | None:
-        """Hand over what can be, up to the first that never can; why that cannot, or None."""
+        """Enqueue messages up to the first that can never be sent; return the reason for that one, or None."""
         for place, message in enumerate(messages):
             topic = filled(self._topic, topic=message.topic)
             if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
@@ -144,7 +147,7 @@ class Kafka:
                     on_delivery=batch.answer(place),
                 )
             except BufferError:
-                break  # librdkafka's queue is full: the others come after these
+                break  # librdkafka's queue is full: the others follow these
             except self._kafka.KafkaException as error:
                 if error.args[0].code() == self._kafka.KafkaError.MSG_SIZE_TOO_LARGE:
                     return f"{len(message.payload)} bytes are more than message.max.bytes"
@@ -153,7 +156,7 @@ class Kafka:
         return None
 
     async def _flushed(self) -> None:
-        """Wait for every answer. When this is given up, so is what waits, and its thread has ended."""
+        """Wait for every result. On cancellation the waiting messages are dropped, and the thread has ended."""
         waiting = asyncio.ensure_future(asyncio.to_thread(self._wait, self._producer))
         try:
             await asyncio.shield(waiting)
@@ -167,17 +170,17 @@ class Kafka:
             try:
                 producer.flush(1)
             except self._kafka.KafkaException:
-                continue  # the producer has stopped; each message that it did not bring is told of that
+                continue  # the producer has stopped; each undelivered message gets that error
 
     async def _give_up(self) -> int:
-        """Throw the producer away with what it has; how many of the last batch were taken."""
+        """Drop the producer with its queue; return the number of delivered messages of the last batch."""
         if self._producer is None:
             return 0
         await asyncio.to_thread(self._end)
         return self._batch.delivered
 
     def _end(self) -> None:
-        """In a thread of its own: the last reference to a producer waits for its threads."""
+        """Run in a separate thread: dropping the last reference to a producer waits for its threads."""
         producer, self._producer = self._producer, None
         producer.purge(in_queue=True, in_flight=True, blocking=True)
         self._wait(producer)
@@ -209,7 +212,7 @@ class Kafka:
 
 
 class _Batch:
-    """What has become of messages that were produced together. Its answers come in librdkafka's order and thread."""
+    """The results of messages produced together. They arrive in librdkafka's order and thread."""
 
     def __init__(self, size: int) -> None:
         self.given = 0
@@ -227,14 +230,14 @@ class _Batch:
 
     @property
     def delivered(self) -> int:
-        """How many were taken, from the first on."""
+        """The number of delivered messages, from the first on."""
         return next((place for place in range(self.given) if not self._taken[place]), self.given)
 
     @property
     def codes(self) -> set[int]:
-        """The errors that there were."""
+        """The error codes of the batch."""
         return {error.code() for error in self._errors.values()}
 
     def error(self, place: int) -> Any:
-        """Why the message at a place was not taken."""
+        """Return why the message at a position was not delivered."""
         return self._errors[place]

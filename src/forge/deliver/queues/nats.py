@@ -1,13 +1,14 @@
-"""Messages into NATS JetStream.
+"""Sink for NATS JetStream.
 
-Messages go in, each is published to a subject with its headers, and taken when the stream has acknowledged it. What
-always holds:
+Each message is published to a subject with its headers, and is delivered when the stream has acknowledged it.
 
-- A key's next message is published when the stream has the one before, so none overtakes one that was not taken.
-  Different keys go at the same time.
-- The header `Nats-Msg-Id` names subject and message: a copy within the stream's window (two minutes unless it was made
-  otherwise) is not stored again.
-- After a failure the connection is gone with what was not sent yet; the next `send` opens another.
+Invariants:
+
+- The next message of a key is published when the stream has the previous one, so none overtakes an undelivered one.
+  Different keys are concurrent.
+- The header `Nats-Msg-Id` names subject and message: a copy within the stream's deduplication window (two minutes by
+  default) is not stored again.
+- After a failure the connection is closed with its unsent data; the next `send` opens another.
 """
 
 import asyncio
@@ -37,10 +38,10 @@ _EMPTY: Final = "-"
 class Nats:
     """A sink that publishes to JetStream.
 
-    `subject` names the subject of a topic, and may have the key as a token: `forge.{topic}.{key}`. `stream` is made
-    where it is not there, for every subject of this form, with about `maxlen` messages kept and ids remembered for
-    `dedupe` seconds; None leaves streams alone, and takes whichever has the subject. `timeout` is how many seconds
-    one `send` may take.
+    `subject` is the template of a topic's subject, and may contain the key as a token: `forge.{topic}.{key}`. `stream`
+    is created if it is missing, for every subject of this form, with about `maxlen` messages kept and ids remembered
+    for `dedupe` seconds; with None no stream is created, and any stream with the subject is used. `timeout` is the
+    maximum duration of one `send` in seconds.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Nats:
             await self._give_up()
 
     def _look(self, sending: "_Sending") -> None:
-        """Stop at the first message that NATS cannot take, before any is sent."""
+        """Stop at the first message that NATS cannot accept, before any is sent."""
         for place, message in enumerate(sending.messages):
             unfit = self._unfit(message)
             if unfit is not None:
@@ -146,14 +147,14 @@ class Nats:
         return list(found.items())
 
     async def _start(self, sending: "_Sending") -> None:
-        """Publish the first message of as many keys as may be under way; acknowledgements bring on the others."""
+        """Publish the first message of as many keys as may be in flight; acknowledgements trigger the others."""
         for _ in range(_AT_ONCE):
             place = sending.first_of_next_key()
             if place is None:
                 break
             await self._publish(sending, place)
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # publish() keeps a cancellation to itself
+            if task is not None and task.cancelling():  # publish() swallows a cancellation
                 raise asyncio.CancelledError
         sending.settle()
 
@@ -219,7 +220,7 @@ class Nats:
                 self._servers,
                 name="forge",
                 allow_reconnect=False,
-                max_reconnect_attempts=1,  # of each server, now; without it those that refuse are asked for ever
+                max_reconnect_attempts=1,  # per server; without it servers that refuse are retried forever
                 reconnect_time_wait=0.05,
                 connect_timeout=self._timeout / (len(self._servers) + 1),
                 closed_cb=self._closed,
@@ -232,7 +233,7 @@ class Nats:
         await client.subscribe(f"{self._inbox}.*.*", cb=self._answered)
         if self._stream is not None:
             made = observed(asyncio.ensure_future(self._made(client.jetstream(timeout=self._timeout), self._stream)))
-            lost = asyncio.ensure_future(self._lost.wait())  # a request does not notice that
+            lost = asyncio.ensure_future(self._lost.wait())  # a request does not notice a lost connection
             try:
                 await asyncio.wait({made, lost}, return_when=asyncio.FIRST_COMPLETED)
                 if not made.done():
@@ -259,7 +260,7 @@ class Nats:
             self._sending.fail(ConnectionResetError("the connection is lost"))
 
     async def _failed(self, error: Exception) -> None:
-        """An error of the connection; the send under way ends by it."""
+        """Record an error of the connection; it ends the current send."""
         self._why = error
         if self._sending is not None:
             self._sending.fail(error)
@@ -268,7 +269,7 @@ class Nats:
         client, self._client, self._sending = self._client, None, None
         if client is None:
             return
-        # close() by itself would send what is still to be sent, and wait for it
+        # close() alone would send the pending data, and wait for it
         client._pending, client._pending_data_size = [], 0
         writer = getattr(client._transport, "_io_writer", None)
         if writer is not None:
@@ -277,9 +278,9 @@ class Nats:
 
 
 class _Sending:
-    """What has become of the messages of one `send`.
+    """The results of the messages of one `send`.
 
-    Nothing at `end` or behind it is published any more; `trouble` says why.
+    No message at `end` or after it is published; `trouble` is the reason.
     """
 
     _numbers = 0
@@ -301,16 +302,16 @@ class _Sending:
 
     @property
     def delivered(self) -> int:
-        """How many were taken, from the first on."""
+        """The number of delivered messages, from the first on."""
         return next((place for place, taken in enumerate(self.taken) if not taken), len(self.taken))
 
     def stop(self, place: int, trouble: NotDelivered | Refused) -> None:
-        """The message at a place was not taken; those before it still may be."""
+        """Note that the message at a position was not delivered; those before it may still be."""
         if place < self.end:
             self.end, self.trouble = place, trouble
 
     def fail(self, error: BaseException) -> None:
-        """There will be no more answers."""
+        """Note that no more answers will come."""
         if not self.over.done():
             self.over.set_exception(error)
 
@@ -322,7 +323,7 @@ class _Sending:
         return None
 
     def next_after(self, place: int) -> int | None:
-        """What may be published now that a message has its answer: the key's next, or another key's first."""
+        """Return the message to publish after an answer: the next of its key, or the first of another key."""
         chain = self._chains[self.messages[place].key]
         if self.taken[place] and chain and chain[0] < self.end:
             return chain.popleft()
@@ -334,7 +335,7 @@ class _Sending:
 
 
 def token(key: str | None) -> str:
-    """A key as one token of a subject.
+    """Return a key as one token of a subject.
 
     >>> token("a.b c"), token("4711"), token(None), token("-"), token("")
     ('a%2Eb%20c', '4711', '-', '%2D', '%')
@@ -355,7 +356,7 @@ def _fit(subject: str) -> bool:
 
 
 def _pattern(subject: str) -> str:
-    """The subjects of a template; a topic may be of several tokens.
+    """Return the subjects of a template; a topic may have several tokens.
 
     >>> _pattern("forge.{topic}"), _pattern("shop.{key}.paid"), _pattern("{topic}.x")
     ('forge.>', 'shop.*.paid', '>')

@@ -1,13 +1,16 @@
-"""Messages into Redis Streams.
+"""Sink for Redis Streams.
 
-Messages go in, each becomes one entry: its headers and its `payload` as fields. What always holds:
+Each message becomes one entry, with its headers and its `payload` as fields.
 
-- Entries are added by a script on one connection, in the order given, and none after one that Redis did not take.
-- After a failure the connection is gone, and the next one ends what the server still has of it, so nothing that was
-  given up arrives behind what came later. (A user who may not `CLIENT KILL` gets such late copies: with the same id.)
-- With `dedupe`, an id that was added within so many seconds is not added again.
+Invariants:
 
-Redis answers before its disk has it, and before its replicas do: `appendfsync always` and `replicas` are for that.
+- Entries are added by a script on one connection, in the given order, and none after one that Redis did not accept.
+- After a failure the connection is closed, and the next one kills what the server still has of it, so no abandoned
+  entry arrives after later ones. (A user without permission for `CLIENT KILL` may get such late copies, with the same
+  id.)
+- With `dedupe`, an id that was added within that number of seconds is not added again.
+
+Redis answers before its disk and its replicas have the entry; `appendfsync always` and `replicas` change that.
 """
 
 import asyncio
@@ -23,7 +26,7 @@ from forge.errors import ConfigError
 
 PAYLOAD: Final = "payload"
 LARGEST: Final = 512 << 20
-"""Bytes of one field that Redis takes unless it is told to take others (proto-max-bulk-len)."""
+"""The default maximum size of a field in Redis, in bytes (proto-max-bulk-len)."""
 _ALWAYS_TAKEN: Final = 1 << 20
 _AT_ONCE: Final = 500
 _BYTES_AT_ONCE: Final = 1 << 20
@@ -53,9 +56,10 @@ return {#KEYS, ''}
 class RedisStreams:
     """A sink that adds to streams.
 
-    `stream` names the stream of a topic; with `streams` there are so many of each, `….0`, `….1`, and a key is always
-    in the same. `maxlen` keeps about so many entries in each. `dedupe` is for how many seconds an id is remembered,
-    `replicas` how many replicas must have it, `timeout` how many seconds one `send` may take.
+    `stream` is the template of a topic's stream; `streams` is the number of streams per topic, `….0`, `….1`, and a key
+    is always in the same. `maxlen` is the approximate number of entries kept in each. `dedupe` is the time in seconds
+    for which an id is remembered, `replicas` the number of replicas that must have an entry, `timeout` the maximum
+    duration of one `send` in seconds.
     """
 
     def __init__(
@@ -138,7 +142,7 @@ class RedisStreams:
             await self._give_up()
 
     async def _add(self, messages: Sequence[Message], before: int) -> None:
-        """Add a chunk: all of it, or what comes before the one that is told in the error."""
+        """Add a chunk: all of it, or the entries before the one that the error names."""
         keys: list[str] = []
         arguments: list[str | bytes] = []
         for place, message in enumerate(messages):
@@ -193,10 +197,11 @@ class RedisStreams:
         return unfit_header(message)
 
     async def _largest(self) -> int:
-        """Asked beforehand: Redis answers to more by a connection reset, as a lost connection does."""
+        """Query the limit in advance: Redis resets the connection for larger fields, which looks like a lost
+        connection."""
         try:
             told = await self._ask("CONFIG", "GET", "proto-max-bulk-len")
-        except self._errors.ResponseError:  # this user may not ask
+        except self._errors.ResponseError:  # this user has no permission
             return LARGEST
         return int(told[1] if isinstance(told, list) else told[b"proto-max-bulk-len"])
 
@@ -217,9 +222,9 @@ class RedisStreams:
         return connection
 
     async def _end(self, connection: Any, number: int) -> None:
-        """Let the server drop what it has not read yet of the connection that was given up.
+        """Make the server drop unread data of the abandoned connection.
 
-        After a restart the number may be another client's: the name tells.
+        After a restart the number may belong to another client, so the name is checked.
         """
         try:
             await connection.send_command("CLIENT", "LIST", "ID", number)
@@ -227,7 +232,7 @@ class RedisStreams:
                 await connection.send_command("CLIENT", "KILL", "ID", number)
                 await connection.read_response()
         except self._errors.ResponseError:
-            return  # this user may not, or it is gone by now: the class says what that means
+            return  # no permission, or already gone: the module describes the consequence
 
     async def _give_up(self) -> None:
         connection, self._connection = self._connection, None
@@ -236,13 +241,13 @@ class RedisStreams:
         if self._number is not None:
             self._given_up, self._number = self._number, None
         if self._transport is not None:
-            self._transport.abort()  # by itself, disconnect() would go on sending what is still in the buffer
+            self._transport.abort()  # disconnect() alone would continue to send buffered data
             self._transport = None
         await connection.disconnect(nowait=True)
 
 
 def _chunks(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Messages in parts that do not keep Redis from others for long; a large one is alone."""
+    """Split messages into chunks that block Redis only briefly; a large message is alone."""
     start, size = 0, 0
     for place, message in enumerate(messages):
         if place > start and (place - start >= _AT_ONCE or size + len(message.payload) > _BYTES_AT_ONCE):

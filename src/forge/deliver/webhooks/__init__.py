@@ -1,4 +1,4 @@
-"""Webhooks: signed HTTP requests to endpoints that an application names, or that are kept in the database.
+"""Webhooks: signed HTTP requests to endpoints that an application declares or the database stores.
 
 app.deliver("crm", to=Webhook("https://crm.example.com/hook", secret=SECRET), tables=["orders"])
 forge webhooks add crm https://crm.example.com/hook --table orders

@@ -1,7 +1,7 @@
-"""A circuit breaker: an endpoint that fails again and again is left alone for a while, longer each time.
+"""Circuit breaker: an endpoint that fails repeatedly gets no requests for a while, longer each time.
 
-Closed, all requests go. After `after` failures in a row it is open for a while, and none do. Then one is let through,
-the trial: if it succeeds the breaker is closed, else open for twice as long, up to `LONGEST`.
+While it is closed, all requests pass. After `after` failures in a row it is open for a while, and none pass. Then one
+request passes, the trial: if it succeeds the breaker closes, else it stays open twice as long, up to `LONGEST`.
 """
 
 import time
@@ -39,20 +39,20 @@ class Breaker:
 
     @property
     def failures(self) -> int:
-        """How many there were in a row."""
+        """The number of failures in a row."""
         return self._failures
 
     def rest(self) -> float:
-        """Seconds for which no request may go."""
+        """Return the seconds for which no request may be sent."""
         return self._pause if self._trying else max(0.0, self._until - self._clock())
 
     def trial(self) -> bool:
-        """Whether the caller is to send one request alone, the trial; it then tells what came of it."""
+        """Whether the caller must send one request alone, the trial; it then reports the result."""
         self._trying = self._pause > 0 and not self.rest()
         return self._trying
 
     def failed(self) -> None:
-        """A request failed. Those that were under way when it opened change nothing."""
+        """Record a failed request. Requests in flight when the breaker opened change nothing."""
         self._failures += 1
         if self._trying or (not self._pause and self._failures >= self._after):
             self._trying = False
@@ -60,9 +60,9 @@ class Breaker:
             self._until = self._clock() + self._pause
 
     def abandoned(self) -> None:
-        """The trial ended without an answer of the endpoint's."""
+        """Record that the trial ended without an answer from the endpoint."""
         self._trying = False
 
     def succeeded(self) -> None:
-        """A request was taken."""
+        """Record an accepted request."""
         self._failures, self._pause, self._until, self._trying = 0, 0.0, 0.0, False

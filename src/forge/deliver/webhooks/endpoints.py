@@ -1,12 +1,12 @@
-"""Endpoints that are kept in the database: added, listed and removed at any time, by `forge webhooks` or from here.
+"""Endpoints stored in the database: added, listed and removed at any time, by `forge webhooks` or this API.
 
     endpoints = Endpoints(url)
     added = await endpoints.add("crm", "https://crm.example.com/hook", tables=["orders"])
     print(added.secrets[0])
 
-Each is a durable consumer called `webhook:name`, which every node works on that serves or consumes, within a second or
-so; what there is for consumers (pause, rewind, dead letters, lag) is there for it. It gets what is committed after it
-was added. What is wrong with an endpoint is told when it is added (WebhookInvalid), and nothing is stored then.
+Each is a durable consumer called `webhook:name`. Every node that serves or consumes works on it, within about a second;
+all commands for consumers (pause, rewind, dead letters, lag) apply to it. It gets the changes committed after it was
+added. Adding an invalid endpoint raises WebhookInvalid and stores nothing.
 """
 
 import logging
@@ -40,7 +40,7 @@ from forge.postgres.queries import query_file
 _sql: Final = query_file("forge.deliver.webhooks")
 
 KEEP: Final = 24 * 3600.0
-"""Seconds for which a secret that was replaced goes on signing."""
+"""Seconds for which a replaced secret continues to sign."""
 TEST: Final = "forge.test"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,53}")
 _ANEW: Final = "remove it, and add it again"
@@ -48,7 +48,7 @@ _log = logging.getLogger("forge.consumers")
 
 
 class WebhookInvalid(ForgeError):
-    """An endpoint that cannot be."""
+    """An endpoint is invalid."""
 
 
 class WebhookUnknown(ForgeError):
@@ -56,7 +56,7 @@ class WebhookUnknown(ForgeError):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """An endpoint as it is stored. The first secret is the newest; all of them sign."""
+    """A stored endpoint. The first secret is the newest; all of them sign."""
 
     name: str
     url: str
@@ -76,7 +76,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def where_to(self) -> str:
-        """Its URL as far as it may be shown: the rest may be what lets one in."""
+        """The part of its URL that may be shown: the rest may contain credentials."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/…"
 
@@ -87,7 +87,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         return [("name", self.name), ("where_to", self.where_to)]
 
     def webhook(self) -> Webhook:
-        """The sink that sends to it."""
+        """Return the sink that sends to it."""
         return Webhook(
             self.url,
             secret=self.secrets,
@@ -99,7 +99,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         )
 
     def consumer(self) -> Consumer:
-        """The consumer that works on it; raises WebhookInvalid."""
+        """Return the consumer that works on it; raise WebhookInvalid."""
         if not _NAME.fullmatch(self.name):
             raise WebhookInvalid(
                 f"{self.name!r} is not a webhook's name",
@@ -130,7 +130,7 @@ class Endpoints:
         self._url = url
 
     async def all(self) -> list[Endpoint]:
-        """Every endpoint, by name."""
+        """Return every endpoint, by name."""
         async with self._connected() as connection:
             return await _stored(connection, None)
 
@@ -153,7 +153,7 @@ class Endpoints:
         headers: Mapping[str, str] | None = None,
         allow: Sequence[str] = (),
     ) -> Endpoint:
-        """Send changes there from now on; without a secret one is made. Raises WebhookInvalid."""
+        """Add an endpoint for changes from now on; without a secret one is generated. Raise WebhookInvalid."""
         for word, given in (("tables", tables), ("ops", ops), ("columns", columns), ("allow", allow)):
             if isinstance(given, str):
                 raise WebhookInvalid(f"{word} of the webhook {name} is a text", fix=f"give a list: {word}=[{given!r}]")
@@ -189,7 +189,7 @@ class Endpoints:
         return endpoint
 
     async def test(self, name: str) -> Answer:
-        """Send one message of the topic `forge.test` now, whatever else waits; raises NotDelivered if unanswered."""
+        """Send one message of the topic `forge.test` immediately; raise NotDelivered if it is not answered."""
         async with self._known(name) as (_, endpoint):
             pass
         webhook = endpoint.webhook()
@@ -200,27 +200,27 @@ class Endpoints:
             await webhook.close()
 
     async def disable(self, name: str) -> None:
-        """Send nothing more once the requests that are under way have ended; what is committed meanwhile waits."""
+        """Send nothing after the requests in flight; changes committed meanwhile wait."""
         async with self._known(name):
             await Control(self._url).pause(WEBHOOK + name)
 
     async def enable(self, name: str) -> None:
-        """Go on where it was disabled."""
+        """Continue at the position where it was disabled."""
         async with self._known(name):
             await Control(self._url).resume(WEBHOOK + name)
 
     async def rotate(self, name: str, *, secret: str | None = None, keep: float = KEEP) -> str:
-        """A new secret, which is returned; the one before it goes on signing for `keep` seconds."""
+        """Set a new secret and return it; the previous one continues to sign for `keep` seconds."""
         made = secret or new_secret()
         async with self._known(name) as (connection, endpoint):
-            msgspec.structs.replace(endpoint, secrets=(made,)).consumer()  # raises for a secret that is none
+            msgspec.structs.replace(endpoint, secrets=(made,)).consumer()  # raises for an invalid secret
             if made in endpoint.secrets:
                 raise WebhookInvalid(f"the webhook {name} signs with this secret already", fix="leave out the secret")
             await _rows(connection, _sql("rotate"), {"name": name, "secret": made, "seconds": max(0.0, keep)})
         return made
 
     async def remove(self, name: str) -> None:
-        """An endpoint that is no more; with it go its cursor and dead letters."""
+        """Remove an endpoint, with its cursor and dead letters."""
         async with self._known(name) as (connection, _):
             with suppress(ConsumerUnknown):
                 await Control(self._url).pause(WEBHOOK + name)
@@ -263,7 +263,7 @@ class Configured:
 
 
 def _consumer(row: tuple[Any, ...]) -> Consumer | None:
-    """Told once: a row that this program cannot work on keeps nobody from the others."""
+    """Return the consumer of a row; a row that this program cannot use is logged once and blocks no others."""
     try:
         return _endpoint(row).consumer()
     except WebhookInvalid as error:
@@ -272,7 +272,7 @@ def _consumer(row: tuple[Any, ...]) -> Consumer | None:
 
 
 async def _check_columns(connection: AsyncConnection, endpoint: Endpoint, consumer: Consumer) -> None:
-    """Raise WebhookInvalid for a column that no table of the log has or had: it would wait for ever."""
+    """Raise WebhookInvalid for a column that no table of the log has or had: the endpoint would wait forever."""
     known = await (await connection.execute(columns_query())).fetchall()
     try:
         consumer.wanted.check_columns(known)
@@ -307,7 +307,7 @@ _FIELDS: Final = (
 
 
 def _endpoint(row: tuple[Any, ...]) -> Endpoint:
-    """What a row of `all` says; raises WebhookInvalid."""
+    """Convert a row of `all`; raise WebhookInvalid."""
     told = dict(zip(_FIELDS, row, strict=True))
     try:
         told["payload"] = told["payload"] and msgspec.json.decode(told["payload"])

@@ -1,8 +1,8 @@
-"""Where webhooks may go: anywhere on the Internet by https, and nowhere inside unless it is allowed by name or network.
+"""Guard for webhook destinations: any Internet address by https; internal ones only if allowed by name or network.
 
-What always holds: no byte is sent to an address that is not allowed. The address is looked at when a socket is made for
-it, after the name was resolved, so that neither a name that leads inside, nor one that leads elsewhere the second time,
-nor an odd way to write an address gets past.
+Invariants: no byte is sent to an address that is not allowed. The address is checked when a socket is created for it,
+after the name was resolved, so neither a name that resolves to an internal address, nor one that resolves differently
+the second time, nor an unusual notation of an address passes.
 """
 
 import socket
@@ -16,17 +16,17 @@ from forge.errors import ConfigError
 
 _EMBEDDED: Final = IPv6Network("64:ff9b::/96")
 _INSIDE: Final = (IPv4Network("192.0.0.0/24"), IPv4Network("168.63.129.16/32"))
-"""What is inside clouds although it looks public; older Pythons do not know the first."""
+"""Internal addresses of clouds that look public; older Python versions do not know the first."""
 _MOST: Final = 2048
 
 
 class AddressRefused(OSError):
-    """A name leads to an address that webhooks may not go to."""
+    """A name resolves to an address that is not allowed for webhooks."""
 
 
 class Guard:
-    """Which addresses are allowed. `allow` has networks (`10.0.0.0/8`), addresses, or names of hosts, for which plain
-    http is allowed too."""
+    """The allowed addresses. `allow` has networks (`10.0.0.0/8`), addresses, or host names, for which plain http is
+    allowed too."""
 
     def __init__(self, allow: Sequence[str] = ()) -> None:
         if isinstance(allow, str):
@@ -44,7 +44,7 @@ class Guard:
                 self._hosts.add(each.lower().rstrip("."))
 
     def check(self, url: str) -> str:
-        """The host of a URL that a webhook may have; raises ConfigError.
+        """Return the host of a URL that a webhook may use; raise ConfigError.
 
         >>> Guard().check("https://example.com/hook")
         'example.com'
@@ -73,7 +73,7 @@ class Guard:
         return host
 
     def permits(self, address: IPv4Address | IPv6Address) -> bool:
-        """Whether a request may go there.
+        """Whether a request may be sent to an address.
 
         >>> guard = Guard(["10.1.0.0/16"])
         >>> [guard.permits(ip_address(each)) for each in ("1.1.1.1", "10.1.2.3", "10.2.0.1", "169.254.169.254")]
@@ -85,7 +85,7 @@ class Guard:
         return self._allowed(address) or _public(_meant(address))
 
     def sockets(self, host: str) -> "_Sockets":
-        """What makes sockets to a host's addresses."""
+        """Return a factory of sockets to a host's addresses."""
         return _Sockets(self, host in self._hosts)
 
     def _allowed(self, address: IPv4Address | IPv6Address) -> bool:
@@ -93,7 +93,7 @@ class Guard:
 
 
 class _Sockets:
-    """Makes a socket for an address that is allowed; AddressRefused for another."""
+    """Create a socket for an allowed address; raise AddressRefused for another."""
 
     def __init__(self, guard: Guard, named: bool) -> None:
         self._guard = guard
@@ -117,7 +117,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The address, or the one that it stands for."""
+    """Return the address, or the one that it embeds."""
     if isinstance(address, IPv4Address):
         return address
     if address in _EMBEDDED:

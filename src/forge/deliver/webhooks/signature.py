@@ -1,7 +1,7 @@
-"""Signatures as Standard Webhooks has them: any of its libraries can check what Forge sends.
+"""Signatures of the Standard Webhooks specification: any of its libraries can verify Forge's requests.
 
-The secret is `whsec_` and the base64 of 24 to 64 bytes. The header `webhook-signature` has one `v1,…` for each secret
-that is in force, so that a receiver may change to the newer one whenever it likes.
+The secret is `whsec_` and the base64 of 24 to 64 bytes. The header `webhook-signature` has one `v1,…` for each valid
+secret, so that a receiver may switch to the newer one at any time.
 """
 
 import hmac
@@ -17,20 +17,20 @@ from forge.errors import ConfigError, ForgeError
 
 PREFIX: Final = "whsec_"
 TOLERANCE: Final = 300.0
-"""Seconds that the sender's clock and the receiver's may differ, on each side."""
+"""The maximum clock difference between sender and receiver, in seconds, in either direction."""
 
 
 class SignatureInvalid(ForgeError):
-    """A request is not from who has the secret, or it is an old one sent again."""
+    """A request is not from an owner of the secret, or it is a replay of an old one."""
 
 
 def new_secret() -> str:
-    """A secret of 32 random bytes."""
+    """Generate a secret of 32 random bytes."""
     return PREFIX + b64encode(secrets.token_bytes(32)).decode()
 
 
 def key_of(secret: str) -> bytes:
-    """The bytes of a secret; raises ConfigError.
+    """Return the bytes of a secret; raise ConfigError.
 
     >>> len(key_of(new_secret()))
     32
@@ -47,7 +47,7 @@ def key_of(secret: str) -> bytes:
 
 
 def sign(keys: Sequence[bytes], id: str, at: int, body: bytes) -> str:
-    """The header `webhook-signature`.
+    """Return the value of the header `webhook-signature`.
 
     >>> sign([key_of("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
     ...      b'{"test": 2432232314}')
@@ -60,9 +60,9 @@ def sign(keys: Sequence[bytes], id: str, at: int, body: bytes) -> str:
 def verify(
     body: bytes, headers: Mapping[str, str], secret: str | Sequence[str], *, tolerance: float = TOLERANCE
 ) -> str:
-    """For a receiver: the id of a request that is what its sender signed; raises SignatureInvalid.
+    """Verify a request, as the receiver, and return its id; raise SignatureInvalid.
 
-    The same id means the same message. `headers` are looked up without regard to case.
+    The same id means the same message. Names in `headers` are case-insensitive.
     """
     given = {name.lower(): value for name, value in headers.items() if name.lower().startswith("webhook-")}
     id, at = given.get("webhook-id"), given.get("webhook-timestamp", "")

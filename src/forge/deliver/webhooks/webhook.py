@@ -1,19 +1,19 @@
-"""Messages to a webhook: signed HTTP requests, as Standard Webhooks has them.
+"""Sink for a webhook: signed HTTP requests of the Standard Webhooks specification.
 
     app.deliver("orders-to-crm", to=Webhook("https://crm.example.com/hook", secret="whsec_…"), tables=["orders"])
 
-What always holds:
+Invariants:
 
-- A message is taken when its request was answered with 2xx, whatever follows. `webhook-id` and `idempotency-key` are
-  its id, the same at every try; the body is the same too. Only the timestamp and with it the signature are new.
-- Messages of one key are sent one after the other; up to `in_flight` requests of different keys are under way at once,
-  however many call `send`.
+- A message is delivered when its request was answered with 2xx, whatever follows. `webhook-id` and `idempotency-key`
+  are its id, the same at every try; the body is the same too. Only the timestamp, and with it the signature, is new.
+- Messages of one key are sent one after the other; up to `in_flight` requests of different keys are concurrent, across
+  all callers of `send`.
 - Redirects are not followed, answers are read up to a limit, and no request goes to an address that is not allowed.
-- What the endpoint cannot use (413, 415, 422) is refused and parked. All else is tried again: it may be the endpoint's
-  or the operator's to fix, and nothing is lost meanwhile.
+- A message that the endpoint cannot use (413, 415, 422) is refused and parked. All other failures are retried: the
+  endpoint or the operator may fix them, and nothing is lost meanwhile.
 
-With `batch` a body is a JSON array of `{"id", "topic", "key", "data"}`, and its id is made of theirs: a batch that is
-sent again may have others in it, so a receiver goes by the ids inside.
+With `batch` a body is a JSON array of `{"id", "topic", "key", "data"}`, and its id is derived from theirs: a batch that
+is sent again may contain others, so a receiver must use the ids inside.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from forge.deliver.webhooks.signature import key_of, sign
 from forge.errors import ConfigError
 
 LARGEST: Final = 4 << 20
-"""Bytes of one body."""
+"""The maximum size of one body in bytes."""
 BUDGET: Final = 15.0
-"""Seconds after which one `send` begins no other request: who called it saves what is done."""
+"""Seconds after which one `send` begins no other request, so that the caller can save its progress."""
 MOST_TIMEOUT: Final = 30.0
 MOST_WAIT: Final = 3600.0
 _ANSWER: Final = 16 << 10
@@ -51,7 +51,7 @@ _OWN: Final = frozenset(
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What an endpoint answered."""
+    """The answer of an endpoint."""
 
     status: int
     text: str
@@ -62,8 +62,8 @@ class Answer(msgspec.Struct, frozen=True):
 class Webhook:
     """A sink that posts to one URL.
 
-    `secret` signs; of several all do, the newest first. `headers` are sent with each request. `allow` names networks
-    and hosts that requests may go to although they are inside. `timeout` is how many seconds a request may take.
+    `secret` signs; several secrets all sign, the newest first. `headers` are sent with each request. `allow` names
+    internal networks and hosts that requests may go to. `timeout` is the maximum duration of a request in seconds.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Webhook:
         guard = Guard(allow)
         self._host = guard.check(url)
         self._guard = guard
-        self._url: Any = url_of(url, encoded=url.isascii())  # as it is given: it may be signed
+        self._url: Any = url_of(url, encoded=url.isascii())  # unchanged: it may be signed
         self._batch = batch
         self._in_flight = in_flight
         self._timeout = timeout
@@ -133,7 +133,7 @@ class Webhook:
         sending.conclude()
 
     async def ask(self, message: Message) -> Answer:
-        """One request, whatever it is answered; raises NotDelivered where there is no answer."""
+        """Send one request and return any answer; raise NotDelivered where there is none."""
         return await self._post(*self._request([message]))
 
     async def close(self) -> None:
@@ -142,7 +142,7 @@ class Webhook:
             await session.close()
 
     async def _together(self, sending: "_Sending", places: Sequence[int]) -> None:
-        """Send messages that may overtake each other, except those of one key."""
+        """Send messages concurrently, except those of one key."""
         lanes = _lanes(sending.messages, places, min(self._in_flight, -(-len(places) // self._batch)))
         if len(lanes) == 1:
             await self._lane(sending, lanes[0])
@@ -152,13 +152,13 @@ class Webhook:
                 group.create_task(self._lane(sending, lane))
 
     async def _lane(self, sending: "_Sending", lane: Sequence[int]) -> None:
-        """One request after the other, until one is not taken or somebody else's was not."""
+        """Send one request after the other, until one fails here or in another lane."""
         for places in _parts(sending.messages, lane, self._batch):
             if not await self._try(sending, places):
                 return
 
     async def _try(self, sending: "_Sending", places: Sequence[int]) -> bool:
-        """Whether the messages of these places were taken; if not, what became of them is noted."""
+        """Return whether the messages at these positions were delivered; if not, the result is recorded."""
         if not sending.goes_on(places[0]):
             return False
         try:
@@ -167,7 +167,7 @@ class Webhook:
             sending.failed(error)
             return False
         except Refused as error:
-            if len(places) > 1:  # one of them is the reason: find it
+            if len(places) > 1:  # one of them is the cause: find it
                 half = len(places) // 2
                 return await self._try(sending, places[:half]) and await self._try(sending, places[half:])
             sending.refused(places[0], error)
@@ -197,7 +197,7 @@ class Webhook:
         raise NotDelivered(said, fix=_fix(answer.status), after=answer.retry_after)
 
     def _request(self, messages: Sequence[Message]) -> tuple[str, bytes, Mapping[str, str]]:
-        """The id, body and headers of one request."""
+        """Return the id, body and headers of one request."""
         if self._batch == 1:
             return messages[0].id, messages[0].payload, self._message_headers(messages[0])
         return _batch_id(messages), _batch_body(messages), {"content-type": JSON}
@@ -232,7 +232,7 @@ class Webhook:
                 raise NotDelivered(f"{self._host} cannot be reached: {_line(said.encode())}", fix=fix) from None
 
     async def _read(self, response: Any) -> bytes:
-        """The beginning of an answer. One of 2xx counts however it ends: it is read to use the connection again."""
+        """Read the start of an answer. A 2xx answer counts however it ends: it is read to reuse the connection."""
         told = b""
         good = response.status < 300
         if response.content.at_eof():
@@ -258,7 +258,7 @@ class Webhook:
         return found
 
     def _opened(self) -> Any:
-        """The session, made in the loop that uses it."""
+        """Return the session, created in the loop that uses it."""
         if self._session is None:
             http = self._http
             self._session = http.ClientSession(
@@ -274,7 +274,7 @@ class Webhook:
 
 
 class _Sending:
-    """What became of the messages of one `send`."""
+    """The results of the messages of one `send`."""
 
     def __init__(self, messages: Sequence[Message], deadline: float) -> None:
         self.messages = messages
@@ -288,7 +288,8 @@ class _Sending:
         return self._error is not None or bool(self._refused)
 
     def goes_on(self, place: int) -> bool:
-        """Whether a request may begin for a place. After a refusal only those before it go on, which must be taken."""
+        """Whether a request may begin for a position. After a refusal only those before it continue, which must be
+        delivered."""
         if self._error is None and time.monotonic() > self._deadline:
             self._error = NotDelivered("the endpoint is slow: the rest goes with the next call", after=0.0, tried=False)
         return self._error is None and not any(refused < place for refused in self._refused)
@@ -306,7 +307,7 @@ class _Sending:
         self._refused[place] = error
 
     def conclude(self) -> None:
-        """Raise for the first message that was not taken, if there is one."""
+        """Raise for the first message that was not delivered, if any."""
         first = next((place for place, taken in enumerate(self._taken) if not taken), None)
         if first is None:
             return
@@ -319,7 +320,7 @@ class _Sending:
 
 
 def _lanes(messages: Sequence[Message], places: Sequence[int], most: int) -> list[list[int]]:
-    """Places in as many lanes as may be used, those of one key in one lane, in their order, about as many in each."""
+    """Divide positions into lanes of about equal length; those of one key are in one lane, in order."""
     lanes: list[list[int]] = [[] for _ in range(min(most, len(places)))]
     of_key: dict[str, list[int]] = {}
     turn = 0
@@ -336,7 +337,7 @@ def _lanes(messages: Sequence[Message], places: Sequence[int], most: int) -> lis
 
 
 def _parts(messages: Sequence[Message], lane: Sequence[int], most: int) -> Iterator[Sequence[int]]:
-    """A lane in parts, each for one request: not too many messages, and not too many bytes."""
+    """Divide a lane into parts, one per request, limited in messages and bytes."""
     start, size = 0, 0
     for end, place in enumerate(lane):
         bytes_ = len(messages[place].payload) + len(messages[place].topic) + 1024
@@ -360,7 +361,7 @@ def _batch_body(messages: Sequence[Message]) -> bytes:
         about = {"id": message.id, "topic": message.topic, "key": message.key}
         if message.content_type == JSON and _is_json(message.payload):
             parts.append(msgspec.json.encode({**about, "data": msgspec.Raw(message.payload)}))
-        else:  # as text of base64, which is how msgspec writes bytes
+        else:  # as base64 text, which is msgspec's encoding of bytes
             parts.append(
                 msgspec.json.encode({**about, "content_type": message.content_type, "data_base64": message.payload})
             )
@@ -376,7 +377,7 @@ def _is_json(payload: bytes) -> bool:
 
 
 def _unfit(message: Message) -> str | None:
-    """Why a message cannot be a request, or None."""
+    """Return why a message cannot be a request, or None."""
     words = (message.id, message.content_type)
     if not all(word.isascii() and word.isprintable() and word == word.strip() for word in words):
         return "its id or content type is no text of ASCII"
@@ -394,20 +395,20 @@ def _checked(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _coded(value: str) -> str:
-    """A header's value: ASCII as it is, but for `%`, and the rest percent-encoded."""
+    """Encode a header's value: ASCII except `%` unchanged, the rest percent-encoded."""
     if value.isascii() and value.isprintable() and "%" not in value:
         return value
     return quote(value, safe=" !#$&'()*+,/:;=?@[]{}\"<>|^`")
 
 
 def _line(told: bytes) -> str:
-    """The beginning of what was said, on one line, without what would move a terminal."""
+    """Return the start of a text on one line, without terminal control characters."""
     text = " ".join(told.decode(errors="replace").split())[:200]
     return "".join(each if each.isprintable() else "�" for each in text)
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds, from a number or a date.
+    """Parse seconds from a number or a date.
 
     >>> _retry_after("7"), _retry_after("x"), _retry_after("1e9"), _retry_after(None)
     (7.0, None, 3600.0, None)

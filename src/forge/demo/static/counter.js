@@ -1,4 +1,4 @@
-// The counter: the shelf, live. One click orders, and the stock falls at once: the server is asked meanwhile.
+// The counter: the shelf, live. One click orders, and the stock falls at once, before the server answers.
 import { act, client, el, keyed, money, tell } from "./shared.js";
 
 const shelf = client.live("shelf");

@@ -1,4 +1,4 @@
-// The office: the newest orders, live. Paying and shipping show at once, and are taken back if somebody else was faster.
+// The office: the newest orders, live. Paying and shipping show at once, and are reverted if another user was faster.
 import { act, client, el, keyed, money, tell } from "./shared.js";
 
 const orders = client.live("newest_orders");

@@ -1,4 +1,4 @@
-// What the shop's windows share: the client, a keyed list that shows rows where they are, and how late a push was.
+// Shared by the shop's windows: the client, a keyed list that keeps rows in place, and the latency of a push.
 import { createClient } from "/forge/client.js";
 
 export const client = createClient({ url: location.origin });
@@ -15,7 +15,7 @@ function late({ cause }) {
   return cause.length > 0 ? Math.max(0, Date.now() - Math.max(...cause.map((one) => Date.parse(one.at)))) : undefined;
 }
 
-/** Say in the window's corner how the connection is, and how long the last change took to get here. */
+/** Show in the window's corner the state of the connection, and the latency of the last change. */
 export function tell(state) {
   if (state.data !== undefined) document.getElementById("rows").dataset.empty = "Nothing yet.";
   const when = document.getElementById("when");
@@ -28,7 +28,7 @@ export function tell(state) {
 
 let told = null;
 
-/** Ask for something, show what the window expects of it at once, and say why when it was refused. */
+/** Call a mutation, show its expected result at once, and show the reason when it is refused. */
 export async function act(name, args, live, expected) {
   const refused = document.getElementById("refused");
   try {
@@ -41,7 +41,7 @@ export async function act(name, args, live, expected) {
 }
 
 /**
- * A list with one element a row, by `id`: `make` builds it, `fill` puts a row's values in.
+ * A list with one element per row, by `id`: `make` builds it, `fill` puts a row's values in.
  * Elements of rows that stay are kept, so nothing flickers and the focus stays where it is.
  */
 export function keyed(list, make, fill) {

@@ -1,4 +1,4 @@
-"""A copy of a resource elsewhere, kept by change queries alone: a source goes in, a mirror that equals it comes out.
+"""Copies of a resource, maintained by change queries alone: a source in, a mirror that equals it out.
 
 `forge.versions.sync.http.HttpSource` is imported from there: it needs the extra `client`.
 """

@@ -1,12 +1,12 @@
-"""Keeping a copy: one call brings a mirror from where it stands to the newest version that its source can tell.
+"""Synchronize a copy: one call brings a mirror from its position to the newest version of its source.
 
-- A new copy is begun with the newest version N that is settled: all documents that have not changed after N are listed,
-  and what happened after N is read as windows. So nothing falls between them, however others write.
-- A window [last + 1, newest] is read in pages. Each page is kept with where the next one begins: who is cut short goes
-  on from there.
-- A window that the source can no longer answer, another installation than the one that was copied, somebody else who
-  asks, or a resource that is by access since, or open to all, begins the copy again. Until the new listing is complete,
-  documents of the old copy stay; what it does not name goes when it is.
+- A new copy begins with the newest settled version N: all documents that have not changed after N are listed, and
+  changes after N are read as windows. So nothing is lost between them under concurrent writes.
+- A window [last + 1, newest] is read in pages. Each page is stored with the start of the next one: an interrupted sync
+  continues from there.
+- The copy begins again when the source cannot answer a window any longer, is another installation than the copied one,
+  has another reader, or when the resource was switched to or from access control. Until the new listing is complete,
+  documents of the old copy stay; then those that are not listed are removed.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ from forge.versions.sync.source import Reach, Source
 
 LIMIT: Final = 500
 ATTEMPTS: Final = 3
-"""How often one call begins a copy again before it says why it cannot be had."""
+"""The number of times that one call begins a copy again before it raises the reason."""
 
 
 class AccessChanged(ForgeError):
-    """It was changed who sees the resource while it was copied."""
+    """Access to the resource changed while it was copied."""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a call has come: what it is at, the version that it has reached, and the one that it goes to."""
+    """The progress of a call: its phase, the version that it has reached, and its target version."""
 
     listing: bool
     version: int
@@ -39,7 +39,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Synced(msgspec.Struct):
-    """What one call did. `upto` is the version that the copy stands at; `again` why it was begun again, if it was."""
+    """The result of one call. `upto` is the version of the copy; `anew` is why it was begun again, if it was."""
 
     upto: int = 0
     upserts: int = 0
@@ -57,7 +57,7 @@ class Synced(msgspec.Struct):
 def sync(
     source: Source, mirror: Mirror, *, limit: int = LIMIT, tell: Callable[[Progress], None] = lambda progress: None
 ) -> Synced:
-    """Bring the mirror up to what the source can tell now."""
+    """Bring the mirror up to the newest version of the source."""
     done = Synced()
     for attempt in range(1, ATTEMPTS + 1):
         reach = source.available()
@@ -80,7 +80,7 @@ def sync(
 
 
 def _other(state: State, reach: Reach) -> str | None:
-    """Why the source cannot be the one that was copied; None when it may."""
+    """Return why the source cannot be the copied one; None when it may be."""
     if state.install != reach.install:
         return "the source is another installation than the one that was copied"
     if state.subject != reach.subject:
@@ -128,7 +128,7 @@ def _kept(
         except TokenInvalid:
             if state.token is None:
                 raise
-            state = msgspec.structs.replace(state, token=None)  # the page was not the source's: read it all again
+            state = msgspec.structs.replace(state, token=None)  # the page was not the source's: read all of it again
             continue
         if page.epoch != state.epoch:
             raise AccessChanged("who may see the resource was changed meanwhile", fix="try again")

@@ -1,7 +1,7 @@
-"""A copy in a folder: a file `{id}.json` for each document, and how far the copy has come in `.forge-sync.json`.
+"""Copy in a folder: one file `{id}.json` per document, and the copy's progress in `.forge-sync.json`.
 
-Each file is whole at any moment: it is written beside and renamed. The state is written behind its page, so that a page
-that was cut short is taken again. A lock on the folder keeps a second sync out.
+Each file is complete at any moment: it is written under another name and renamed. The state is written after its page,
+so an interrupted page is read again. A lock on the folder excludes a second sync.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ class _Kept(msgspec.Struct):
 
 
 class FilesMirror:
-    """A copy in a folder, which is made when it is not there."""
+    """A copy in a folder, which is created when it is missing."""
 
     def __init__(self, folder: Path, resource: Resource) -> None:
         self.resource = resource

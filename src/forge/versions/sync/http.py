@@ -1,6 +1,6 @@
-"""A resource of a server that answers change queries over HTTP. It tells what a database would.
+"""Source over HTTP: a resource of a server that answers change queries. The results equal those of a database.
 
-What the server refuses comes out as the error that it stands for in `forge.versions.errors`, or as the client's own.
+Errors of the server are raised as the matching error of `forge.versions.errors`, or as the client's own.
 """
 
 import builtins
@@ -32,7 +32,7 @@ _TOLD: Final[dict[str, type[ForgeError]]] = {
 
 
 class HttpSource:
-    """A resource of a server, as the holder of a token may see it."""
+    """A resource of a server, as visible to the holder of a token."""
 
     def __init__(
         self, url: str, resource: Resource, *, token: str | None = None, http: httpx.Client | None = None
@@ -52,7 +52,7 @@ class HttpSource:
             raise _misunderstood(str(error)) from None
 
     def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
-        """A page; one that is too large for the server is asked for in smaller ones, and the next ones grow again."""
+        """Return a page; if it is too large for the server, request smaller ones, and let the next ones grow again."""
         while True:
             size = limit if self._most is None else builtins.min(limit, self._most)
             try:

@@ -1,8 +1,8 @@
-"""Where a copy is kept: documents by their id, and how far the copy has come, which moves with them.
+"""Mirror: the storage of a copy. It has documents by id, and the copy's progress, which is stored with them.
 
-A mirror takes a page of events and the state behind it, and keeps both or neither; where it cannot, it keeps the events
-first, since a page may be taken twice. An upsert is what a document is now and always taken. A deletion or a change of
-key is taken unless the document was seen at a later version.
+A mirror stores a page of events and the state after it, both or neither; where it cannot, it stores the events first,
+since a page may be applied twice. An upsert is a document's present state and is always applied. A deletion or a change
+of key is applied unless the document was seen at a later version.
 """
 
 from collections.abc import Sequence
@@ -15,28 +15,28 @@ from forge.versions.nouns import Event, Resource
 
 
 class MirrorUnusable(ForgeError):
-    """The copy cannot be kept there; what is there is as it was."""
+    """The copy cannot be stored there; the existing content is unchanged."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a copy has come."""
+    """The progress of a copy."""
 
     upto: int
-    """All that happened up to this version is in the copy, or will be when all documents are listed."""
+    """Everything up to this version is in the copy, or will be when all documents are listed."""
     listing: bool = False
     """Whether the documents that had not changed after `upto` are still being listed."""
     until: int | None = None
     """The end of the window that is being read."""
     token: str | None = None
-    """Where in the listing or the window the next page begins."""
+    """The token of the next page of the listing or the window."""
     generation: int = 1
-    """How often the copy was begun. What is left of an earlier one when the listing ends is no more."""
+    """The number of times that the copy was begun. Documents of earlier ones are removed when the listing ends."""
     install: str | None = None
-    """Which installation it is a copy of."""
+    """The id of the copied installation."""
     subject: str | None = None
-    """As who sees it."""
+    """The subject whose view is copied."""
     epoch: int = 0
-    """How often it had been changed who sees the resource."""
+    """The epoch of the resource's access rules."""
 
 
 class Mirror(Protocol):
@@ -45,15 +45,15 @@ class Mirror(Protocol):
     resource: Resource
 
     def state(self) -> State | None:
-        """How far it has come; None for a new one."""
+        """The progress; None for a new copy."""
         ...
 
     def take(self, events: Sequence[Event], state: State) -> None:
-        """Keep a page, and that it was kept."""
+        """Store a page and the state after it."""
         ...
 
     def listed(self, state: State) -> int:
-        """All documents were listed: remove those of earlier generations; returns how many."""
+        """After all documents were listed: remove those of earlier generations; return their number."""
         ...
 
     def close(self) -> None: ...

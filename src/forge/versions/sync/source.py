@@ -1,4 +1,4 @@
-"""Where a copy comes from: a database here, or a server that answers change queries in `forge.versions.sync.http`."""
+"""Sources of copies: a database here, or a server that answers change queries in `forge.versions.sync.http`."""
 
 from typing import Protocol
 
@@ -12,9 +12,9 @@ from forge.versions.reading import standing, stream
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """The versions that can be asked for, of which installation, and who asks, where that matters.
+    """The range of versions, the id of the installation, and the reader, where that matters.
 
-    `epoch` counts how often it was changed who sees the resource.
+    `epoch` changes when access to the resource changes.
     """
 
     oldest: int
@@ -25,21 +25,21 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """One resource, as somebody may see it."""
+    """One resource, as visible to one reader."""
 
     resource: Resource
 
     def available(self) -> Reach: ...
 
     def page(self, min: int | None, max: int, *, after: str | None, limit: int) -> Page[Event]:
-        """A page of a window of the stream; without `min`, of all documents that have not changed after `max`."""
+        """Return a page of a window of the stream; without `min`, of all documents unchanged after `max`."""
         ...
 
     def close(self) -> None: ...
 
 
 class DatabaseSource:
-    """A resource in a database that this process may read: all of it, or what a subject has access to."""
+    """A resource in a database that this process may read: all of it, or the documents that a subject has access to."""
 
     def __init__(self, url: str, resource: Resource, *, subject: str | None = None) -> None:
         self.resource = resource
@@ -68,7 +68,7 @@ class DatabaseSource:
 
 
 def install_id(connection: Connection) -> str:
-    """Which installation this is: a text that two databases never share, and that tells nothing."""
+    """Return the id of the installation: an opaque text that two databases never share."""
     row = connection.execute("SELECT left(encode(sha256(token_key), 'hex'), 16) FROM forge_versions.setting").fetchone()
     assert row is not None
     return str(row[0])

@@ -1,7 +1,7 @@
-"""A copy in a SQLite file, of any number of resources: a table `documents`, with identity, body and references as JSON.
+"""Copy in a SQLite file, of any number of resources: a table `documents`, with identity, body and references as JSON.
 
-Each page is one transaction with its state. Two who keep the same copy at once are found out: the state is another than
-the one that was left.
+Each page is one transaction with its state. Two concurrent writers of one copy are detected: the state differs from the
+one last written.
 """
 
 import sqlite3
@@ -17,7 +17,7 @@ from forge.versions.sync.mirror import MirrorUnusable, State
 from forge.versions.wire import reference_told
 
 PATIENCE: Final = 10.0
-"""Seconds that a page waits for others who use the file."""
+"""Seconds that a page waits for other users of the file."""
 
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS documents (resource TEXT NOT NULL, id INTEGER NOT NULL, version INTEGER NOT NULL,"
@@ -33,7 +33,7 @@ _UPSERT: Final = (
 
 
 class SqliteMirror:
-    """A copy in a file, which is made when it is not there."""
+    """A copy in a file, which is created when it is missing."""
 
     def __init__(self, path: Path, resource: Resource) -> None:
         self.resource = resource

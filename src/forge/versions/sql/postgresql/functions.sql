@@ -1,14 +1,15 @@
 -- Functions of change versions. Run at every install.
 --
--- Locks come before stamps: whoever stamps a document holds its row by then, so that of two changes of a document the
--- later has the greater stamp. The identity is a column of a unique index, so PostgreSQL counts its change as one of the
--- key: it waits for all who hold the row FOR KEY SHARE, as those do who write an edge to it, and they for it.
+-- Locks come before stamps: a writer that stamps a document already holds its row lock, so of two changes of a document
+-- the later has the greater stamp. The identity is a column of a unique index, so PostgreSQL treats its change as a
+-- change of the key: it waits for all sessions that hold the row FOR KEY SHARE, as writers of an edge to it do, and
+-- they wait for it.
 --
--- A session keeps its plans, and one that is made for a single row would take hours for a hundred thousand. So what works
--- on sets is planned again each time: by force_custom_plan, and by EXECUTE where it joins the rows of a trigger's statement,
--- whose number a plan keeps as well.
+-- A session caches its plans, and a plan made for a single row would take hours for a hundred thousand. So statements
+-- on sets are planned each time: by force_custom_plan, and by EXECUTE where they join the rows of a trigger's
+-- statement, whose number a cached plan keeps as well.
 
--- What a document's content is known by: its body, and its edges as {name: [child, in_identity]}.
+-- Hash of a document's content: its body, and its edges as {name: [child, in_identity]}.
 CREATE OR REPLACE FUNCTION forge_versions.content_hash(body jsonb, edges jsonb) RETURNS bytea LANGUAGE sql STABLE
 RETURN sha256(convert_to(body::text || edges::text, 'UTF8'));
 
@@ -18,7 +19,7 @@ BEGIN ATOMIC
     FROM forge_versions.reference r WHERE r.parent = edges.document;
 END;
 
--- The stamp of a change whose writer journals it himself: the triggers are silent until he says otherwise, or the
+-- The stamp of a change that its writer journals: the triggers do nothing until the writer ends this mode, or the
 -- transaction ends.
 CREATE OR REPLACE FUNCTION forge_versions.own_stamp() RETURNS bigint LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -28,8 +29,8 @@ BEGIN
     RETURN forge_versions.stamp();
 END $$;
 
--- Why a body or an identity is one that not everybody could read again; NULL where everybody can. The rules of
--- forge.versions.texts, for what is written by SQL, or follows from what identities contain.
+-- Why some client could not read a body or an identity; NULL where all can. The rules of forge.versions.texts, for
+-- writes by SQL, and for identities that follow from contained ones.
 CREATE OR REPLACE FUNCTION forge_versions.unfit(value jsonb) RETURNS text LANGUAGE sql IMMUTABLE
 RETURN CASE
     WHEN jsonb_typeof(value) <> 'object' THEN 'it is a JSON ' || jsonb_typeof(value) || ', not an object'
@@ -48,9 +49,9 @@ BEGIN
         USING ERRCODE = 'FG705', HINT = 'write an object, make it flatter, and long numbers texts';
 END $$;
 
--- Hold the documents that references lead to: [{name, document} or {name, resource, identity}]; and with them who refers
--- to them, if that is known, against all (`whole`) or against other writers. All in the order of their ids, as everybody
--- does. `child` is NULL where there is none.
+-- Lock the targets of references: [{name, document} or {name, resource, identity}]; and the referring document, if
+-- known, against all (`whole`) or against other writers. All sessions lock in the order of ids. `child` is NULL where
+-- the target does not exist.
 DROP FUNCTION IF EXISTS forge_versions.hold(jsonb);
 CREATE OR REPLACE FUNCTION forge_versions.hold(wanted jsonb, parent bigint DEFAULT NULL, whole boolean DEFAULT false)
 RETURNS TABLE (name text, child bigint, identity jsonb) LANGUAGE plpgsql
@@ -83,7 +84,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- All documents whose identities are contained in those of `children`, with these, held.
+-- All documents whose identities are contained in those of `children`, and `children` themselves, locked.
 CREATE OR REPLACE FUNCTION forge_versions.hold_contained(children bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
@@ -117,9 +118,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- Hold `roots` and all whose identity contains that of one of them, by way of others too; returns these. They are held
--- in the order of their ids, so that two who hold what overlaps do not wait for each other; and once more what appeared
--- meanwhile, until nothing did. Nobody can become one of them afterwards: for that he would have to hold one that is held.
+-- Lock `roots` and all documents whose identity contains that of one of them, directly or through others; return these.
+-- They are locked in the order of ids, so that two sessions with overlapping sets do not deadlock; documents that
+-- appeared meanwhile are locked in another pass, until there are none. No document can join the set afterwards: its
+-- writer would need a lock on a document that is locked.
 CREATE OR REPLACE FUNCTION forge_versions.hold_dependents(roots bigint[]) RETURNS bigint[] LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
@@ -147,8 +149,8 @@ BEGIN
     RETURN ARRAY(SELECT h.id FROM unnest(held) h (id) EXCEPT SELECT r.id FROM unnest(roots) r (id));
 END $$;
 
--- Let the identities of `roots` and of all that contain them follow those that they contain, each document after all
--- that it contains. What changes is stamped and journaled. All of them are held.
+-- Update the identities of `roots` and of all documents that contain them to match the identities that they contain,
+-- each document after all that it contains. Changes are stamped and journaled. All of the documents are locked.
 CREATE OR REPLACE FUNCTION forge_versions.carry(roots bigint[], stamp bigint) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
@@ -190,7 +192,7 @@ BEGIN
             INSERT INTO forge_versions.identity_change (version, document)
             SELECT carry.stamp, w.id FROM written w ON CONFLICT DO NOTHING
         )
-        -- one that was made by this stamp has no older key
+        -- a document created by this stamp has no older key
         INSERT INTO forge_versions.key_change AS k (version, document, resource, old_identity, new_identity)
         SELECT carry.stamp, w.id, w.resource, w.old, w.new FROM written w
         WHERE w.was <> carry.stamp
@@ -199,11 +201,12 @@ BEGIN
     END LOOP;
 END $$;
 
--- The greatest version below which nothing is uncommitted. A fresh pair is taken only if `record`, which must be outside
--- of any transaction block: it has an xid of its own, given after the sequence was read, and all who have a stamp up to
--- that have a lower one. (The xmax of a snapshot would not do: it is one above the latest xid that ended, and those who run
--- may be beyond it.) What is told was committed with the pair, so a crash cannot turn the sequence back behind it.
--- One session at a time takes one: it is a lock of a table, which those alone can take who may write pairs.
+-- The greatest version below which nothing is uncommitted. A new pair is taken only with `record`, which must be
+-- outside of any transaction block: it has its own xid, assigned after the sequence was read, and all transactions with
+-- a stamp up to that value have a lower xid. (The xmax of a snapshot would not work: it is one above the latest xid
+-- that ended, and running transactions may be above it.) The result was committed with its pair, so a crash cannot
+-- reset the sequence below it. One session at a time takes a pair: by a table lock, which only roles that may write
+-- pairs can take.
 DROP FUNCTION IF EXISTS forge_versions.newest(boolean, bigint);
 CREATE OR REPLACE FUNCTION forge_versions.newest(record boolean) RETURNS bigint LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -221,8 +224,9 @@ BEGIN
         OR current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
         OR current_setting('transaction_read_only')::boolean
         OR pg_current_xact_id_if_assigned() IS NOT NULL
-        -- a pair that waits for somebody who runs: another would wait for him as well (one of another cluster does not).
-        -- The longer the first of them waits the rarer they are, so that a transaction that hangs leaves some hundred
+        -- a pair that waits for a running transaction: another would wait for it too (a pair of another cluster does
+        -- not). The longer the first of them waits, the rarer they become, so that a hanging transaction leaves only
+        -- some hundred
         OR (SELECT max(s.version) >= last
                    OR max(s.at) > clock_timestamp()
                                   - greatest(interval '100 milliseconds', (clock_timestamp() - min(s.at)) / 10)
@@ -251,8 +255,8 @@ END $$;
 
 -- Trigger mode: for applications that write documents and references by SQL of their own. --------------------------------
 
--- The stamp for a change of the content of documents that are held: that of an earlier change in this transaction, where
--- none of them has a greater one. What is inserted after it, or has got another identity, always has a new one.
+-- The stamp for a change of the content of locked documents: that of an earlier change in this transaction, where none
+-- of them has a greater one. Documents inserted after it, or with another identity, always get a new one.
 CREATE OR REPLACE FUNCTION forge_versions.transaction_stamp(held bigint[]) RETURNS bigint LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
@@ -378,7 +382,7 @@ BEGIN
     RAISE EXCEPTION 'TRUNCATE leaves no tombstones' USING ERRCODE = 'FG704', HINT = 'use DELETE';
 END $$;
 
--- Another set of edges is another content of their parents; those of an identity are another identity too.
+-- Another set of edges is another content of their parents; for edges in an identity also another identity.
 CREATE OR REPLACE FUNCTION forge_versions.on_reference() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
@@ -416,7 +420,7 @@ BEGIN
         PERFORM forge_versions.refuse_cycles(into_it);
         held := held || forge_versions.hold_dependents(into_it);
     END IF;
-    -- edges also go with their document: it is no more
+    -- edges are also deleted with their document, which no longer exists
     IF NOT EXISTS (SELECT FROM forge_versions.document d WHERE d.id = ANY (parents)) THEN
         RETURN NULL;
     END IF;
@@ -437,7 +441,7 @@ END $$;
 
 -- Strategies: what they keep, whoever writes. ----------------------------------------------------------------------------
 
--- monotonic: an edge was written; its parent knows the identity token of its child.
+-- monotonic: an edge was written; its parent stores the identity token of its child.
 CREATE OR REPLACE FUNCTION forge_versions.monotonic_reference() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
@@ -449,8 +453,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- monotonic: an identity token rose; all who refer to it know. They are held before their edges are read, so that one
--- who drops his reference has the later stamp.
+-- monotonic: an identity token rose; all referrers store it. They are locked before their edges are read, so that a
+-- session that drops its reference has the later stamp.
 CREATE OR REPLACE FUNCTION forge_versions.monotonic_document() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
@@ -478,7 +482,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- denormalized: an edge knows the resource of its parent.
+-- denormalized: an edge stores the resource of its parent.
 CREATE OR REPLACE FUNCTION forge_versions.denormalized_reference() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan
 AS $$
@@ -487,7 +491,7 @@ DECLARE
 BEGIN
     EXECUTE 'SELECT EXISTS (SELECT FROM new_rows n JOIN forge_versions.document p ON p.id = n.parent'
             ' WHERE n.parent_resource IS DISTINCT FROM p.resource)' INTO lack;
-    -- an update of nothing would come here again as well
+    -- an update of zero rows would fire this trigger again as well
     IF lack THEN
         EXECUTE 'UPDATE forge_versions.reference r SET parent_resource = p.resource'
                 ' FROM new_rows n JOIN forge_versions.document p ON p.id = n.parent'

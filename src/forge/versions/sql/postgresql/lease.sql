@@ -1,4 +1,4 @@
--- Which session maintains the journals or changes the strategy, as forge.lease says of the log's jobs.
+-- The session that maintains the journals or changes the strategy, as forge.lease for the jobs of the log.
 CREATE UNLOGGED TABLE forge_versions.lease (
     name    text PRIMARY KEY,
     pid     integer NOT NULL,

@@ -1,4 +1,4 @@
--- Who may see a document: a grant shows it to its subject as changed now, a revocation as deleted now.
+-- Access to documents: a grant shows the document to its subject as changed now, a revocation as deleted now.
 
 CREATE OR ALTER PROCEDURE forge_versions.grant_access @document bigint, @subject nvarchar(256)
 AS

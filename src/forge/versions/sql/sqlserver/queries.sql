@@ -1,13 +1,14 @@
--- One page a statement. Those of a window [@min, @max] take @resource, @min, @max, @after_version, @after_document (0 and
--- 0 for the first page) and @limit, `stream` @after_kind too (0); `everything` @resource, @max, @after_document and @limit.
--- Those that end in _of_subject take @subject too, and are for resources that are by access.
+-- One page per statement. The statements of a window [@min, @max] take @resource, @min, @max, @after_version,
+-- @after_document (0 and 0 for the first page) and @limit, `stream` also @after_kind (0); `everything` takes @resource,
+-- @max, @after_document and @limit. Names that end in _of_subject also take @subject, and are for resources that are by
+-- access.
 --
--- A page is followed by `standing`, as a statement of its own, outside of a transaction or under READ COMMITTED: journals
--- are emptied while others read, but never before `oldest` says so. The page is whole if its window begins at the `oldest`
--- that is read then, or above; below that the window is expired, and what was found may have gaps: begin again with
--- `everything`. If `switches` or `epoch` are others than before the page, it was asked by what holds no more: ask it
--- again, by the strategy and the access of now. `changes_denormalized` and `changes_monotonic` stand on what their
--- strategies keep; the others stand on the journals, and are right under every strategy.
+-- After each page run `standing`, as a separate statement, outside of a transaction or under READ COMMITTED: journals
+-- are emptied under concurrent reads, but never before `oldest` is raised. The page is complete if its window begins at
+-- the `oldest` that is read then, or above; below that the window is expired, and the page may have gaps: begin again
+-- with `everything`. If `switches` or `epoch` differ from before the page, it used stale settings: repeat it with the
+-- present strategy and access. `changes_denormalized` and `changes_monotonic` depend on the data of their strategies;
+-- the others depend on the journals, and are correct under every strategy.
 
 -- changes: documents whose derived version is in the window, by (version, document): strategy journal
 WITH event AS (
@@ -81,7 +82,7 @@ WHERE d.resource = @resource AND derived.version BETWEEN @min AND @max
     AND (derived.version > @after_version OR (derived.version = @after_version AND d.id > @after_document))
 ORDER BY derived.version, d.id;
 
--- changes_of_subject: the same as changes, of documents that a subject may see; a grant counts as a change for it
+-- changes_of_subject: the same as changes, for documents that a subject may see; a grant counts as a change for it
 WITH event AS (
     SELECT c.version, c.document
     FROM forge_versions.document_change AS c
@@ -120,21 +121,22 @@ WHERE derived.version = event.version
     AND (event.version > @after_version OR (event.version = @after_version AND d.id > @after_document))
 ORDER BY event.version, d.id;
 
--- references: what each document of a page refers to, with its identity now; takes @documents, a JSON array of ids
+-- references: the references of each document of a page, with their present identities; takes @documents, a JSON array
+-- of ids
 SELECT r.parent, r.name, c.id, c.resource, c.[identity], r.in_identity
 FROM OPENJSON(@documents) AS asked
 JOIN forge_versions.reference AS r ON r.parent = CAST(asked.value AS bigint)
 JOIN forge_versions.document AS c ON c.id = r.child
 ORDER BY r.parent, r.name;
 
--- deletes: what was deleted in the window
+-- deletes: documents deleted in the window
 SELECT TOP (@limit) x.version, x.document, x.[identity], x.subject
 FROM forge_versions.deletion AS x
 WHERE x.resource = @resource AND x.version BETWEEN @min AND @max AND x.version >= @after_version
     AND (x.version > @after_version OR x.document > @after_document) AND x.subject IS NULL
 ORDER BY x.version, x.document;
 
--- deletes_of_subject: what was deleted, or taken from a subject's sight and not shown again
+-- deletes_of_subject: documents deleted, or hidden from a subject and not shown again
 SELECT TOP (@limit) x.version, x.document, x.[identity], x.subject
 FROM forge_versions.deletion AS x
 WHERE x.resource = @resource AND x.version BETWEEN @min AND @max AND x.version >= @after_version
@@ -144,14 +146,14 @@ WHERE x.resource = @resource AND x.version BETWEEN @min AND @max AND x.version >
     )
 ORDER BY x.version, x.document;
 
--- key_changes: documents whose identity changed in the window, from what to what
+-- key_changes: documents whose identity changed in the window, with the old and new identity
 SELECT TOP (@limit) k.version, k.document, k.old_identity, k.new_identity
 FROM forge_versions.key_change AS k
 WHERE k.resource = @resource AND k.version BETWEEN @min AND @max AND k.version >= @after_version
     AND (k.version > @after_version OR k.document > @after_document)
 ORDER BY k.version, k.document;
 
--- key_changes_of_subject: the same, of documents that a subject has access to, from then on
+-- key_changes_of_subject: the same, for documents that a subject has access to, from that access on
 SELECT TOP (@limit) k.version, k.document, k.old_identity, k.new_identity
 FROM forge_versions.key_change AS k
 JOIN forge_versions.access AS a ON a.document = k.document AND a.subject = @subject AND a.version < k.version
@@ -159,8 +161,8 @@ WHERE k.resource = @resource AND k.version BETWEEN @min AND @max AND k.version >
     AND (k.version > @after_version OR k.document > @after_document)
 ORDER BY k.version, k.document;
 
--- stream: key changes (kind 0), deletions (1) and documents that changed (2), by (version, document, kind): who applies them
--- in that order has the resource as it is
+-- stream: key changes (kind 0), deletions (1) and changed documents (2), by (version, document, kind): applying them in
+-- that order gives the present resource
 WITH event AS (
     SELECT c.version, c.document
     FROM forge_versions.document_change AS c
@@ -210,7 +212,7 @@ WHERE item.version > @after_version
     OR (item.version = @after_version AND item.document = @after_document AND item.kind > @after_kind)
 ORDER BY item.version, item.document, item.kind;
 
--- stream_of_subject: the same of what a subject may see, or saw
+-- stream_of_subject: the same for documents that a subject may see, or saw
 WITH event AS (
     SELECT c.version, c.document
     FROM forge_versions.document_change AS c
@@ -272,8 +274,8 @@ WHERE item.version > @after_version
     OR (item.version = @after_version AND item.document = @after_document AND item.kind > @after_kind)
 ORDER BY item.version, item.document, item.kind;
 
--- everything: the whole resource in the order of ids, but for what changed after @max: where a copy begins, which then
--- asks for the stream from @max + 1 on
+-- everything: the whole resource in the order of ids, except documents changed after @max: the start of a copy, which
+-- then reads the stream from @max + 1 on
 SELECT TOP (@limit) derived.version, d.id, d.[identity], d.body, d.content_version, d.identity_version
 FROM forge_versions.document AS d
 CROSS APPLY (
@@ -291,7 +293,7 @@ CROSS APPLY (
 WHERE d.resource = @resource AND d.id > @after_document AND derived.version <= @max
 ORDER BY d.id;
 
--- everything_of_subject: the same of what a subject may see
+-- everything_of_subject: the same for documents that a subject may see
 SELECT TOP (@limit) derived.version, d.id, d.[identity], d.body, d.content_version, d.identity_version
 FROM forge_versions.document AS d
 JOIN forge_versions.access AS granted ON granted.document = d.id AND granted.subject = @subject
@@ -312,7 +314,7 @@ CROSS APPLY (
 WHERE d.resource = @resource AND d.id > @after_document AND derived.version <= @max
 ORDER BY d.id;
 
--- standing: where windows may begin, and what pages are asked by
+-- standing: the oldest start of a window, and the settings that pages depend on
 SELECT s.oldest, s.strategy, s.switches, r.by_access, r.epoch
 FROM forge_versions.setting AS s CROSS JOIN forge_versions.resource AS r
 WHERE r.id = @resource;

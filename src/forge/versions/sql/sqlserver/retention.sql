@@ -1,6 +1,7 @@
--- Journals are kept by range of version: partitions are made ahead, and emptied when no window may begin in them.
+-- Journals are partitioned by range of version: partitions are created in advance, and emptied when no window may begin
+-- in them.
 
--- Where none is left, because what was made ahead was emptied too, they go on behind the last stamp.
+-- Where none is left, because the partitions created in advance were emptied too, new ones begin after the last stamp.
 CREATE OR ALTER PROCEDURE forge_versions.extend
 AS
 BEGIN
@@ -24,8 +25,8 @@ BEGIN
 END;
 GO
 
--- Windows may begin at @oldest or later from now on. That is committed before anything goes, so whoever does not find
--- what went, and asks for `oldest` after that, finds that his window is expired; see queries.sql.
+-- Windows may begin at @oldest or later from now on. That is committed before anything is deleted, so a reader that
+-- misses a deleted row, and reads `oldest` after that, finds that its window is expired; see queries.sql.
 CREATE OR ALTER PROCEDURE forge_versions.retain @oldest bigint
 AS
 BEGIN

@@ -1,6 +1,6 @@
--- Documents that refer to each other, and what is known of when each changed: as in PostgreSQL, for SQL Server 2017 and
--- newer. Lines with GO end a batch, as sqlcmd takes them. Here the application writes documents and references by its
--- own SQL, and the triggers of triggers.sql stamp and journal; its sessions have the two settings below, as drivers do.
+-- Documents that refer to each other, and the stamps of their changes: as in PostgreSQL, for SQL Server 2017 and newer.
+-- Lines with GO end a batch, as in sqlcmd. Here the application writes documents and references with its own SQL, and
+-- the triggers of triggers.sql stamp and journal; its sessions need the two settings below, as drivers have them.
 
 SET ANSI_NULLS ON;
 SET QUOTED_IDENTIFIER ON;
@@ -9,18 +9,20 @@ GO
 CREATE SCHEMA forge_versions;
 GO
 
--- Every stamp comes from here, by forge_versions.stamp alone. NO CACHE: the safe newest reads its last used value.
+-- Every stamp comes from this sequence, only through forge_versions.stamp. NO CACHE: the safe newest reads its last
+-- used value.
 CREATE SEQUENCE forge_versions.change_version AS bigint START WITH 1 INCREMENT BY 1 MINVALUE 1 NO CACHE;
 GO
 
--- Journals are cut by version; forge_versions.extend adds partitions ahead, forge_versions.retain empties those behind.
+-- Journals are partitioned by version; forge_versions.extend adds partitions in advance, forge_versions.retain empties
+-- old ones.
 CREATE PARTITION FUNCTION forge_versions_by_version (bigint) AS RANGE RIGHT FOR VALUES (10000000, 20000000);
 GO
 CREATE PARTITION SCHEME forge_versions_by_version AS PARTITION forge_versions_by_version ALL TO ([PRIMARY]);
 GO
 
--- `by_access`: only those see a document who have a row in forge_versions.access. `epoch`: how often that was changed,
--- which no version tells; whoever changes it counts.
+-- `by_access`: only subjects with a row in forge_versions.access see a document. `epoch`: the number of changes of
+-- that, which no version records; the session that changes it increments it.
 CREATE TABLE forge_versions.resource (
     id        integer IDENTITY (1, 1) NOT NULL,
     project   nvarchar(256) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -33,10 +35,10 @@ CREATE TABLE forge_versions.resource (
 );
 GO
 
--- `identity` is the natural key, a JSON object in one spelling (keys in order, no spaces): texts are compared, and the
--- hash of the text is what is unique. `body` is a JSON object too; to ISJSON an array is as good, so the first character
--- that is no blank of JSON is looked at. The two tokens are stamps that the triggers set. `max_dependency` is kept by the
--- strategy `monotonic` alone: the greatest identity token that a dependency ever had.
+-- `identity` is the natural key, a JSON object in canonical form (sorted keys, no spaces): texts are compared, and the
+-- hash of the text is unique. `body` is a JSON object too; ISJSON also accepts an array, so the first character that is
+-- not JSON whitespace is checked. The two tokens are stamps that the triggers set. `max_dependency` is maintained only
+-- by the strategy `monotonic`: the greatest identity token that a dependency ever had.
 CREATE TABLE forge_versions.document (
     id               bigint IDENTITY (1, 1) NOT NULL,
     resource         integer NOT NULL,
@@ -64,8 +66,8 @@ GO
 CREATE INDEX IX_document_resource ON forge_versions.document (resource, id);
 GO
 
--- An edge from a document to one that its representation depends on. `parent_resource` is filled by the trigger; the
--- strategy `denormalized` reads it.
+-- An edge from a document to one that its representation depends on. The trigger fills `parent_resource`; the strategy
+-- `denormalized` reads it.
 CREATE TABLE forge_versions.reference (
     parent          bigint NOT NULL,
     name            nvarchar(256) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -79,11 +81,11 @@ CREATE TABLE forge_versions.reference (
 GO
 CREATE INDEX IX_reference_child ON forge_versions.reference (child, parent) INCLUDE (in_identity, parent_resource);
 GO
--- An identity that many refer to is in the identity of few: its change must not read all who refer to it.
+-- An identity with many referrers is in the identity of few: its change must not read all referrers.
 CREATE INDEX IX_reference_in_identity ON forge_versions.reference (child, parent) INCLUDE (name) WHERE in_identity = 1;
 GO
 
--- A document's own representation changed, or was made.
+-- A document's own representation was created or changed.
 CREATE TABLE forge_versions.document_change (
     version  bigint NOT NULL,
     document bigint NOT NULL,
@@ -96,7 +98,7 @@ CREATE INDEX IX_document_change_resource ON forge_versions.document_change (reso
 ON forge_versions_by_version (version);
 GO
 
--- A document's identity changed, or was made: all that refer to it changed with it.
+-- A document's identity was created or changed: all documents that refer to it changed with it.
 CREATE TABLE forge_versions.identity_change (
     version  bigint NOT NULL,
     document bigint NOT NULL,
@@ -105,7 +107,7 @@ CREATE TABLE forge_versions.identity_change (
 ) ON forge_versions_by_version (version);
 GO
 
--- What is no more. `subject` is NULL for a document that was deleted, else who lost the access to it.
+-- Tombstones. `subject` is NULL for a deleted document, else the subject that lost access to it.
 CREATE TABLE forge_versions.deletion (
     version    bigint NOT NULL,
     document   bigint NOT NULL,
@@ -133,8 +135,9 @@ CREATE INDEX IX_key_change_resource ON forge_versions.key_change (resource, vers
 ON forge_versions_by_version (version);
 GO
 
--- Who may see which document, of resources that are not open to all, since which stamp: for that subject the document
--- changed then, whatever its own version. No foreign key: the trigger of a deletion tells each subject before it goes.
+-- Access of subjects to documents, for resources that are not open to all, with the stamp of the grant: for that
+-- subject the document changed then, whatever its own version. No foreign key: the trigger of a deletion writes a
+-- tombstone per subject first.
 CREATE TABLE forge_versions.access (
     subject  nvarchar(256) COLLATE Latin1_General_100_BIN2 NOT NULL,
     document bigint NOT NULL,
@@ -148,7 +151,7 @@ GO
 CREATE INDEX IX_access_document ON forge_versions.access (document);
 GO
 
--- A row for each stamp: its rowversion is active until the transaction that took the stamp has ended.
+-- One row per stamp: its rowversion is active until the transaction that took the stamp has ended.
 CREATE TABLE forge_versions.stamping (
     id    bigint IDENTITY (1, 1) NOT NULL,
     taken rowversion NOT NULL,
@@ -158,9 +161,9 @@ GO
 CREATE INDEX IX_stamping_taken ON forge_versions.stamping (taken);
 GO
 
--- Pairs for the safe newest: the sequence's last value, and then as `horizon` the database's last rowversion. All
--- stamps up to the value were taken by transactions whose rowversion is at or below; once the lowest active one is
--- above, they are settled.
+-- Pairs for the safe newest: the sequence's last value, and as `horizon` the database's last rowversion, read after it.
+-- All stamps up to the value were taken by transactions whose rowversion is at or below the horizon; once the lowest
+-- active one is above it, they are settled.
 CREATE TABLE forge_versions.settled (
     version bigint NOT NULL,
     horizon binary(8) NOT NULL,
@@ -169,9 +172,9 @@ CREATE TABLE forge_versions.settled (
 );
 GO
 
--- One row. `oldest`: windows that begin below it cannot be answered any more. `strategy` is what readers may stand on,
--- `switches` how often that was changed, by forge_versions.use_strategy alone. `keeps_dependency`: triggers keep
--- document.max_dependency.
+-- One row. `oldest`: windows that begin below it cannot be answered. `strategy` is the one that readers may use,
+-- `switches` the number of its changes, which only forge_versions.use_strategy makes. `keeps_dependency`: triggers
+-- maintain document.max_dependency.
 CREATE TABLE forge_versions.setting (
     only_one         bit NOT NULL CONSTRAINT DF_setting_only_one DEFAULT (1),
     strategy         nvarchar(16) NOT NULL CONSTRAINT DF_setting_strategy DEFAULT (N'journal'),

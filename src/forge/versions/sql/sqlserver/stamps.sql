@@ -10,7 +10,7 @@ BEGIN
 END;
 GO
 
--- The order of the three readings is what makes it safe. Call it outside of a transaction.
+-- The order of the three reads makes it safe. Call it outside of a transaction.
 CREATE OR ALTER PROCEDURE forge_versions.newest @version bigint OUTPUT
 AS
 BEGIN

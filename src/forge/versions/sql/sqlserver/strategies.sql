@@ -1,7 +1,8 @@
--- How readers find what changed indirectly: `journal` and `denormalized` by who refers to an identity that changed,
--- `monotonic` by what each document keeps. Triggers always keep parent_resource, and what a new reference brings.
+-- Strategies for finding indirect changes: `journal` and `denormalized` by the referrers of a changed identity,
+-- `monotonic` by a value stored on each document. Triggers always maintain parent_resource, and the tokens of new
+-- references.
 
--- Of the documents behind @after up to @upto, what a strategy stands on; never less than what is kept already.
+-- Fill the data of a strategy for the documents after @after up to @upto; stored values never decrease.
 CREATE OR ALTER PROCEDURE forge_versions.fill @name nvarchar(16), @after bigint, @upto bigint
 AS
 BEGIN
@@ -28,14 +29,14 @@ BEGIN
 END;
 GO
 
--- Go over to a strategy while others read and write: first what triggers keep, then, @batch documents at a time, what
--- was there before, and only then readers are told. What the former kept goes last. Whenever that is cut short, readers
--- have the former or the new one, whole, and doing it again completes it.
+-- Change the strategy under concurrent reads and writes: first the triggers' setting, then existing rows, @batch
+-- documents at a time, and only then the readers' setting. The data of the former strategy is removed last. After an
+-- interruption at any point, readers have the former or the new strategy, complete, and a retry finishes the change.
 --
--- Who changed an identity before the triggers kept it has that document locked until he commits, and the fill waits for
--- the lock, also where READ_COMMITTED_SNAPSHOT is on. Who changes one later writes to all who refer to it, which the
--- fill does not lower. That holds for writers of every isolation level but SNAPSHOT, which do not see the setting as it
--- is. Where writers and the fill are in each other's way, the fill is the one that comes again.
+-- A transaction that changed an identity before the triggers maintained it has that document locked until it commits,
+-- and the fill waits for the lock, also with READ_COMMITTED_SNAPSHOT on. A later change writes to all referrers, and
+-- the fill does not lower these values. This holds for writers of every isolation level except SNAPSHOT, which may see
+-- a stale setting. Where writers and the fill conflict, the fill retries.
 CREATE OR ALTER PROCEDURE forge_versions.use_strategy @name nvarchar(16), @batch integer = 5000
 AS
 BEGIN

@@ -1,5 +1,5 @@
--- Stamping and journaling for an application that writes documents and references by its own SQL: set-based, one stamp
--- a statement, none for a statement that changes nothing. What the triggers write themselves, they do not journal.
+-- Stamping and journaling for an application that writes documents and references with its own SQL: set-based, one
+-- stamp per statement, none for a statement that changes nothing. Writes of the triggers themselves are not journaled.
 
 CREATE OR ALTER TRIGGER forge_versions.document_inserted ON forge_versions.document AFTER INSERT
 AS
@@ -17,10 +17,10 @@ BEGIN
 END;
 GO
 
--- An identity that changed changes those that contain it, level by level, with the same stamp. A document that is
--- reached twice is written twice and journaled once; one that is reached without end contains itself.
--- A path names a key as the text spells it, which has no backslash before a slash; STRING_ESCAPE has.
--- What is kept is asked last, while all that moved is locked: see strategies.sql.
+-- A changed identity changes the identities that contain it, level by level, with the same stamp. A document that is
+-- reached twice is written twice and journaled once; one that is reached without end contains itself. A path names a
+-- key as the text spells it, without a backslash before a slash; STRING_ESCAPE adds one. Whether dependencies are
+-- maintained is read last, while all changed documents are locked: see strategies.sql.
 CREATE OR ALTER TRIGGER forge_versions.document_updated ON forge_versions.document AFTER UPDATE
 AS
 BEGIN
@@ -112,7 +112,7 @@ BEGIN
 END;
 GO
 
--- Who had the access to it is told by name: who had none learns nothing.
+-- Only subjects that had access get a tombstone; others learn nothing.
 CREATE OR ALTER TRIGGER forge_versions.document_deleted ON forge_versions.document AFTER DELETE
 AS
 BEGIN
@@ -130,7 +130,7 @@ END;
 GO
 
 -- References are content of their parent. The child stays locked until the transaction ends, so that a change of its
--- identity comes before this read or waits for this edge. Edges that go with their parent concern nobody.
+-- identity comes before this read or waits for this edge. Edges deleted with their parent are ignored.
 CREATE OR ALTER TRIGGER forge_versions.reference_written ON forge_versions.reference AFTER INSERT, UPDATE, DELETE
 AS
 BEGIN
