@@ -171,7 +171,7 @@ class _Work:
         for view in self._views.values():
             self._spark.catalog.dropTempView(view)
 
-    def build(self, model: Model, number: int, *, anew: bool) -> str:
+    def build(self, model: Model, number: int, *, again: bool) -> str:
         """Update one model; raise its error.
 
         A model that reads a model which got an unscheduled full build gets a full build too, because the changed keys

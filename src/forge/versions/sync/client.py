@@ -39,7 +39,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Synced(msgspec.Struct):
-    """The result of one call. `upto` is the version of the copy; `anew` is why it was begun again, if it was."""
+    """The result of one call. `upto` is the version of the copy; `again` is why it was begun again, if it was."""
 
     upto: int = 0
     upserts: int = 0
