@@ -22,7 +22,7 @@ UNION ALL SELECT s.seal, s.id, v.id IS NULL, NULL FROM sealed s LEFT JOIN forge.
 WHERE v.id IS NULL OR forge.definition_digest(v) IS DISTINCT FROM s.digest
 ORDER BY seal NULLS FIRST, id;
 
--- sealed_days: The days that have seals, whether parts of their rows are gone, and how many rows they covered.
+-- sealed_days: The days that have seals, whether the seals lost their digests of rows, and how many rows they covered.
 SELECT s.day, bool_or(s.events IS NULL), sum(s.rows) FROM forge.log_seal s WHERE s.rows > 0 AND isfinite(s.day) GROUP BY s.day ORDER BY s.day;
 
 -- day: Compares the rows of one day with their seals. First a row of counts: sealed, redacted, unsealed; then findings.
