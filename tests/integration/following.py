@@ -236,6 +236,7 @@ class Locks:
         """How many connections there are to the database, but for this one."""
         row = self._connection.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend'"
         ).fetchone()
         assert row is not None
         return int(row[0])

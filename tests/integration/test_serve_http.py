@@ -615,7 +615,7 @@ async def test_who_leaves_has_the_call_cancelled_and_the_connection_back(databas
     async with serving(app) as served:
         for _ in range(4):
             with pytest.raises(httpx.ReadTimeout):
-                await served.client.post("/forge/query/slow", timeout=0.3)
+                await served.client.post("/forge/query/slow", timeout=httpx.Timeout(20, read=0.3))
         answer = await served.client.post("/forge/query/quick", timeout=20)
         assert answer.json()["result"] == [{"one": 1}]
 
