@@ -16,7 +16,7 @@ import msgspec
 
 from forge.capture.capabilities import Part
 from forge.change import Change, Op, Row
-from forge.conditions.parse import columns, parse
+from forge.conditions.parse import parse, paths
 from forge.conditions.untyped import predicate
 from forge.config import nearest
 from forge.errors import ConfigError
@@ -94,7 +94,7 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
         there = list(dict.fromkeys(column for _, names in wanted for column in names))
         asked: list[tuple[str, ...]] = [(column,) for column in self.columns]
         if self.where is not None:
-            asked += [path.names for path in columns(parse(self.where))]
+            asked += [path.names for path in paths(parse(self.where))]
         for path in asked:
             if wanted and not set(path) & set(there):
                 names = {table for table, _ in wanted}

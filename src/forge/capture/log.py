@@ -285,8 +285,7 @@ class _Ordered:
             )
         stored = self._key(self.now.row_id, f"{self.now.alias}.")
         if fresh:
-            rows = self.now.unchanged_rows(f"ORDER BY {', '.join(stored)}")
-            return binder.mogrify(f"SELECT r.row_id, r.image::text FROM ({rows}) r", since)
+            return binder.mogrify(self.now.unchanged_rows(f"ORDER BY {', '.join(stored)}"), since)
         logged = self._key("l.row_id", None)
         order = [f"o{place}" for place in range(len(stored))]
         behind = "true"

@@ -10,18 +10,18 @@ Invariants:
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from forge.cursor import Snapshot
 from forge.postgres import session
-from forge.postgres.queries import filled, queries
+from forge.postgres.names import escaped
+from forge.postgres.queries import filled, query_file
 
 PINS: Final = session.set_local(session.TEXTS, session.CATALOG, session.ALL_ROWS)
 
 
-def rewind_query(name: str) -> LiteralString:
-    """Return a query of the file by its name."""
-    return queries("forge.changelog", "sql/rewind.sql")[name]
+rewind_query: Final = query_file("forge.changelog", "sql/rewind.sql")
+"""Return a query of `sql/rewind.sql` by its name."""
 
 
 class CurrentTable(NamedTuple):
@@ -40,6 +40,12 @@ class CurrentTable(NamedTuple):
     versions: list[int]
     key_types: list[str]
     collations: list[str]
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The words in braces of a query about this table, for a statement with parameters."""
+        own = {"row_id": self.row_id, "relation": self.relation, "alias": self.alias, "source": self.source}
+        return {word: escaped(text) for word, text in own.items()}
 
     def since(self, snapshot: Snapshot, first_id: int) -> dict[str, Any]:
         """Return the parameters that select what happened to this table after a snapshot."""
@@ -77,12 +83,11 @@ class CurrentTable(NamedTuple):
         return self._filled("counted", {})
 
     def unchanged_rows(self, order: str) -> str:
-        """Return the SQL of all current rows, `(row_id, image)`: those in the snapshot of the same transaction."""
+        """Return the SQL of all current rows, `(row_id, image as text)`, in the same snapshot."""
         return self._filled("now", {"order": order})
 
     def _filled(self, name: str, words: Mapping[str, str]) -> str:
         """Fill in a statement with parameters; a `%` in the words is not a parameter."""
         fragments = {"first": rewind_query("first"), "before": rewind_query("before")}
-        own = {"row_id": self.row_id, "relation": self.relation, "alias": self.alias, "source": self.source}
-        escaped = {word: text.replace("%", "%%") for word, text in {**words, **own}.items()}
-        return filled(filled(rewind_query(name), fragments), escaped)
+        safe = {word: escaped(text) for word, text in words.items()}
+        return filled(filled(rewind_query(name), fragments), {**safe, **self.words})

@@ -20,7 +20,7 @@ Values are compared in a canonical form: see `forge.conditions.canonical`.
 which the condition may be true. A cover without probes means that it is never true.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import date, datetime
 from functools import reduce
 from typing import Any, Final, final
@@ -44,7 +44,19 @@ from forge.conditions.logic import (
     disjunction,
     negation,
 )
-from forge.conditions.tree import All, AnyOf, Compare, Condition, Constant, Distinct, IsNull, Not, OneOf, Operand
+from forge.conditions.tree import (
+    All,
+    AnyOf,
+    Compare,
+    Condition,
+    Constant,
+    Distinct,
+    IsNull,
+    Not,
+    OneOf,
+    Operand,
+    columns,
+)
 from forge.conditions.tree import Any as Some
 
 _EITHER: Final = TRUE | FALSE
@@ -91,7 +103,7 @@ class Bound:
         outcome, covers = _compile(condition, types, parameters)
         self.outcome: Final = outcome
         self.covers: Final = covers
-        self.columns: Final = frozenset(_columns(condition))
+        self.columns: Final = frozenset(columns(condition))
 
     def parts(self) -> tuple[Condition, Mapping[str, ColumnType], Mapping[str, object]]:
         """Return the condition, types and parameters that it was bound from."""
@@ -142,17 +154,6 @@ def _on_nulls(condition: Condition, parameters: Mapping[str, object]) -> int:
             return reduce(lambda mask, part: OR[mask][_on_nulls(part, parameters)], condition.conditions, FALSE)
         case _:
             return MAYBE
-
-
-def _columns(condition: Condition) -> Iterator[str]:
-    match condition:
-        case Not():
-            yield from _columns(condition.condition)
-        case All() | Some():
-            for part in condition.conditions:
-                yield from _columns(part)
-        case Compare() | OneOf() | AnyOf() | Distinct() | IsNull():
-            yield condition.column
 
 
 # Compiling.

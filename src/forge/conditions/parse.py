@@ -5,7 +5,6 @@ All(conditions=(Compare(column='status', operator='=', operand=Constant(value='p
 Compare(column='total', operator='>', operand=Constant(value=10))))
 """
 
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Final
 
@@ -26,6 +25,7 @@ from forge.conditions.tree import (
     Operator,
     Path,
     Undecided,
+    columns,
 )
 from forge.conditions.tree import Any as Some
 from forge.conditions.values import compare
@@ -51,26 +51,13 @@ def parse(sql: str) -> Condition:
         raise ConfigError(f"{sql[:60]!r}… is nested too deeply", fix="write it with fewer parentheses") from None
 
 
-def columns(condition: Condition) -> list[Path]:
+def paths(condition: Condition) -> list[Path]:
     """Return the columns of a parsed condition, in order.
 
-    >>> columns(parse("orders.status = 'paid' AND total > 10 AND total < 20"))
+    >>> paths(parse("orders.status = 'paid' AND total > 10 AND total < 20"))
     ['orders.status', 'total']
     """
-    return list(dict.fromkeys(column for column in _columns(condition) if isinstance(column, Path)))
-
-
-def _columns(condition: Condition) -> Iterator[str]:
-    match condition:
-        case Not():
-            yield from _columns(condition.condition)
-        case All() | Some():
-            for part in condition.conditions:
-                yield from _columns(part)
-        case CompareColumns():
-            yield from (condition.left, condition.right)
-        case Compare() | IsNull():
-            yield condition.column
+    return list(dict.fromkeys(column for column in columns(condition) if isinstance(column, Path)))
 
 
 class _Parser:

@@ -4,7 +4,7 @@
 condition is a `Path`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -121,3 +121,17 @@ class Undecided(msgspec.Struct, frozen=True):
 Condition = Compare | CompareColumns | OneOf | AnyOf | Distinct | IsNull | Not | All | Any | Decided | Undecided
 
 TRUE = All(())
+
+
+def columns(condition: Condition) -> Iterator[str]:
+    """Return the columns that a condition names, in order, each as often as it is named."""
+    match condition:
+        case Not():
+            yield from columns(condition.condition)
+        case All() | Any():
+            for part in condition.conditions:
+                yield from columns(part)
+        case CompareColumns():
+            yield from (condition.left, condition.right)
+        case Compare() | OneOf() | AnyOf() | Distinct() | IsNull():
+            yield condition.column

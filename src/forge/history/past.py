@@ -186,10 +186,7 @@ class Past:
 
     def _of_now(self, name: str, **words: str) -> str:
         """Return a query on the current table; the words may have parameters."""
-        now = self._now
-        own = {"row_id": now.row_id, "relation": now.relation, "alias": now.alias, "source": now.source}
-        safe = {word: escaped(text) for word, text in own.items()}
-        return filled(_query(name), {**safe, **words, "version": str(self._table.newest.id)})
+        return filled(_query(name), {**self._now.words, **words, "version": str(self._table.newest.id)})
 
     def _streamed(self, statement: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a statement, held by the server and fetched page by page."""

@@ -24,7 +24,7 @@ from bson.decimal128 import Decimal128
 from forge.capture.capabilities import Part
 from forge.capture.filters import Filter
 from forge.change import Op
-from forge.conditions.parse import columns, parse
+from forge.conditions.parse import parse, paths
 from forge.conditions.tree import All, Compare, Condition, Constant, IsNull, Not, Operator, Path
 from forge.conditions.tree import Any as Some
 
@@ -123,7 +123,7 @@ def _skips(pattern: str, states: set[int]) -> set[int]:
 def condition(sql: str, prefix: str) -> tuple[Expression, list[str]]:
     """Return an expression that holds for every document at `prefix` that may satisfy the condition, and its fields."""
     parsed = parse(sql)
-    fields = sorted({path.names[-1] for path in columns(parsed)})
+    fields = sorted({path.names[-1] for path in paths(parsed)})
     return _may(parsed, f"${prefix}." if prefix else "$", negated=False), fields
 
 

@@ -66,4 +66,4 @@ SELECT NULL::text AS row_id, c.image::json AS image, row_number() OVER (ORDER BY
 FROM counted c CROSS JOIN LATERAL generate_series(1, c.number);
 
 -- now: All rows of a table.
-SELECT {row_id} AS row_id, row_to_json({alias}_image) AS image FROM {relation} {alias}{source} {order};
+SELECT {row_id} AS row_id, row_to_json({alias}_image)::text AS image FROM {relation} {alias}{source} {order};
