@@ -22,7 +22,7 @@ from forge.react.database import Context
 from forge.react.registry import ANYONE
 from forge.serve.auth import Identity
 from forge.serve.node import Node
-from forge.testing.redis import redis_missing, temporary_redis
+from tests.servers.redis import redis_missing, temporary_redis
 
 ROWS = 10_000
 MEMORY, REDIS, UNCACHED = "memory", "Redis", "uncached"

@@ -10,9 +10,9 @@ from forge.cache.redis import Redis
 from forge.cursor import After
 from forge.postgres.connection import Connection
 from forge.react.registry import Auth, Registration, Registry
-from forge.testing.redis import RedisServer
 from tests.cache.shop import shop_node
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
+from tests.servers.redis import RedisServer
 
 
 @pytest.fixture(params=["memory", "redis"])

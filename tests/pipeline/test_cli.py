@@ -19,7 +19,7 @@ from forge.pipeline.tables import load
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.command, pytest.mark.long, pytest.mark.timeout(900)]
 
 TOTALS = (
     "-- key: status\n-- keys: SELECT status FROM orders_changed\nSELECT status, count(*) AS n FROM orders GROUP BY 1"

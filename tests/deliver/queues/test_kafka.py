@@ -19,8 +19,8 @@ from forge.deliver.message import Message
 from forge.deliver.queues import Kafka
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
-from forge.testing.kafka import MockKafka, kafka_missing, temporary_kafka
 from tests.deliver.traffic import AT, SOON, check, deliver, messages
+from tests.servers.kafka import MockKafka, kafka_missing, temporary_kafka
 
 pytestmark = pytest.mark.skipif(kafka_missing() is not None, reason=str(kafka_missing()))
 Open = Callable[..., Kafka]

@@ -17,9 +17,9 @@ from forge.deliver.message import Message
 from forge.deliver.queues import Nats
 from forge.deliver.sink import NotDelivered, Refused
 from forge.errors import ConfigError
-from forge.testing.nats import NatsServer, nats_missing, temporary_nats
 from forge.testing.proxy import FaultProxy
 from tests.deliver.traffic import AT, check, deliver, messages, until
+from tests.servers.nats import NatsServer, nats_missing, temporary_nats
 
 pytestmark = pytest.mark.skipif(nats_missing() is not None, reason=str(nats_missing()))
 Open = Callable[..., Nats]
