@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forge.client.errors import ProtocolError, ResultMismatch
@@ -60,15 +60,41 @@ def test_deltas_lead_to_what_the_server_holds(results: list[list[dict[str, Any]]
 def test_a_delta_on_another_result_is_told(old: Any, new: Any, other: Any) -> None:
     before, after, wrong = (server.encode(rows, key=("id", "kind")) for rows in (old, new, other))
     body = messages.delta(Push(after, before, SNAPSHOT, (), 0))
-    if body is None or wrong.hash == before.hash:
-        return
+    assume(body is not None and wrong.hash != before.hash)
+    assert body is not None
     delta = read(Delta, sent("delta", body))
     held = Held.of(whole(Push(wrong, None, SNAPSHOT, (), 0)))
-    with pytest.raises(ResultMismatch):
+    with pytest.raises(ResultMismatch, match="is of another result"):
         held.after(delta)
     lying = msgspec.structs.replace(delta, before=held.hash)
     with contextlib.suppress(ResultMismatch):
+        found = held.after(lying)
+        assert (found.rows, found.hash) == (after.rows, after.hash)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ([{"id": 1, "v": "x"}, {"id": 2, "v": "b"}], None),
+        ([{"id": 2, "v": "b"}], "the delta does not fit the result"),
+        ([{"id": 1, "v": "a"}, {"id": 2, "v": "x"}], "the result does not have its hash"),
+        ([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}, {"id": 3, "v": "c"}], "the result does not have its hash"),
+    ],
+)
+def test_a_delta_that_lies_about_its_result_leads_to_the_right_rows_or_is_told(other: Any, told: str | None) -> None:
+    old = [{"id": 1, "v": "a"}, {"id": 2, "v": "b"}]
+    before, after, wrong = (
+        server.encode(rows, key=("id",)) for rows in (old, [{"id": 1, "v": "new"}, {"id": 2, "v": "b"}], other)
+    )
+    body = messages.delta(Push(after, before, SNAPSHOT, (), 0))
+    assert body is not None
+    held = Held.of(whole(Push(wrong, None, SNAPSHOT, (), 0)))
+    lying = msgspec.structs.replace(read(Delta, sent("delta", body)), before=held.hash)
+    if told is None:
         assert held.after(lying).rows == after.rows
+    else:
+        with pytest.raises(ResultMismatch, match=told):
+            held.after(lying)
 
 
 @given(st.dictionaries(TEXTS, VALUES, max_size=3) | VALUES)
