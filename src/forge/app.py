@@ -35,13 +35,12 @@ from forge.database import database
 from forge.deliver.consumers import ConsumerNode, Consumers
 from forge.deliver.consumers import Settings as ConsumerSettings
 from forge.deliver.consumers.definition import WEBHOOK
-from forge.deliver.consumers.errors import ConsumerInvalid
 from forge.deliver.outbox import OutboxNode, Routes
 from forge.deliver.outbox.worker import Settings as OutboxSettings
 from forge.deliver.payload import Envelope, Payload
 from forge.deliver.sink import Sink
 from forge.deliver.webhooks.endpoints import Configured
-from forge.errors import ServerError
+from forge.errors import ConsumerInvalid, ServerError
 from forge.history.instants import Gap
 from forge.postgres.connection import await_server, connect
 from forge.react import past

@@ -10,9 +10,9 @@ from psycopg.errors import FeatureNotSupported
 from forge.conditions.bound import bind
 from forge.conditions.canonical import ColumnType
 from forge.conditions.tree import TRUE, All, AnyOf, Compare, Condition, Constant, Parameter
-from forge.errors import NotInstalled
+from forge.errors import NotInstalled, QueryRefused
 from forge.postgres.connection import AsyncConnection, Connection, connect_async
-from forge.react.catalog import QueryRefused, analyze, declared
+from forge.react.catalog import analyze, declared
 from forge.react.readset import Analysis, TableRead
 
 from .log import enable

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from forge.change import Change, Op, Source
-from forge.client import Client, Refused, Unauthorized, Unreachable, connect
+from forge.client import Client, connect
 from forge.client.tokens import Token
-from forge.errors import CursorExpired, DecodeError
+from forge.errors import CursorExpired, DecodeError, Refused, Unauthorized, Unreachable
 from forge.serve.messages import fields, sse
 from forge.wire import encode
 

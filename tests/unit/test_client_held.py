@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.client.errors import ProtocolError, ResultMismatch
 from forge.client.messages import Delta, Whole, decode_result, read
 from forge.client.result_state import Held, digest
 from forge.client.sse import Parser
 from forge.cursor import Snapshot
+from forge.errors import ProtocolError, ResultMismatch
 from forge.react import result as server
 from forge.react.push import Push
 from forge.serve import messages

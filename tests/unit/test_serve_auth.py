@@ -13,17 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from starlette.datastructures import Headers
 
-from forge.errors import ConfigError
+from forge.errors import AuthFailed, ConfigError, KeysUnavailable
 from forge.react.registry import ANYONE, Auth
-from forge.serve.auth import (
-    Authenticator,
-    AuthFailed,
-    AuthSettings,
-    Identity,
-    KeysUnavailable,
-    Revocations,
-    bearer,
-)
+from forge.serve.auth import Authenticator, AuthSettings, Identity, Revocations, bearer
 
 NOW = 1_800_000_000.0
 SECRET = "k" * 64

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from forge.errors import ServerError
-from forge.react.registry import Auth, BadArguments
+from forge.errors import BadArguments, LimitReached, ServerError
+from forge.react.registry import Auth
 from forge.serve.auth import Identity
 from forge.serve.bus import Envelope, Exchange, wire_revocations
 from forge.serve.channels import LONGEST_NAME, MOST_BYTES, MOST_CHANNELS, Channels
-from forge.serve.limits import TooMany
 from forge.serve.session import Session
 
 
@@ -303,7 +302,7 @@ async def test_limits() -> None:
             await channels.publish(ada, "x" * LONGEST_NAME, "x" * MOST_BYTES)
         for number in range(MOST_CHANNELS - 1):
             await channels.join(ada, str(number))
-        with pytest.raises(TooMany):
+        with pytest.raises(LimitReached):
             await channels.join(ada, "one more")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from forge.versions.errors import TokenInvalid
+from forge.errors import TokenInvalid
 from forge.versions.pages import Place, Question, opened, sealed
 
 KEY = bytes(range(32))

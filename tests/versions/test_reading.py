@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from forge.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
 from forge.postgres.connection import Connection, connect
 from forge.postgres.queries import queries
 from forge.versions import reading
 from forge.versions.available import Available, available
-from forge.versions.errors import TokenInvalid, UnknownResource, VersionsMissing, WindowExpired, WindowInvalid
 from forge.versions.nouns import Deletion, Event, KeyChange, Page, Resource, Upsert
 from forge.versions.reading import (
     changes,

@@ -6,12 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, VersionsMissing, WindowExpired
 from forge.postgres import leases
 from forge.postgres.connection import Connection, connect
 from forge.versions import reading
 from forge.versions.available import available
-from forge.versions.errors import VersionsMissing, WindowExpired
 from forge.versions.nouns import Resource
 from forge.versions.reading import Standing, changes, deletes, key_changes, stream
 from forge.versions.retention import JOURNALS, Partition, Policy, maintain, partitions

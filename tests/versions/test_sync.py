@@ -10,18 +10,17 @@ import msgspec
 import pytest
 
 from forge.embedded import PostgresServer
+from forge.errors import MirrorUnusable, UnknownResource, WindowExpired
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, find, put
-from forge.versions.errors import UnknownResource, WindowExpired
 from forge.versions.nouns import Event, Page, Resource
 from forge.versions.resources import declare
 from forge.versions.sync import (
     DatabaseSource,
     FilesMirror,
     Mirror,
-    MirrorUnusable,
     Progress,
     Reach,
     Source,

@@ -2,6 +2,6 @@
 
 from forge.cache.cache import Cache
 from forge.cache.validity import Metrics
-from forge.cache.values import NotCachable
+from forge.errors import NotCachable
 
 __all__ = ["Cache", "Metrics", "NotCachable"]

@@ -421,7 +421,7 @@ def _passing(error: ForgeError) -> bool:
     if isinstance(error, ServerError):
         return True
     kind = type(error).__name__
-    return type(error).__module__ == "forge.client.errors" and kind in ("Unreachable", "Failed", "TooMany")
+    return type(error).__module__ == "forge.client.error_responses" and kind in ("Unreachable", "Failed", "TooMany")
 
 
 def _show(run: Session, items: list[Event]) -> None:

@@ -12,12 +12,12 @@ from typing import Final, Self
 
 from forge.backoff import Backoff
 from forge.change import Change
-from forge.client.errors import Unreachable, passing, told
+from forge.client.error_responses import passing, told
 from forge.client.http import PATIENT, Events, Http
 from forge.client.messages import About, AuthTold, Bye, read
 from forge.client.sse import Event
 from forge.cursor import Cursor
-from forge.errors import DecodeError, ForgeError
+from forge.errors import DecodeError, ForgeError, Unreachable
 from forge.wire import decode
 
 _SETTLED: Final = 5.0

@@ -20,14 +20,13 @@ import msgspec
 
 from forge.change import Change
 from forge.client.changes import Changes
-from forge.client.errors import Closed
 from forge.client.http import Http
 from forge.client.live import Live, Metrics, Mode
 from forge.client.messages import Answer, Cause, decode_result, read
 from forge.client.session import Session
 from forge.client.tokens import Token, Tokens
 from forge.cursor import NOW, Cursor, Snapshot
-from forge.errors import ConfigError
+from forge.errors import Closed, ConfigError
 
 
 class Mutated(msgspec.Struct, frozen=True):

@@ -13,11 +13,11 @@ from typing import Final, Self
 import httpx
 
 from forge.backoff import Backoff
-from forge.client.errors import NOT_FORGE, Closed, ProtocolError, Unauthorized, Unreachable, told
+from forge.client.error_responses import NOT_FORGE, told
 from forge.client.messages import ErrorBody, read
 from forge.client.sse import Event, Parser
 from forge.client.tokens import Tokens
-from forge.errors import ForgeError
+from forge.errors import Closed, ForgeError, ProtocolError, Unauthorized, Unreachable
 
 PATIENT: Final = partial(Backoff, 0.25, 30.0)
 """Backoff between reconnects."""

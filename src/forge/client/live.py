@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from forge.client.errors import ResultMismatch
 from forge.client.messages import Cause, Delta, Whole
 from forge.client.result_state import Held
 from forge.cursor import Snapshot
+from forge.errors import ResultMismatch
 
 Mode = Literal["full", "delta"]
 

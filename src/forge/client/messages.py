@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forge.client.errors import ProtocolError
-from forge.errors import DecodeError, ForgeError
+from forge.errors import DecodeError, ForgeError, ProtocolError
 from forge.wire import decode_row, decode_value
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from forge.client.errors import ResultMismatch
 from forge.client.messages import Delta, Whole, decode_result, malformed
+from forge.errors import ResultMismatch
 
 
 class Held(msgspec.Struct, frozen=True):

@@ -18,12 +18,12 @@ from urllib.parse import quote
 import msgspec
 
 from forge.backoff import Backoff
-from forge.client.errors import Closed, Refused, ResultMismatch, TooMany, Unreachable, passing, told
+from forge.client.error_responses import passing, told
 from forge.client.http import PATIENT, Http
 from forge.client.live import Live, Metrics
 from forge.client.messages import About, AuthTold, Bye, Delta, Opened, Whole, read
 from forge.client.sse import Event
-from forge.errors import ForgeError
+from forge.errors import Closed, ForgeError, Refused, ResultMismatch, TooMany, Unreachable
 from forge.tasks import spawn
 
 MOST_MISMATCHES: Final = 3

@@ -24,11 +24,11 @@ import psycopg
 
 from forge.conditions.canonical import ColumnType
 from forge.conditions.tree import TRUE, Condition
-from forge.errors import ForgeError
+from forge.errors import QueryRefused, StatementUnreadable
 from forge.postgres.connection import AsyncConnection, typed_errors
 from forge.postgres.names import quoted
 from forge.react.readset import Analysis, TableRead
-from forge.react.scopes import Name, Occurrence, Relation, Statement, Unreadable
+from forge.react.scopes import Name, Occurrence, Relation, Statement
 
 OWN_SCHEMA: Final = "forge"
 OWN_TABLES: Final = frozenset(
@@ -39,10 +39,6 @@ OWN_TABLES: Final = frozenset(
 
 LONG: Final = 10_000
 """Statement length, in characters, from which parsing takes noticeable time (a list of thousands of values)."""
-
-
-class QueryRefused(ForgeError):
-    """The statement is not a query, or its reads cannot be determined."""
 
 
 async def analyze(
@@ -71,7 +67,7 @@ async def analyze(
 def _parsed(sql: str) -> Statement | None:
     try:
         return Statement(sql)
-    except Unreadable:
+    except StatementUnreadable:
         return None
 
 
@@ -449,7 +445,7 @@ async def _analysis(catalog: _Catalog, view: int, statement: Statement | None, n
         }
         try:
             occurrences = statement.occurrences(relations)
-        except Unreadable:
+        except StatementUnreadable:
             statement = None
     if statement is not None and own.times:
         catalog.volatile |= {f"'{word}'" for word in statement.strings if word.strip().lower() in _MOMENTS}

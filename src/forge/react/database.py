@@ -14,7 +14,7 @@ import msgspec
 from psycopg.rows import dict_row
 
 from forge.conditions.bound import bind
-from forge.errors import ForgeError
+from forge.errors import QueryFailed
 from forge.observing.hub import Timed, hub
 from forge.postgres.connection import AsyncConnection
 from forge.react.index import BoundRead
@@ -24,10 +24,6 @@ from forge.tracking.outbox import Key, outbox
 
 Parameters = Mapping[str, Any] | Sequence[Any]
 _PLACEHOLDER: Final = re.compile(r"%(?:\(([^)]+)\).|.)")
-
-
-class QueryFailed(ForgeError):
-    """A statement of a query or mutation failed."""
 
 
 class Analyze(Protocol):

@@ -22,14 +22,14 @@ from psycopg import sql
 from sqlglot.tokenizer_core import Token, TokenType
 
 from forge.change import UNAVAILABLE, JsonNull
-from forge.errors import HistoryUnavailable
+from forge.errors import HistoryUnavailable, QueryFailed
 from forge.history.asof import at_instant
 from forge.history.instants import Answered, Gap
 from forge.postgres.connection import AsyncConnection, connect, connect_async, translate
 from forge.postgres.names import quoted
 from forge.postgres.session import ANALYSIS
 from forge.react import catalog
-from forge.react.database import Context, Db, Parameters, QueryFailed
+from forge.react.database import Context, Db, Parameters
 from forge.react.registry import Call
 from forge.values import Column
 

@@ -30,8 +30,8 @@ from forge.change import Change, Op, Source
 from forge.changelog.follow import follow
 from forge.changelog.reader import Batch
 from forge.cursor import NOW, After, Cursor, wal_position
-from forge.errors import CursorExpired, CursorForeign, ForgeError, ServerError
-from forge.react.catalog import OWN_SCHEMA, OWN_TABLES, QueryRefused
+from forge.errors import CursorExpired, CursorForeign, ForgeError, QueryRefused, ServerError, Unexpected
+from forge.react.catalog import OWN_SCHEMA, OWN_TABLES
 from forge.react.debounce import Debounce
 from forge.react.group import Group, GroupKey, Metrics, Settings
 from forge.react.index import BoundRead, Index
@@ -383,7 +383,7 @@ class Reactor:
                 raise
             # includes a CancelledError from something else that the function awaited
             _log.exception("%s failed", group.call.query.name)
-            told = _Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
+            told = Unexpected(f"{group.call.query.name} failed: {type(error).__name__}", fix="see the log")
             self._failed(run, told, reads)
             return
         own = group.call.query.own
@@ -565,10 +565,6 @@ class _Run(NamedTuple):
     causes: tuple[Cause, ...]
     more: int
     began: int
-
-
-class _Unexpected(ForgeError):
-    """A query's function raised an unexpected exception."""
 
 
 def _by_session(groups: list[Group]) -> list[list[Group]]:

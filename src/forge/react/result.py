@@ -24,18 +24,10 @@ from uuid import UUID
 import msgspec
 
 from forge.config import Config
-from forge.errors import ForgeError
+from forge.errors import ResultInvalid, ResultTooLarge
 from forge.wire import MOST_EXACT_INT, encode_value
 
 MOST_BYTES: Final = Config().realtime.max_cached_result_bytes
-
-
-class ResultTooLarge(ForgeError):
-    """A result exceeds the size limit."""
-
-
-class ResultInvalid(ForgeError):
-    """A query returned a value that cannot be sent."""
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -27,12 +27,12 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from forge.backoff import Backoff
 from forge.cursor import Snapshot, wal_position
-from forge.errors import ForgeError, ServerError, one_line
+from forge.errors import CallInProgress, ForgeError, QueryFailed, QueryRefused, ServerError, one_line
 from forge.postgres.connection import AsyncConnection, connect_async, parameters, pin, translate
 from forge.postgres.leases import MAINTENANCE
 from forge.postgres.session import ANALYSIS, OWN, USERS
 from forge.react import catalog
-from forge.react.database import Context, Db, Parameters, QueryFailed, WatchedDb, bound_reads
+from forge.react.database import Context, Db, Parameters, WatchedDb, bound_reads
 from forge.react.index import BoundRead
 from forge.react.readset import Analysis
 from forge.react.registry import ANYONE, Auth, Call, Mutation
@@ -79,10 +79,6 @@ class _Again(Exception):
     """The server reports an error that a retry may fix."""
 
 
-class Taken(Exception):
-    """Another call with the same `Once` is running elsewhere."""
-
-
 class Reached(msgspec.Struct, frozen=True):
     """Progress of the log: its snapshot, and a WAL position after everything in it."""
 
@@ -117,7 +113,7 @@ class Once(Protocol):
     async def known(self, connection: AsyncConnection, /) -> Answer | None:
         """Return the answer of an earlier call; None if there is none: then other calls are locked out until this ends.
 
-        Raises Taken while another call is running, so that no call waits for it on a connection.
+        Raises CallInProgress while another call is running, so that no call waits for it on a connection.
         """
 
     async def keep(self, connection: AsyncConnection, answer: Answer, /) -> None:
@@ -324,7 +320,7 @@ class Runner:
             try:
                 async with self._errors(), self._primary.calls.connection() as connection:
                     return await self._mutate(connection, mutation, arguments, auth, trace, finish, once)
-            except Taken:
+            except CallInProgress:
                 if asyncio.get_running_loop().time() > deadline:
                     message = f"another call of {mutation.name} with this key ran for {self._timeout:g} s"
                     raise QueryFailed(message, fix="send it again: what that one did is its answer") from None
@@ -466,7 +462,7 @@ class _DeclaredDb(WatchedDb):
     """The database of a query that declares its reads; reads of its statements are added if they can be analysed."""
 
     async def _prepare(self, text: str, values: Parameters) -> None:
-        with contextlib.suppress(catalog.QueryRefused):
+        with contextlib.suppress(QueryRefused):
             await super()._prepare(text, values)
 
 

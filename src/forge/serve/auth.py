@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from forge.errors import ConfigError, ForgeError
+from forge.errors import AuthFailed, ConfigError, KeysUnavailable
 from forge.react.registry import ANYONE, Auth
 
 LONGEST_TOKEN: Final = 16 * 1024
@@ -52,14 +52,6 @@ _log = logging.getLogger(__name__)
 _jws = jwt.PyJWS()
 
 PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
-
-
-class AuthFailed(ForgeError):
-    """The token is missing or not accepted."""
-
-
-class KeysUnavailable(AuthFailed):
-    """The keys that verify tokens are not fetched yet, so no token can be accepted or finally refused."""
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,10 +21,9 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.errors import ForgeError
-from forge.react.registry import BadArguments, nested_too_deep
+from forge.errors import BadArguments, ForgeError, LimitReached
+from forge.react.registry import nested_too_deep
 from forge.serve.bus import Exchange
-from forge.serve.limits import TooMany
 from forge.serve.messages import Frame, fields
 from forge.serve.session import Session
 from forge.tasks import spawn
@@ -104,7 +103,9 @@ class Channels:
         if channel in mine:
             return mine[channel].shown()
         if len(mine) >= MOST_CHANNELS:
-            raise TooMany(f"a session may join {MOST_CHANNELS} channels", fix="leave one first", retry_after_secs=5)
+            raise LimitReached(
+                f"a session may join {MOST_CHANNELS} channels", fix="leave one first", retry_after_secs=5
+            )
         auth = session.identity.auth
         known = next(iter(mine.values()), None)
         member = Member((auth.tenant, channel), known.id if known else secrets.token_hex(8), auth.user)

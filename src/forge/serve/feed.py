@@ -40,16 +40,13 @@ from forge.change import Op
 from forge.changelog.reader import Batch, Reader
 from forge.changelog.tenancy import SIGNED, Tenant, parameters
 from forge.cursor import Cursor
-from forge.errors import CursorError, ForgeError, ServerError
+from forge.errors import BadArguments, CursorError, Forbidden, ForgeError, LimitReached, ServerError
 from forge.postgres.connection import translate
-from forge.react.registry import BadArguments
 from forge.serve.auth import Identity, bearer
 from forge.serve.http import address_of, failure, session_events
-from forge.serve.limits import TooMany
 from forge.serve.messages import error_fields, fields, sse
 from forge.serve.node import Node
 from forge.serve.pages import Event, Page, View
-from forge.serve.permissions import Forbidden
 from forge.serve.session import Session
 from forge.serve.stream import HEADERS, left
 from forge.tasks import observed
@@ -470,7 +467,9 @@ class Client:
                 return True
             except TimeoutError:
                 if not self._output.started:
-                    raise TooMany("too many read the past at once", fix="try again soon", retry_after_secs=5) from None
+                    raise LimitReached(
+                        "too many read the past at once", fix="try again soon", retry_after_secs=5
+                    ) from None
                 await self._output.write(self._frames() or self._alive())
         return False
 

@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from forge.errors import Forbidden
 from forge.serve.http import failure
 from forge.serve.node import Node
-from forge.serve.permissions import Forbidden, admit, local
+from forge.serve.permissions import admit, local
 
 STATIC: Final = Path(__file__).parent / "static"
 HEADERS: Final = {

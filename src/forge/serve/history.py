@@ -18,19 +18,18 @@ from starlette.responses import Response
 
 from forge.change import Op
 from forge.changelog.tenancy import Tenant, owns, readable
-from forge.errors import ForgeError, HistoryUnavailable, TrackingError
+from forge.errors import AuthFailed, BadArguments, Forbidden, ForgeError, HistoryUnavailable, TrackingError
 from forge.history.asof import row_as_of
 from forge.history.audit import Choice, audit, counts
 from forge.history.instants import instant, instant_or_now
 from forge.history.timeline import LIMIT, MOST, timeline
 from forge.history.tracked import key_of
 from forge.postgres.connection import Connection
-from forge.react.registry import BadArguments
-from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.serve.auth import Identity, bearer
 from forge.serve.http import as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
-from forge.serve.permissions import Forbidden, permissions
+from forge.serve.permissions import permissions
 from forge.serve.slow_queries import Answer, asked
 from forge.wire import encode_row, timestamp
 

@@ -16,16 +16,29 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forge.cursor import After
-from forge.errors import CursorError, CursorInvalid, ForgeError, ServerError, TooLarge
+from forge.errors import (
+    AuthFailed,
+    BadArguments,
+    CursorError,
+    CursorInvalid,
+    Forbidden,
+    ForgeError,
+    KeysUnavailable,
+    LimitReached,
+    NotJson,
+    ResultTooLarge,
+    ServerError,
+    TooLarge,
+    UnknownName,
+    UnknownSession,
+)
 from forge.history.instants import NOW
-from forge.react.registry import OWN, BadArguments, UnknownName, nested_too_deep
-from forge.react.result import ResultTooLarge
+from forge.react.registry import OWN, nested_too_deep
 from forge.serve import openapi
-from forge.serve.auth import AuthFailed, Identity, KeysUnavailable, bearer
-from forge.serve.limits import TooMany
+from forge.serve.auth import Identity, bearer
 from forge.serve.messages import error_fields, fields, shared_sse, sse
-from forge.serve.node import Node, UnknownSession
-from forge.serve.permissions import Forbidden, local, same_origin
+from forge.serve.node import Node
+from forge.serve.permissions import local, same_origin
 from forge.serve.session import Mode, Session
 from forge.serve.slow_queries import given_up
 from forge.serve.stream import Stream
@@ -34,17 +47,13 @@ BODY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
-class NotJson(ForgeError):
-    """A call of a Forge function is not declared as JSON; a form on any page could send such a request."""
-
-
 _STATUS: Final[tuple[tuple[type[ForgeError], int], ...]] = (
     (KeysUnavailable, 503),
     (AuthFailed, 401),
     (Forbidden, 403),
     (UnknownName, 404),
     (UnknownSession, 404),
-    (TooMany, 429),
+    (LimitReached, 429),
     (TooLarge, 413),
     (NotJson, 415),
     (ResultTooLarge, 413),
@@ -319,7 +328,7 @@ def check_origin(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
     >>> check_origin({"host": "shop.example", "origin": "https://shop.example"}, ())
     >>> check_origin({"host": "shop.example", "origin": "https://evil.example"}, ())
     Traceback (most recent call last):
-    forge.serve.permissions.Forbidden: the origin https://evil.example is not allowed
+    forge.errors.Forbidden: the origin https://evil.example is not allowed
     fix: add it to origins in Options
     """
     origin = headers.get("origin")

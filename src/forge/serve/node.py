@@ -21,23 +21,23 @@ from forge.changelog.reader import Batch
 from forge.changelog.tenancy import sole_tenants
 from forge.config import default
 from forge.cursor import NOW, After
-from forge.errors import ConfigError, ForgeError
+from forge.errors import AuthFailed, BadArguments, ConfigError, Forbidden, UnknownSession
 from forge.history.instants import Gap
 from forge.react import past
 from forge.react.cached import Cached
 from forge.react.catalog import OWN_TABLES
 from forge.react.reactor import ActorShown, Reactor
-from forge.react.registry import OWN, Auth, BadArguments, Call, Mutation, Query, Registry
+from forge.react.registry import OWN, Auth, Call, Mutation, Query, Registry
 from forge.react.result import Result, encode
 from forge.react.runner import Answer
-from forge.serve.auth import Authenticator, AuthFailed, AuthSettings, Identity, Revocations
+from forge.serve.auth import Authenticator, AuthSettings, Identity, Revocations
 from forge.serve.bus import Bus, wire_revocations
 from forge.serve.channels import Channels
 from forge.serve.limits import Gate, Hold, Holder, Limits, holder_of
 from forge.serve.messages import Frame, fields
 from forge.serve.metrics import Instruments
 from forge.serve.once import Once
-from forge.serve.permissions import Forbidden, oversee, permit
+from forge.serve.permissions import oversee, permit
 from forge.serve.session import Mode, Session, Subscription
 from forge.serve.slow_queries import Threads
 from forge.serve.traces import trace_push
@@ -79,10 +79,6 @@ class Options(msgspec.Struct, frozen=True):
         for name in ("origins", "allowed_hosts"):
             if isinstance(given := getattr(self, name), str):
                 raise ConfigError(f"{name} is a tuple of texts, not one", fix=f"give {name}=({given!r},)")
-
-
-class UnknownSession(ForgeError):
-    """This node has no such session, or it belongs to another caller."""
 
 
 class _Busy(Exception):

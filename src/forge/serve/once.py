@@ -18,20 +18,16 @@ from typing import Any, Final
 
 import msgspec
 
-from forge.errors import ForgeError
+from forge.errors import BadArguments, CallInProgress, KeyReused
 from forge.postgres.connection import AsyncConnection
-from forge.react.registry import Auth, BadArguments
+from forge.react.registry import Auth
 from forge.react.result import Result, digest
-from forge.react.runner import Answer, Taken
+from forge.react.runner import Answer
 
 _KEY: Final = re.compile(r"[!-~]{1,200}")
 _LOCK: Final = "SELECT pg_catalog.pg_try_advisory_xact_lock(%s)"
 _KNOWN: Final = "SELECT digest, result, xid FROM forge.mutation_key WHERE caller = %s AND key = %s"
 _KEEP: Final = "INSERT INTO forge.mutation_key (caller, key, digest, result, xid) VALUES (%s, %s, %s, %s, %s)"
-
-
-class KeyReused(ForgeError):
-    """An idempotency key was already used for a different call."""
 
 
 class Once:
@@ -58,12 +54,12 @@ class Once:
         return await (await connection.execute(_KNOWN, (self._caller, self._key))).fetchone()
 
     async def known(self, connection: AsyncConnection) -> Answer | None:
-        """Return the stored answer; raise Taken while another call runs. Afterwards, other calls wait for this one."""
+        """Return the stored answer; raise CallInProgress while another call runs. Later calls wait for this one."""
         row = await self._row(connection)  # any role may hold the lock, but a finished call needs no wait
         if row is None:
             locked = await connection.execute(_LOCK, (self.lock,))
             if await locked.fetchone() != (True,):
-                raise Taken
+                raise CallInProgress
             row = await self._row(connection)
         if row is None:
             return None

@@ -13,17 +13,13 @@ from typing import Any, Final
 
 from starlette.requests import HTTPConnection
 
-from forge.errors import ForgeError
+from forge.errors import Forbidden
 from forge.serve.auth import Identity
 
 _OWN_SITE: Final = (None, "none", "same-origin")
 """`Sec-Fetch-Site` values of requests by the user or by a page of this server; image requests have no `Origin`."""
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))?", re.ASCII)
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-
-
-class Forbidden(ForgeError):
-    """The caller may not do it, or may not see any of it."""
 
 
 def permissions(claims: Mapping[str, Any]) -> frozenset[str]:

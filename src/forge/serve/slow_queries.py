@@ -17,9 +17,8 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from forge.errors import ServerError, TooLarge
+from forge.errors import BadArguments, ServerError, TooLarge
 from forge.postgres.connection import Connection, connect, opened, typed_errors
-from forge.react.registry import BadArguments
 
 AT_ONCE: Final = 4
 """Queries of one kind that run at once; others wait."""

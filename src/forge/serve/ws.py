@@ -18,14 +18,12 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forge.cursor import NOW, After
-from forge.errors import ForgeError
-from forge.react.registry import BadArguments
-from forge.serve.auth import AuthFailed, Identity, bearer
+from forge.errors import AuthFailed, BadArguments, Forbidden, ForgeError, LimitReached
+from forge.serve.auth import Identity, bearer
 from forge.serve.http import check_origin, failure
-from forge.serve.limits import TooMany
 from forge.serve.messages import Frame, error_fields, fields, socket
 from forge.serve.node import Node
-from forge.serve.permissions import Forbidden, local
+from forge.serve.permissions import local
 from forge.serve.session import Mode, Session
 from forge.tasks import spawn
 
@@ -74,7 +72,7 @@ class Socket:
         await self._websocket.accept()
         try:
             session = await self._admitted()
-        except TooMany as error:
+        except LimitReached as error:
             await self._refuse(error, 4429)
             return
         except AuthFailed as error:
@@ -131,7 +129,7 @@ class Socket:
                 session.send(Frame("error", fields(id=message.id if message else None, **error_fields(error))))
                 wrong += 1
                 if wrong > MOST_ERRORS:
-                    return 4429 if isinstance(error, TooMany) else 4400
+                    return 4429 if isinstance(error, LimitReached) else 4400
         return _CLOSE.get(session.closed, 1000)
 
     async def _handle(self, session: Session, message: Message) -> None:
@@ -145,7 +143,7 @@ class Socket:
             self._answer(session, message, unsubscribed=node.unsubscribe(session, _given(message.subscription)))
         elif message.type in ("query", "mutate"):
             if len(self._calls) >= MOST_CALLS:
-                raise TooMany(f"{MOST_CALLS} calls are running", fix="wait for one to end", retry_after_secs=1)
+                raise LimitReached(f"{MOST_CALLS} calls are running", fix="wait for one to end", retry_after_secs=1)
             spawn(self._call(session, message), self._calls, _log)
         elif message.type == "auth":
             await node.renew(session, message.token)

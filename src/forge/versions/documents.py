@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from forge.errors import IdentityCycle, IdentityMismatch, MissingReference, StillReferenced, UnknownDocument
 from forge.postgres.connection import Connection
-from forge.versions.errors import IdentityCycle, IdentityMismatch, MissingReference, StillReferenced, UnknownDocument
 from forge.versions.nouns import (
     Deletion,
     Document,

@@ -15,7 +15,7 @@ Place(min=5, max=90, version=17, document=4, kind=2, way=0)
 >>> opened(key, question._replace(resource=8), token)
 Traceback (most recent call last):
     ...
-forge.versions.errors.TokenInvalid: this page token is not one for this question
+forge.errors.TokenInvalid: this page token is not one for this question
 fix: begin again without a page token
 """
 
@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from forge.versions.errors import TokenInvalid
+from forge.errors import TokenInvalid
 
 _SIGNATURE: Final = 16
 _PLACE: Final = Struct(">qqqqBB")

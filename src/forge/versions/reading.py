@@ -37,11 +37,10 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int8
 
-from forge.errors import DecodeError
+from forge.errors import DecodeError, TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
 from forge.postgres.connection import Connection
 from forge.postgres.queries import queries
 from forge.postgres.text import unstorable
-from forge.versions.errors import TokenInvalid, UnknownResource, WindowExpired, WindowInvalid
 from forge.versions.nouns import (
     Deletion,
     Document,

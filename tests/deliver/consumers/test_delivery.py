@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from forge.change import Change
-from forge.deliver.consumers import Consumers, Context, HandlerMisused
+from forge.deliver.consumers import Consumers, Context
 from forge.deliver.consumers.control import Control
-from forge.deliver.sink import NotDelivered, Refused
+from forge.errors import DeliveryRefused, HandlerMisused, NotDelivered
 from forge.postgres.connection import Connection, connect
 from tests.deliver.consumers.working import QUICK, table, until, working
 
@@ -195,7 +195,7 @@ async def test_handlers_may_say_what_to_do_with_a_change(database: str, connecti
 
     def fails(change: Change) -> Exception | None:
         if change.row_id == "1":
-            return Refused("never")
+            return DeliveryRefused("never")
         left[0] -= 1
         return NotDelivered("not now", after=0.001) if left[0] > 0 else None
 
@@ -204,7 +204,7 @@ async def test_handlers_may_say_what_to_do_with_a_change(database: str, connecti
         await until(lambda: seen)
     assert seen == [("insert", "2")]
     (letter,) = await Control(database).letters("all")
-    assert (letter.key, letter.tries, letter.error) == ("1", 1, "Refused: never")
+    assert (letter.key, letter.tries, letter.error) == ("1", 1, "DeliveryRefused: never")
 
 
 async def test_a_handler_that_hangs_is_ended_by_its_timeout(database: str, connection: Connection) -> None:

@@ -22,13 +22,13 @@ from forge.change import Change
 from forge.changelog import unread
 from forge.changelog.install import install
 from forge.cli import main
-from forge.deliver.consumers import ConsumerInvalid, Consumers, Context, source_feed
+from forge.deliver.consumers import Consumers, Context, source_feed
 from forge.deliver.consumers.control import Control
 from forge.deliver.message import Message
 from forge.doctor.consumers import consumers as consumers_of
 from forge.doctor.finding import Case
 from forge.embedded import PostgresServer
-from forge.errors import CursorForeign, CursorInvalid
+from forge.errors import ConsumerInvalid, CursorForeign, CursorInvalid
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.mariadb import MariadbServer, connect_mariadb, fresh_mariadb, mariadb_missing, temporary_mariadb

@@ -10,10 +10,19 @@ import pytest
 from forge.change import Change
 from forge.changelog.maintenance import Keeper, Policy
 from forge.cursor import Cursor
-from forge.deliver.consumers import ConsumerInvalid, ConsumerNode, Consumers, ConsumerUnknown, Context
+from forge.deliver.consumers import ConsumerNode, Consumers, Context
 from forge.deliver.consumers.control import Control
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import ConfigError, CursorForeign, CursorInvalid, HistoryUnavailable, NotInstalled
+from forge.errors import (
+    ConfigError,
+    ConsumerInvalid,
+    ConsumerUnknown,
+    CursorForeign,
+    CursorInvalid,
+    DeliveryRefused,
+    HistoryUnavailable,
+    NotDelivered,
+    NotInstalled,
+)
 from forge.postgres.connection import Connection
 from tests.deliver.consumers.working import table, until, working
 
@@ -305,7 +314,7 @@ class Receiver:
             error = self.trouble.pop(0)
             if isinstance(error, NotDelivered):
                 self.got += [(m.topic, m.key, m.id) for m in messages[: error.delivered]]
-            if isinstance(error, Refused):
+            if isinstance(error, DeliveryRefused):
                 self.got += [(m.topic, m.key, m.id) for m in messages[: error.place]]
             raise error
         self.got += [(m.topic, m.key, m.id) for m in messages]
@@ -321,7 +330,7 @@ async def test_a_sink_is_given_every_change_and_told_of_trouble(database: str, c
     receiver.trouble = [
         NotDelivered("busy", after=0.01, delivered=2),
         NotDelivered("busy"),
-        Refused("too odd", place=1),
+        DeliveryRefused("too odd", place=1),
     ]
     consumers = Consumers()
     consumers.deliver("out", to=receiver, tables=["item"], ops=["insert"], topic="items", backoff=(0.001, 0.01))
@@ -333,7 +342,7 @@ async def test_a_sink_is_given_every_change_and_told_of_trouble(database: str, c
     assert [key for _, key, _ in receiver.got] == ["1", "2", "3", "5", "6"]
     assert {topic for topic, _, _ in receiver.got} == {"items"}
     (letter,) = await Control(database).letters("out")
-    assert (letter.key, letter.error) == ("4", "Refused: too odd")
+    assert (letter.key, letter.error) == ("4", "DeliveryRefused: too odd")
 
 
 # What is refused

@@ -12,7 +12,7 @@ import forge
 from forge.deliver.message import Message
 from forge.deliver.outbox import Routes, Settings
 from forge.deliver.outbox.control import Control
-from forge.deliver.sink import NotDelivered, Refused
+from forge.errors import DeliveryRefused, NotDelivered
 from forge.postgres.connection import Connection, connect, connect_async
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 
@@ -255,7 +255,7 @@ class Picky:
             raise NotDelivered("it is down")
         for place, message in enumerate(messages):
             if message.payload == b"refuse":
-                raise Refused("never", place=place)
+                raise DeliveryRefused("never", place=place)
             self.got.append(message.payload.decode())
 
     async def close(self) -> None:

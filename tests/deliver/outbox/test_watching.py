@@ -11,9 +11,9 @@ from forge.app import Forge
 from forge.deliver.message import Message
 from forge.deliver.outbox import Settings
 from forge.deliver.outbox.node import NOBODY
-from forge.deliver.sink import Refused
 from forge.doctor import Finding, Level, examine
 from forge.doctor import outbox as watched
+from forge.errors import DeliveryRefused
 from forge.postgres.connection import Connection
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
 from tests.integration.serving import serving
@@ -28,7 +28,7 @@ async def test_a_serving_node_counts_what_it_sends_and_the_tables_are_live(
     @app.on_outbox("order.*", tries=2, backoff=(0.01, 0.01))
     async def paid(message: Message) -> None:
         if message.payload == b"never":
-            raise Refused("no")
+            raise DeliveryRefused("no")
         if message.payload == b"poison":
             raise ValueError("no")
 

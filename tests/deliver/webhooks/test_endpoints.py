@@ -17,10 +17,10 @@ from forge import wire
 from forge.app import Forge
 from forge.deliver.consumers import Consumers
 from forge.deliver.consumers.control import Control, Letter
-from forge.deliver.consumers.errors import ConsumerInvalid
 from forge.deliver.consumers.node import ConsumerNode
-from forge.deliver.webhooks import Endpoint, Endpoints, SignatureInvalid, Webhook, new_secret, verify
-from forge.deliver.webhooks.endpoints import Configured, WebhookInvalid, WebhookUnknown
+from forge.deliver.webhooks import Endpoint, Endpoints, Webhook, new_secret, verify
+from forge.deliver.webhooks.endpoints import Configured
+from forge.errors import ConsumerInvalid, SignatureInvalid, WebhookInvalid, WebhookUnknown
 from forge.postgres.connection import Connection
 from forge.testing.proxy import FaultProxy
 from tests.deliver.consumers.working import QUICK, table, until

@@ -22,10 +22,10 @@ from forge.capture.mysql.comments import said
 from forge.capture.mysql.cursor import Cursor, Place, Progress
 from forge.capture.mysql.rows import Row, Version
 from forge.capture.mysql.statements import effect
-from forge.capture.mysql.tables import Mismatch, lenenc, parse_map, parse_names
+from forge.capture.mysql.tables import lenenc, parse_map, parse_names
 from forge.capture.mysql.transaction_changes import Account, Catalog
 from forge.change import Change, Op, same
-from forge.errors import CursorForeign, DecodeError, SourceError
+from forge.errors import CursorForeign, DecodeError, SourceError, TableMapMismatch
 from forge.values import Column
 
 _HEADER = struct.Struct("<IBIIIH")
@@ -331,7 +331,7 @@ class Changes:
         try:
             tables.complete(made, self._catalog.known(made.schema, made.table), self._catalog.collations())
             found: Version | None = Version(made, self._catalog.charset)
-        except Mismatch:
+        except TableMapMismatch:
             found = None
         if len(self._versions) > 5000:
             self._versions.clear()

@@ -16,7 +16,7 @@ from forge.backoff import Backoff
 from forge.capture.capabilities import Capabilities
 from forge.capture.filters import Filter
 from forge.capture.mysql import catalog, settings
-from forge.capture.mysql.address import Address, Connection, Unreachable
+from forge.capture.mysql.address import Address, Connection
 from forge.capture.mysql.cascades import Name
 from forge.capture.mysql.cursor import KIND, Cursor, Place, Progress
 from forge.capture.mysql.feed import Feed
@@ -25,7 +25,7 @@ from forge.capture.mysql.tail import PAUSES, Reading, Tail, place_order, resumed
 from forge.capture.mysql.view import View
 from forge.capture.source import Batch, Status
 from forge.change import Change
-from forge.errors import CursorInvalid
+from forge.errors import CursorInvalid, SourceUnreachable
 from forge.generator_close import Closing
 from forge.values import Column
 
@@ -150,7 +150,7 @@ class MysqlSource:
                         with closing:
                             yield batch
                 return
-            except (Unreachable, OSError, _Again) as error:
+            except (SourceUnreachable, OSError, _Again) as error:
                 if closing.ends(error):
                     return
                 if not begun or backoff.spent:

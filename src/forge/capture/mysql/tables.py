@@ -2,13 +2,15 @@
 
 A table map has the types of the columns. With `binlog_row_metadata=FULL` it also has their names, signs, character
 sets, the words of enums and sets and the primary key; what it lacks is taken from the catalog (`Known`), and if the
-catalog does not fit the map, the table has no decoder (`Mismatch`): nothing is guessed.
+catalog does not fit the map, the table has no decoder (`TableMapMismatch`): nothing is guessed.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
+
+from forge.errors import TableMapMismatch
 
 TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, LONGLONG, INT24 = 1, 2, 3, 4, 5, 7, 8, 9
 DATE, TIME, DATETIME, YEAR = 10, 11, 12, 13
@@ -22,10 +24,6 @@ _META = {
 }  # fmt: skip
 _NUMERIC = {TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE}
 _TEXTS = {VARCHAR, VAR_STRING, STRING, BLOB, VARCHAR_COMPRESSED, BLOB_COMPRESSED}
-
-
-class Mismatch(Exception):
-    """The catalog does not fit a table map: its table changed since."""
 
 
 class KnownColumn(NamedTuple):
@@ -202,7 +200,7 @@ _SEQUENCE = (
 
 
 def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> None:
-    """Fill in from the catalog what the map lacks; raise Mismatch if they do not fit."""
+    """Fill in from the catalog what the map lacks; raise TableMapMismatch if they do not fit."""
     made.ends = known.ends if known else None
     made.sequence = known.sequence if known else tuple(field.name for field in made.fields) == _SEQUENCE
     if made.ends is not None and known and made.ends not in {column.name for column in known.columns}:
@@ -218,10 +216,10 @@ def complete(made: Map, known: Known | None, charsets: Mapping[int, str]) -> Non
                 field.charset = now.charset
         return
     if known is None or len(known.columns) != len(made.fields):
-        raise Mismatch
+        raise TableMapMismatch
     for field, column in zip(made.fields, known.columns, strict=True):
         if not _fits(field, column):
-            raise Mismatch
+            raise TableMapMismatch
         field.name, field.known = column.name, column.type
         field.unsigned = "unsigned" in column.type or "zerofill" in column.type
         field.charset = column.charset or "binary"

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from forge.backoff import Backoff
 from forge.capture.filters import Filter
 from forge.capture.mysql import catalog, settings
-from forge.capture.mysql.address import Address, Connection, Unreachable
+from forge.capture.mysql.address import Address, Connection
 from forge.capture.mysql.changes import Changes
 from forge.capture.mysql.cursor import Cursor, Place
 from forge.capture.mysql.feed import Feed
 from forge.capture.mysql.view import View
 from forge.capture.source import Batch
-from forge.errors import CursorExpired, CursorForeign, ForgeError, SourceError
+from forge.errors import CursorExpired, CursorForeign, ForgeError, SourceError, SourceUnreachable
 
 AHEAD = 4
 """Number of batches that are read ahead of the consumer."""
@@ -124,9 +124,9 @@ class Tail:
                 self._read()
                 self._hand(None)
                 return
-            except (Unreachable, OSError) as error:
+            except (SourceUnreachable, OSError) as error:
                 why = error
-                if not self._once and isinstance(error, Unreachable):
+                if not self._once and isinstance(error, SourceUnreachable):
                     self._fail(error)
                     return
             except ForgeError as error:
@@ -134,7 +134,7 @@ class Tail:
                 return
             except Exception as error:
                 found = self._reading.address.refused(error) if _of_library(error) else error
-                if not isinstance(found, Unreachable):
+                if not isinstance(found, SourceUnreachable):
                     self._fail(found)
                     return
                 why = found

@@ -11,14 +11,8 @@ One worker at a time works on a consumer, or on each of its `shards`, across all
 
 from forge.deliver.consumers.context import Context
 from forge.deliver.consumers.definition import Consumer, Consumers
-from forge.deliver.consumers.errors import (
-    ConsumerInvalid,
-    ConsumerLost,
-    ConsumerUnknown,
-    HandlerMisused,
-    HandlerTimeout,
-)
 from forge.deliver.consumers.node import ConsumerNode, Sample, Settings
+from forge.errors import ConsumerInvalid, ConsumerLost, ConsumerUnknown, HandlerMisused, HandlerTimeout
 
 __all__ = [
     "Consumer",

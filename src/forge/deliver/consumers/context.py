@@ -14,8 +14,8 @@ from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from forge.deliver.consumers.errors import HandlerMisused
 from forge.deliver.consumers.sql import sql
+from forge.errors import HandlerMisused
 
 _FIX = "leave it to Forge: it commits with the cursor when the handler returns, and rolls back when it raises"
 

@@ -21,11 +21,17 @@ from forge.changelog.reader import START, Reader
 from forge.config import nearest
 from forge.cursor import Cursor, LogIdentity, Snapshot
 from forge.deliver.consumers.definition import WEBHOOK
-from forge.deliver.consumers.errors import ConsumerInvalid, ConsumerUnknown
 from forge.deliver.consumers.lag import Lag, lag_of, lag_values
 from forge.deliver.consumers.origin import ELSE, place_of
 from forge.deliver.consumers.sql import sql
-from forge.errors import CursorExpired, CursorForeign, CursorInvalid, HistoryUnavailable
+from forge.errors import (
+    ConsumerInvalid,
+    ConsumerUnknown,
+    CursorExpired,
+    CursorForeign,
+    CursorInvalid,
+    HistoryUnavailable,
+)
 from forge.postgres.connection import AsyncConnection, connect_async, typed_errors
 
 LOOK: Final = 0.05

@@ -13,12 +13,11 @@ import msgspec
 from forge.capture.filters import Filter
 from forge.change import Op
 from forge.config import nearest
-from forge.deliver.consumers.errors import ConsumerInvalid
 from forge.deliver.consumers.origin import START, Origin
 from forge.deliver.consumers.sending import sending
 from forge.deliver.payload import Envelope, Payload, encoder
 from forge.deliver.sink import Sink
-from forge.errors import ConfigError
+from forge.errors import ConfigError, ConsumerInvalid
 
 Handler = Callable[..., Awaitable[object]]
 H = TypeVar("H", bound=Handler)

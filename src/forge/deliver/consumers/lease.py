@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, LiteralString
 
-from forge.deliver.consumers.errors import ConsumerLost
 from forge.deliver.consumers.sql import sql
+from forge.errors import ConsumerLost
 from forge.postgres.connection import AsyncConnection, answering, connect_async, typed_errors
 
 TTL: Final = 5.0

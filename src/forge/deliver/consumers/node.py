@@ -23,13 +23,21 @@ from forge.changelog.follow import Wakeup
 from forge.changelog.reader import Reader
 from forge.config import default
 from forge.deliver.consumers.definition import Consumer
-from forge.deliver.consumers.errors import ConsumerInvalid, ConsumerLost
 from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.sql import sql
 from forge.deliver.consumers.watchdog import Watchdog
-from forge.deliver.consumers.worker import Counts, Stopped, Worker
-from forge.errors import ConfigError, CursorError, ForgeError, ServerError, one_line
+from forge.deliver.consumers.worker import Counts, Worker
+from forge.errors import (
+    ConfigError,
+    ConsumerInvalid,
+    ConsumerLost,
+    CursorError,
+    ForgeError,
+    ServerError,
+    WorkerStopped,
+    one_line,
+)
 
 _LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError, ConsumerLost)
 _PATIENCE: Final = 5.0
@@ -367,7 +375,7 @@ class ConsumerNode:
             text = f"{error}; go on: forge consumers rewind {name} --to start, or --to now"
             _log.error("%s has expired: %s", name, text)
             await lease.ask(sql("expire"), {"name": name, "shard": worker.shard, "error": text})
-        elif error is not None and not isinstance(error, (Stopped, ConsumerLost)):
+        elif error is not None and not isinstance(error, (WorkerStopped, ConsumerLost)):
             worker.counts.error = one_line(error, named=True)
             fix = f" (fix: {error.fix})" if isinstance(error, ForgeError) else ""
             backoff = self._waits.setdefault(id, Backoff(0.5, 30.0))

@@ -14,8 +14,7 @@ from forge.capture.capabilities import need
 from forge.capture.filters import Filter
 from forge.capture.source import Source
 from forge.capture.urls import open_source, split_option
-from forge.deliver.consumers.errors import ConsumerInvalid
-from forge.errors import CursorForeign, CursorInvalid, ForgeError
+from forge.errors import ConsumerInvalid, CursorForeign, CursorInvalid, ForgeError
 
 NOW: Final = "now"
 START: Final = "start"

@@ -28,13 +28,12 @@ from forge import wire
 from forge.backoff import Backoff
 from forge.capture.source import Batch, Status, changes, in_snapshot
 from forge.change import Change
-from forge.deliver.consumers.errors import ConsumerLost
 from forge.deliver.consumers.feed import SAVE, Feed, Place
 from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.origin import INSIDE, NOW, START, Origin
 from forge.deliver.consumers.sql import sql
-from forge.errors import ForgeError
+from forge.errors import ConsumerLost, ForgeError
 from forge.postgres.connection import AsyncConnection
 
 KEEP: Final = 1.0

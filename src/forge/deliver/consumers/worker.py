@@ -34,7 +34,6 @@ from forge.deliver.consumers import letters
 from forge.deliver.consumers.barrier import Barrier
 from forge.deliver.consumers.context import Context, Transaction
 from forge.deliver.consumers.definition import Consumer
-from forge.deliver.consumers.errors import ConsumerLost, HandlerMisused, HandlerTimeout
 from forge.deliver.consumers.feed import Feed, Page, Place
 from forge.deliver.consumers.feeds import feed_of
 from forge.deliver.consumers.keys import Blocked, whole
@@ -42,8 +41,15 @@ from forge.deliver.consumers.lag import Lag
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.limit import Limit
 from forge.deliver.consumers.sql import sql
-from forge.deliver.sink import NotDelivered, Refused
-from forge.errors import one_line
+from forge.errors import (
+    ConsumerLost,
+    DeliveryRefused,
+    HandlerMisused,
+    HandlerTimeout,
+    NotDelivered,
+    WorkerStopped,
+    one_line,
+)
 from forge.postgres.connection import parameters, pin, typed_errors
 from forge.postgres.session import USERS
 
@@ -51,10 +57,6 @@ BREATH: Final = 0.01
 """Seconds after which a worker yields to other tasks, if its handler never awaits anything."""
 _FIX: Final = "nothing: whoever holds it now goes on from the last cursor that was saved"
 _log = logging.getLogger("forge.consumers")
-
-
-class Stopped(Exception):
-    """The worker was stopped, and has saved its position."""
 
 
 class Counts:
@@ -120,7 +122,7 @@ class Worker:
     # Reading
 
     async def run(self) -> None:
-        """Work until stopped (Stopped), fenced off (ConsumerLost), or the cursor is invalid (CursorError)."""
+        """Work until stopped (WorkerStopped), fenced off (ConsumerLost), or the cursor is invalid (CursorError)."""
         with typed_errors():
             named = parameters(self._url, application_name=f"forge {self.consumer.name}"[:63])
             self._tx = await Transaction.connect(**named)
@@ -264,7 +266,7 @@ class Worker:
                 kept = not context.used  # whether deliveries before the failure count; in ctx.tx all are rolled back
                 await self._undo(error)
                 self.counts.error = one_line(error, named=True)
-                if isinstance(error, Refused):
+                if isinstance(error, DeliveryRefused):
                     taken = min(max(error.place, 0), end - place - 1)
                     if taken and not kept:
                         end, error = place + taken, None
@@ -376,7 +378,7 @@ class Worker:
     async def _stop_if_asked(self, page: Page, place: int) -> None:
         if self._stopping.is_set():
             await self._save(page.cursor(place))
-            raise Stopped
+            raise WorkerStopped
 
     # Saving
 

@@ -14,7 +14,8 @@ import msgspec
 
 from forge.deliver.message import Message
 from forge.deliver.outbox.routes import Handler, Route
-from forge.deliver.sink import NotDelivered, Refused, Sink
+from forge.deliver.sink import Sink
+from forge.errors import DeliveryRefused, NotDelivered
 
 MOST_ERROR: Final = 1000
 
@@ -72,7 +73,7 @@ async def _send(sink: Sink, route: Route, claimed: Sequence[Claimed]) -> Outcome
         outcome.failed[claimed[place].seq] = Failure(line_of(error), error.after, counts=error.tried)
         if error.tried or error.after:  # else it is only slow
             outcome.down = error.after or 0.0
-    except Refused as error:
+    except DeliveryRefused as error:
         place = max(0, min(error.place, len(claimed) - 1))
         outcome.refused[claimed[place].seq] = line_of(error)
     except TimeoutError:
@@ -116,7 +117,7 @@ async def _call(handler: Handler, route: Route, claimed: Claimed, outcome: Outco
     try:
         async with asyncio.timeout(route.timeout):
             returned = await handler(claimed.message)
-    except Refused as error:
+    except DeliveryRefused as error:
         outcome.refused[claimed.seq] = line_of(error)
     except NotDelivered as error:
         outcome.failed[claimed.seq] = Failure(line_of(error), error.after, counts=error.tried)

@@ -26,14 +26,13 @@ from forge.changelog.reader import Reader
 from forge.config import nearest
 from forge.deliver.consumers.control import Control
 from forge.deliver.consumers.definition import MOST_BATCH, USUAL, WEBHOOK, Consumer, Consumers
-from forge.deliver.consumers.errors import ConsumerUnknown
 from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.sql import sql as consumers_sql
 from forge.deliver.message import Message
 from forge.deliver.payload import Envelope, Payload
 from forge.deliver.webhooks.signature import new_secret
 from forge.deliver.webhooks.webhook import BUDGET, Answer, Webhook
-from forge.errors import ConfigError, ForgeError
+from forge.errors import ConfigError, ConsumerUnknown, ForgeError, WebhookInvalid, WebhookUnknown
 from forge.postgres.connection import AsyncConnection, connect_async, typed_errors
 from forge.postgres.queries import query_file
 
@@ -45,14 +44,6 @@ TEST: Final = "forge.test"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,53}")
 _ANEW: Final = "remove it, and add it again"
 _log = logging.getLogger("forge.consumers")
-
-
-class WebhookInvalid(ForgeError):
-    """An endpoint is invalid."""
-
-
-class WebhookUnknown(ForgeError):
-    """There is no endpoint of that name."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):

@@ -40,8 +40,9 @@ from pyspark.sql.types import (
 )
 
 from forge.change import Op
+from forge.errors import ModelError
 from forge.pipeline.bronze import definitions
-from forge.pipeline.gold.models import CHANGES, Model, ModelError, Query, Reference, Target, resolve
+from forge.pipeline.gold.models import CHANGES, Model, Query, Reference, Target, resolve
 from forge.pipeline.gold.states import ALL, State, append, is_news, newest, now, seen
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver.rows import quoted

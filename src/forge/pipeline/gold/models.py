@@ -30,7 +30,7 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.optimizer.scope import traverse_scope
 
-from forge.errors import ForgeError
+from forge.errors import ModelError
 from forge.pipeline.silver.rows import quoted
 
 OWN: Final = ("who", "activity", "churn", "models")
@@ -43,15 +43,6 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _HEADER: Final = re.compile(r"--\s*(?P<name>key|keys|every)\s*:\s*(?P<value>.*)", re.IGNORECASE)
 _EVERY: Final = re.compile(r"([1-9][0-9]{0,5})(?:\s+batch(?:es)?)?", re.IGNORECASE)
 _SUFFIXES: Final = {"_history": "history", "_changed": "changed"}
-
-
-class ModelError(ForgeError):
-    """A model is invalid; its table is unchanged."""
-
-    def __init__(self, message: str, *, file: str, line: int, fix: str) -> None:
-        super().__init__(f"{file}:{line}: {message}", fix=fix)
-        self.file = file
-        self.line = line
 
 
 class Reference(msgspec.Struct, frozen=True):

@@ -17,19 +17,14 @@ from forge.deliver.consumers.letters import Parked, parked
 from forge.deliver.consumers.sql import sql
 from forge.deliver.outbox.control import Control as Outbox
 from forge.deliver.webhooks.endpoints import Endpoints
-from forge.errors import ForgeError
+from forge.errors import BadArguments, LetterUnknown
 from forge.react.database import Context
-from forge.react.registry import BadArguments
 from forge.serve.console.console_context import Desk, utc
 
 EVERY: Final = 1.9
 OUTBOX: Final = "console outbox"
 MOST_LETTERS: Final = 1000
 _log = logging.getLogger(__name__)
-
-
-class LetterUnknown(ForgeError):
-    """The letter does not exist, or was removed."""
 
 
 def register(desk: Desk) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from forge.change import UNAVAILABLE, Op
+from forge.errors import BadArguments
 from forge.history.asof import row_as_of
 from forge.history.audit import Choice, audit
 from forge.history.instants import instant, instant_or_now
@@ -20,7 +21,6 @@ from forge.history.timeline import Entry, mark, timeline
 from forge.history.tracked import key_of
 from forge.postgres.connection import Connection
 from forge.react.database import Context
-from forge.react.registry import BadArguments
 from forge.serve.console.console_context import Desk, given, shown, utc
 from forge.values import too_deep
 

@@ -19,9 +19,8 @@ from forge.change import Change
 from forge.changelog.install import install
 from forge.changelog.reader import Batch
 from forge.embedded import PostgresServer
-from forge.errors import ForgeError, ServerError
+from forge.errors import ForgeError, QueryRefused, ServerError
 from forge.postgres.connection import AsyncConnection, connect, connect_async
-from forge.react.catalog import QueryRefused
 from forge.react.group import Group, Metrics, Settings
 from forge.react.reactor import Reactor
 from forge.react.registry import Registry

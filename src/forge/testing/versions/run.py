@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from forge.embedded import PostgresServer
-from forge.errors import ServerError
+from forge.errors import ServerError, StrategyBusy
 from forge.postgres.connection import Connection, connect
 from forge.postgres.queries import queries
 from forge.testing.postgres import fresh_database
@@ -22,7 +22,6 @@ from forge.testing.versions.checks import Access, accesses, consistent, journale
 from forge.testing.versions.client import Client
 from forge.testing.versions.plan import BY_ACCESS, RESOURCES, SUBJECTS, Plan, Report
 from forge.testing.versions.writes import by_api, by_sql, change
-from forge.versions.errors import StrategyBusy
 from forge.versions.install import install
 from forge.versions.nouns import Resource
 from forge.versions.resources import declare

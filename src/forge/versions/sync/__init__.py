@@ -3,9 +3,10 @@
 `forge.versions.sync.http.HttpSource` is imported from there: it needs the extra `client`.
 """
 
+from forge.errors import MirrorUnusable
 from forge.versions.sync.client import Progress, Synced, sync
 from forge.versions.sync.files import FilesMirror
-from forge.versions.sync.mirror import Mirror, MirrorUnusable, State
+from forge.versions.sync.mirror import Mirror, State
 from forge.versions.sync.source import DatabaseSource, Reach, Source
 from forge.versions.sync.sqlite import SqliteMirror
 

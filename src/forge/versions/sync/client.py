@@ -14,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from forge.errors import ForgeError
-from forge.versions.errors import TokenInvalid, WindowExpired
+from forge.errors import AccessChanged, TokenInvalid, WindowExpired
 from forge.versions.nouns import Deletion, Event, KeyChange
 from forge.versions.sync.mirror import Mirror, State
 from forge.versions.sync.source import Reach, Source
@@ -23,10 +22,6 @@ from forge.versions.sync.source import Reach, Source
 LIMIT: Final = 500
 ATTEMPTS: Final = 3
 """The number of times that one call begins a copy again before it raises the reason."""
-
-
-class AccessChanged(ForgeError):
-    """Access to the resource changed while it was copied."""
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from forge.errors import DecodeError
+from forge.errors import DecodeError, MirrorUnusable
 from forge.versions.nouns import Deletion, Event, Json, KeyChange, Resource, Upsert, decode, encode
-from forge.versions.sync.mirror import MirrorUnusable, State
+from forge.versions.sync.mirror import State
 from forge.versions.wire import told
 
 STATE: Final = ".forge-sync.json"

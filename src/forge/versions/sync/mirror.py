@@ -10,12 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from forge.errors import ForgeError
 from forge.versions.nouns import Event, Resource
-
-
-class MirrorUnusable(ForgeError):
-    """The copy cannot be stored there; the existing content is unchanged."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

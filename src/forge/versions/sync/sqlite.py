@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
+from forge.errors import MirrorUnusable
 from forge.versions.nouns import Deletion, Event, KeyChange, Resource, Upsert, encode
-from forge.versions.sync.mirror import MirrorUnusable, State
+from forge.versions.sync.mirror import State
 from forge.versions.wire import reference_told
 
 PATIENCE: Final = 10.0
