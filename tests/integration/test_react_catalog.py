@@ -13,7 +13,7 @@ from forge.conditions.tree import TRUE, All, AnyOf, Compare, Condition, Constant
 from forge.errors import NotInstalled, QueryRefused
 from forge.postgres.connection import AsyncConnection, Connection, connect_async
 from forge.react.catalog import analyze, declared
-from forge.react.readset import Analysis, TableRead
+from forge.react.readset import ReadAnalysis, TableRead
 
 from .log import enable
 
@@ -406,7 +406,7 @@ async def test_declared_reads(analyst: AsyncConnection, connection: Connection) 
         ("t", None, TRUE),
         ("u", None, TRUE),
     }
-    assert await declared(analyst, []) == Analysis((), {})
+    assert await declared(analyst, []) == ReadAnalysis((), {})
     for name in ("untracked", "nowhere", "a.b.c.d", "", "pg_class"):
         with pytest.raises(QueryRefused):
             await declared(analyst, [name])

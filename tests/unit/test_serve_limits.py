@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forge.errors import ConfigError, LimitReached
 from forge.react.registry import Auth
-from forge.serve.auth import Identity
+from forge.serve.auth import TokenIdentity
 from forge.serve.limits import Bucket, Gate, Hold, Limits
 from forge.serve.node import _person
 
@@ -45,8 +45,8 @@ def test_a_user_has_8_sessions_from_anywhere() -> None:
 
 def test_a_user_of_a_tenant_is_not_one_whose_name_looks_like_it() -> None:
     people = [Auth("ada", "acme"), Auth("acme/ada"), Auth("ada"), Auth("ada", "None"), Auth("None/ada")]
-    assert len({_person(Identity(auth)) for auth in people}) == len(people)
-    assert _person(Identity(Auth(tenant="acme"))) is None
+    assert len({_person(TokenIdentity(auth)) for auth in people}) == len(people)
+    assert _person(TokenIdentity(Auth(tenant="acme"))) is None
 
 
 def test_an_address_has_32_sessions_of_anybody() -> None:

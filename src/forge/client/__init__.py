@@ -7,7 +7,7 @@ async with forge.connect("http://127.0.0.1:8710", token=token) as client:
 
 from forge.client.changes import Changes
 from forge.client.client import Client, Mutated, Subscription, connect
-from forge.client.live import Metrics
+from forge.client.live import ClientMetrics
 from forge.client.messages import Cause
 from forge.errors import (
     ClientError,
@@ -27,9 +27,9 @@ __all__ = [
     "Changes",
     "Client",
     "ClientError",
+    "ClientMetrics",
     "Closed",
     "Failed",
-    "Metrics",
     "Mutated",
     "NotForge",
     "ProtocolError",

@@ -18,7 +18,7 @@ from forge.errors import QueryFailed
 from forge.observing.hub import Timed, hub
 from forge.postgres.connection import AsyncConnection
 from forge.react.index import BoundRead
-from forge.react.readset import Analysis
+from forge.react.readset import ReadAnalysis
 from forge.react.registry import Auth
 from forge.tracking.outbox import Key, outbox
 
@@ -29,10 +29,10 @@ _PLACEHOLDER: Final = re.compile(r"%(?:\(([^)]+)\).|.)")
 class Analyze(Protocol):
     """Return what a statement reads."""
 
-    def __call__(self, statement: str, parameters: Parameters, /) -> Awaitable[Analysis]: ...
+    def __call__(self, statement: str, parameters: Parameters, /) -> Awaitable[ReadAnalysis]: ...
 
 
-class Context(msgspec.Struct, frozen=True):
+class QueryContext(msgspec.Struct, frozen=True):
     """The first argument of a query or mutation: its database, and the caller."""
 
     db: "Db"
@@ -138,7 +138,7 @@ def named_in(statement: str) -> set[str]:
     return set(filter(None, _PLACEHOLDER.findall(statement)))
 
 
-def bound_reads(analysis: Analysis, values: Parameters) -> list[BoundRead]:
+def bound_reads(analysis: ReadAnalysis, values: Parameters) -> list[BoundRead]:
     """Return the reads of a statement with these parameters."""
     named = values if isinstance(values, Mapping) else {str(place): value for place, value in enumerate(values)}
     return [

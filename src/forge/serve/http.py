@@ -35,7 +35,7 @@ from forge.errors import (
 from forge.history.instants import NOW
 from forge.react.registry import OWN, nested_too_deep
 from forge.serve import openapi
-from forge.serve.auth import Identity, bearer
+from forge.serve.auth import TokenIdentity, bearer
 from forge.serve.messages import error_fields, fields, shared_sse, sse
 from forge.serve.node import Node
 from forge.serve.permissions import local, same_origin
@@ -84,7 +84,7 @@ def as_json(value: Any, code: int = 200, headers: Mapping[str, str] | None = Non
     return Response(body, code, headers, "application/json")
 
 
-class Routes:
+class HttpRoutes:
     """The endpoints of a node."""
 
     def __init__(self, node: Node, title: str) -> None:
@@ -96,7 +96,7 @@ class Routes:
     async def query(self, request: Request) -> Response:
         """POST /forge/query/{name}"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             arguments = _decoded(body) if body else {}
             name, address = request.path_params["name"], address_of(request)
             if (asked := request.query_params.get("as_of")) is not None:
@@ -118,7 +118,7 @@ class Routes:
     async def mutation(self, request: Request) -> Response:
         """POST /forge/mutation/{name}"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             arguments = _decoded(body) if body else {}
             trace = _trace(request.headers.get("traceparent"))
             key = request.headers.get("idempotency-key")
@@ -133,7 +133,7 @@ class Routes:
     async def subscribe(self, request: Request) -> Response:
         """POST /forge/session/{id}/subscribe"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             asked = _read(openapi.SubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
             self.node.subscribe(session, asked.subscription, asked.query, asked.args, asked.mode, asked.hash)
@@ -144,7 +144,7 @@ class Routes:
     async def unsubscribe(self, request: Request) -> Response:
         """POST /forge/session/{id}/unsubscribe"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             asked = _read(openapi.UnsubscribeBody, body)
             session = self.node.session(request.path_params["id"], identity)
             return as_json({"unsubscribed": self.node.unsubscribe(session, asked.subscription)})
@@ -154,7 +154,7 @@ class Routes:
     async def renew(self, request: Request) -> Response:
         """POST /forge/session/{id}/auth"""
 
-        async def answer(identity: Identity, body: bytes) -> Response:
+        async def answer(identity: TokenIdentity, body: bytes) -> Response:
             asked = _read(openapi.AuthBody, body)
             session = self.node.session(request.path_params["id"], identity)
             await self.node.renew(session, asked.token)
@@ -235,7 +235,7 @@ class Routes:
     async def _answered(
         self,
         request: Request,
-        answer: Callable[[Identity, bytes], Awaitable[Response]],
+        answer: Callable[[TokenIdentity, bytes], Awaitable[Response]],
         ending: asyncio.Event | None = None,
     ) -> Response:
         """Return the answer or the error; the work is cancelled if the client disconnects or `ending` is set."""
@@ -256,7 +256,7 @@ class Routes:
                 {"error": {"code": "failed", "message": "the function failed", "fix": "see the server's log"}}, 500
             )
 
-    async def _identity(self, request: Request) -> Identity:
+    async def _identity(self, request: Request) -> TokenIdentity:
         return await self.node.identify(bearer(request.headers), local=local(request))
 
 

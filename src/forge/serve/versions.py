@@ -32,7 +32,7 @@ from forge.errors import (
 )
 from forge.postgres.connection import Connection
 from forge.react.registry import Auth
-from forge.serve.auth import Identity, bearer
+from forge.serve.auth import TokenIdentity, bearer
 from forge.serve.http import as_json, status
 from forge.serve.messages import error_fields
 from forge.serve.node import Node
@@ -138,7 +138,7 @@ def _failure(error: ForgeError) -> Response:
     return as_json(body, _STATUS.get(type(error)) or status(error), headers)
 
 
-def check(node: Node, identity: Identity, resource: Resource | None) -> None:
+def check(node: Node, identity: TokenIdentity, resource: Resource | None) -> None:
     """Raise Forbidden unless the token permits the resource; without a resource, unless it permits any."""
     wanted = node.options.versions
     if wanted is None:

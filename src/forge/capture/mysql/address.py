@@ -4,7 +4,7 @@
 own. Options: `ssl=yes` (encrypted, or refused), `ssl=no`, `ssl_ca=FILE` (encrypted and verified), `socket=PATH`,
 `failover=yes` (see `MysqlSource`), `server_id=N`. Without `ssl` it is encrypted if the server can, and not verified.
 
->>> address = Address.parse("mysql://forge:s%40cret@db.example/shop?failover=yes")
+>>> address = MysqlAddress.parse("mysql://forge:s%40cret@db.example/shop?failover=yes")
 >>> address.name, address.password, address.failover
 ('db.example:3306/shop', 's@cret', True)
 """
@@ -33,7 +33,7 @@ _DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
 _UNREACHABLE = {2002, 2003, 2005, 2006, 2013, 2055, 1040, 1053, 1927, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203}
 
 
-class Address(msgspec.Struct, frozen=True):
+class MysqlAddress(msgspec.Struct, frozen=True):
     """The address of the server and the credentials."""
 
     host: str
@@ -48,7 +48,7 @@ class Address(msgspec.Struct, frozen=True):
     server_id: int | None = None
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> MysqlAddress:
         """Parse a URL; raise ConfigError for an invalid one."""
         fix = "mysql://user:password@host:3306/database, or mariadb://…"
         try:

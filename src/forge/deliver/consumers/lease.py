@@ -23,7 +23,7 @@ ANSWER: Final = 4.0
 """Seconds after which a server that has not answered counts as lost."""
 
 
-class Lease:
+class ShardLease:
     """One session. Many tasks may run statements; they run one after the other."""
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -35,7 +35,7 @@ class Lease:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str, name: str) -> AsyncIterator["Lease"]:
+    async def open(cls, url: str, name: str) -> AsyncIterator["ShardLease"]:
         connection = await connect_async(url, application_name=name)
         try:
             lease = cls(connection)

@@ -49,7 +49,7 @@ _OWN: Final = frozenset(
 )
 
 
-class Answer(msgspec.Struct, frozen=True):
+class EndpointResponse(msgspec.Struct, frozen=True):
     """The answer of an endpoint."""
 
     status: int
@@ -131,7 +131,7 @@ class Webhook:
             start = end
         sending.conclude()
 
-    async def ask(self, message: Message) -> Answer:
+    async def ask(self, message: Message) -> EndpointResponse:
         """Send one request and return any answer; raise NotDelivered where there is none."""
         return await self._post(*self._request([message]))
 
@@ -201,7 +201,7 @@ class Webhook:
             return messages[0].id, messages[0].payload, self._message_headers(messages[0])
         return _batch_id(messages), _batch_body(messages), {"content-type": JSON}
 
-    async def _post(self, id: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def _post(self, id: str, body: bytes, headers: Mapping[str, str]) -> EndpointResponse:
         async with self._room:
             began, at = time.monotonic(), int(time.time())
             signed = {
@@ -217,7 +217,7 @@ class Webhook:
                     answered = await self._read(response)
                     text = "" if response.status < 300 else _line(answered)
                     wait = _retry_after(response.headers.get("retry-after"))
-                    return Answer(response.status, text, time.monotonic() - began, wait)
+                    return EndpointResponse(response.status, text, time.monotonic() - began, wait)
             except TimeoutError:
                 raise NotDelivered(
                     f"{self._host} did not answer within {self._timeout:g} s",

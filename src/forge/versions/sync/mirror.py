@@ -13,7 +13,7 @@ import msgspec
 from forge.versions.nouns import Event, Resource
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a copy."""
 
     upto: int
@@ -39,15 +39,15 @@ class Mirror(Protocol):
 
     resource: Resource
 
-    def state(self) -> State | None:
+    def state(self) -> MirrorState | None:
         """The progress; None for a new copy."""
         ...
 
-    def take(self, events: Sequence[Event], state: State) -> None:
+    def take(self, events: Sequence[Event], state: MirrorState) -> None:
         """Store a page and the state after it."""
         ...
 
-    def listed(self, state: State) -> int:
+    def listed(self, state: MirrorState) -> int:
         """After all documents were listed: remove those of earlier generations; return their number."""
         ...
 
