@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from forge.errors import ModelError
 from forge.pipeline import bronze
 from forge.pipeline.changes import seq
 from forge.pipeline.definitions import Definition
 from forge.pipeline.gold import models as files
 from forge.pipeline.gold.building import Models
-from forge.pipeline.gold.models import ModelError
 from forge.pipeline.gold.states import forget, states
 from forge.pipeline.lake import Lake
 from forge.pipeline.tables import load

@@ -13,7 +13,7 @@ from forge.pipeline.compare import compare
 from forge.pipeline.gold.audit import audit
 from forge.pipeline.lake import Lake
 from forge.pipeline.maintain import paths
-from forge.pipeline.run import Settings, pipeline
+from forge.pipeline.run import LakeSettings, pipeline
 from forge.pipeline.silver.replay import replay
 from forge.pipeline.tables import load
 from forge.postgres.connection import Connection
@@ -45,7 +45,7 @@ def test_a_redaction_takes_values_out_of_the_whole_lake(
     (models / "by_email.sql").write_text(BY_EMAIL)
 
     def once() -> None:
-        with pipeline(spark, database, lake, Settings(models=str(models))) as running:
+        with pipeline(spark, database, lake, LakeSettings(models=str(models))) as running:
             running.once()
 
     def history(of: Callable[[Any], object]) -> list[object]:

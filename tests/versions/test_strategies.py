@@ -10,11 +10,11 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
+from forge.errors import StrategyBusy, VersionsError
 from forge.postgres import leases
 from forge.postgres.connection import Connection, connect
 from forge.versions import strategies
 from forge.versions.documents import delete, put, set_references
-from forge.versions.errors import StrategyBusy, VersionsError
 from forge.versions.identity import change_identity
 from forge.versions.nouns import Document, Resource
 from forge.versions.reading import changes

@@ -20,7 +20,7 @@ from forge.config import nearest
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forge.capture.source import Batch
+    from forge.capture.source import SourceBatch
 
 MOST_NAMED = 30
 """Maximum number of columns listed in the error for a misspelt one."""
@@ -135,7 +135,7 @@ class Filter(msgspec.Struct, frozen=True, dict=True):
             None if "rows" in parts else self.where,
         )
 
-    def batch(self, batch: "Batch") -> "Batch":
+    def batch(self, batch: "SourceBatch") -> "SourceBatch":
         """Return the batch with only the wanted changes, perhaps none; its cursor stays."""
         if self._all or not batch.changes:
             return batch

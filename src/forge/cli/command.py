@@ -17,7 +17,7 @@ import psycopg
 import typer
 
 from forge.cli.arguments import Command, command_name, hoist
-from forge.cli.session import Session, forget_output
+from forge.cli.session import CommandSession, forget_output
 from forge.errors import ForgeError, one_line
 from forge.postgres.connection import translate
 from forge.terminal import shown
@@ -80,7 +80,7 @@ def everywhere(
     if context.invoked_subcommand is None:
         sys.stdout.write(context.get_help() + "\n")
         raise typer.Exit
-    context.obj = Session(
+    context.obj = CommandSession(
         flags={"database_url": database_url, "data": data},
         config_file=config_file,
         json=json,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 250
 
 
-class Session:
+class CommandSession:
     """One run of the command."""
 
     def __init__(
@@ -142,7 +142,7 @@ class Session:
 
 
 class Bar:
-    """One bar of a `Session.progress`."""
+    """One bar of a `CommandSession.progress`."""
 
     def __init__(self, progress: "Progress", total: int | None) -> None:
         self._progress = progress
@@ -153,9 +153,9 @@ class Bar:
         self._progress.update(self._task, description=shown(text), advance=advance)
 
 
-def session(context: typer.Context) -> Session:
+def session(context: typer.Context) -> CommandSession:
     """The session of a running command."""
-    found = context.find_object(Session)
+    found = context.find_object(CommandSession)
     assert found is not None
     return found
 

@@ -17,13 +17,13 @@ from forge.change import Op
 from forge.changelog.reader import START
 from forge.cursor import Snapshot
 from forge.pipeline import bronze, instants, ledger, redaction
-from forge.pipeline.about import About
+from forge.pipeline.about import LakeRun
 from forge.pipeline.definitions import Definition
 from forge.pipeline.gold import Gold, daily
 from forge.pipeline.gold.building import Models
 from forge.pipeline.gold.models import load
 from forge.pipeline.lake import Lake
-from forge.pipeline.ledger import Entry
+from forge.pipeline.ledger import LedgerEntry
 from forge.pipeline.silver import table
 from forge.pipeline.silver.types import Types
 from forge.pipeline.source.offset import Offset, TableShare
@@ -43,7 +43,7 @@ _INSTANTS: Final = (
 ROWS: Final = tuple(map(str, (Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ)))
 
 
-class Found(msgspec.Struct, frozen=True):
+class TableChanges(msgspec.Struct, frozen=True):
     """The changes of one table in a batch."""
 
     name: str
@@ -59,7 +59,7 @@ class Batches:
     """Process the batches of one run, one after the other."""
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, about: About, connection: Connection, models: str | None, types: Types
+        self, spark: SparkSession, lake: Lake, about: LakeRun, connection: Connection, models: str | None, types: Types
     ) -> None:
         self._spark = spark
         self._lake = lake
@@ -71,7 +71,7 @@ class Batches:
         self._gold = Gold(spark, lake)
         self._began: Snapshot | None = None
 
-    def take(self, changes: DataFrame, batch: int, began: float) -> Entry:
+    def take(self, changes: DataFrame, batch: int, began: float) -> LedgerEntry:
         """Write a batch to the lake and return its ledger entry."""
         spark, lake, about = self._spark, self._lake, self._about
         offset = self._offset(batch)
@@ -93,7 +93,7 @@ class Batches:
         self._gold.take(days)
         if self._models is not None:
             self._models.build(kept, bronze.number(about.run, batch))
-        entry = Entry(
+        entry = LedgerEntry(
             about.run,
             batch,
             cursor,
@@ -123,7 +123,7 @@ class Batches:
         lines = [row[0] for row in self._spark.read.text(path).collect()]
         return Offset.load(msgspec.json.decode(lines[-1]))
 
-    def _table(self, found: Found, changes: DataFrame, batch: int) -> int:
+    def _table(self, found: TableChanges, changes: DataFrame, batch: int) -> int:
         """Merge the changes of one table into silver; return the number of rows that did not fit."""
         known = self._known(found)
         one = next(iter(known.values()))
@@ -141,7 +141,7 @@ class Batches:
             types=self._types,
         )
 
-    def _known(self, found: Found) -> dict[int, Definition]:
+    def _known(self, found: TableChanges) -> dict[int, Definition]:
         return {version: each for version, each in self._definitions.items() if each.name == found.name}
 
     def _copy_instants(self, offset: Offset) -> None:
@@ -164,7 +164,7 @@ class Batches:
         return self._began
 
 
-def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None, set[date]]:
+def found_in(changes: DataFrame) -> tuple[list[TableChanges], datetime | None, set[date]]:
     """Return the changes of a batch per table, the largest first, the write time of its newest change, and the days of
     changes that gold counts."""
     rows = (
@@ -180,7 +180,7 @@ def found_in(changes: DataFrame) -> tuple[list[Found], datetime | None, set[date
         .collect()
     )
     found = [
-        Found(
+        TableChanges(
             f"{row['schema']}.{row['table']}",
             tuple(row["versions"]),
             row["rows"],

@@ -17,7 +17,7 @@ from forge.cursor import Cursor
 from forge.errors import LakeError
 from forge.pipeline import about as abouts
 from forge.pipeline import bronze, ledger, redaction
-from forge.pipeline.about import About
+from forge.pipeline.about import LakeRun
 from forge.pipeline.archive import read
 from forge.pipeline.asof import unseen
 from forge.pipeline.batch import found_in
@@ -100,7 +100,7 @@ def bring(
     )
 
 
-def _to_come(about: About, cursor: Cursor) -> Column:
+def _to_come(about: LakeRun, cursor: Cursor) -> Column:
     """Return the condition that the lake's own stream will bring a change: it is of the lake's log and of a mirrored
     table."""
     own = F.col("id").startswith(f"{about.log.uuid}:") & F.expr(unseen("`transaction`", cursor.snapshot))

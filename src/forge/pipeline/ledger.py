@@ -47,7 +47,7 @@ SCHEMA: Final = StructType(
 the number of changes per table; `newest` is the write time of the newest change of the batch."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LedgerEntry(msgspec.Struct, frozen=True):
     """A batch that is in the lake."""
 
     run: int
@@ -68,13 +68,13 @@ class Entry(msgspec.Struct, frozen=True):
 
         >>> from forge.cursor import LogIdentity
         >>> cursor = Cursor(LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "73", 1), Snapshot(5, 5))
-        >>> Entry(2, 7, cursor, 1, True, 0, 0, {}, None, 0.1, datetime(2026, 1, 1)).name
+        >>> LedgerEntry(2, 7, cursor, 1, True, 0, 0, {}, None, 0.1, datetime(2026, 1, 1)).name
         '2.7'
         """
         return f"{self.run}.{self.batch}"
 
 
-def record(spark: SparkSession, lake: Lake, application: str, entry: Entry, offset: Offset) -> None:
+def record(spark: SparkSession, lake: Lake, application: str, entry: LedgerEntry, offset: Offset) -> None:
     """Record that a batch is in the lake; repeated calls add one row."""
     began = [piece.snapshot for piece in offset.pieces if isinstance(piece, TableShare)]
     row = (
@@ -95,7 +95,7 @@ def record(spark: SparkSession, lake: Lake, application: str, entry: Entry, offs
     append_once(frame, lake.batches, f"{application}-batches", entry.batch)
 
 
-def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> Entry | None:
+def last(spark: SparkSession, lake: Lake, *, whole: bool = False) -> LedgerEntry | None:
     """Return the newest batch, or the newest after which the lake was whole."""
     if not exists(spark, lake.batches):
         return None
@@ -129,9 +129,9 @@ def first_snapshot(spark: SparkSession, lake: Lake, run: int) -> Snapshot | None
     return None if row is None else Snapshot.parse(row["snapshot"])
 
 
-def _entry(row: Row) -> Entry:
+def _entry(row: Row) -> LedgerEntry:
     run = row["run"]
-    return Entry(
+    return LedgerEntry(
         run,
         row["batch"] - number(run, 0),
         Cursor.parse(row["cursor"]),

@@ -24,13 +24,13 @@ from forge.cursor import Cursor
 from forge.errors import CursorForeign, HistoryUnavailable, LakeError
 from forge.pipeline import about as abouts
 from forge.pipeline import checks, ledger
-from forge.pipeline.about import About
+from forge.pipeline.about import LakeRun
 from forge.pipeline.batch import Batches
 from forge.pipeline.failures import translated
-from forge.pipeline.lag import Lag, lag
+from forge.pipeline.lag import LakeLag, lag
 from forge.pipeline.lake import Lake
 from forge.pipeline.lease import held, lease
-from forge.pipeline.ledger import Entry
+from forge.pipeline.ledger import LedgerEntry
 from forge.pipeline.silver.types import Types
 from forge.pipeline.source import register
 from forge.pipeline.source.options import MOST_EVENTS, STARTS
@@ -50,7 +50,7 @@ class _Stopped(Exception):
     """Raised at the start of a batch after the last one, before any work; the next run begins with this batch."""
 
 
-class Settings(msgspec.Struct, frozen=True):
+class LakeSettings(msgspec.Struct, frozen=True):
     """Settings of a lake. `start` applies only when the lake begins or is read again."""
 
     tables: tuple[str, ...] = ()
@@ -68,19 +68,19 @@ def pipeline(
     spark: SparkSession,
     url: str,
     lake: Lake,
-    settings: Settings | None = None,
+    settings: LakeSettings | None = None,
     *,
     resnapshot: bool = False,
-    on_batch: Callable[[Entry], None] | None = None,
-) -> Iterator["Pipeline"]:
+    on_batch: Callable[[LedgerEntry], None] | None = None,
+) -> Iterator["PipelineRun"]:
     """Open a pipeline that holds the lease of its lake for this block."""
-    settings = settings or Settings()
+    settings = settings or LakeSettings()
     with translated(), lease(url, lake.path) as connection:
         about = _whose(spark, lake, connection, settings, resnapshot)
-        yield Pipeline(spark, url, lake, settings, about, connection, on_batch)
+        yield PipelineRun(spark, url, lake, settings, about, connection, on_batch)
 
 
-class Pipeline:
+class PipelineRun:
     """One run of a lake."""
 
     def __init__(
@@ -88,10 +88,10 @@ class Pipeline:
         spark: SparkSession,
         url: str,
         lake: Lake,
-        settings: Settings,
-        about: About,
+        settings: LakeSettings,
+        about: LakeRun,
         connection: Connection,
-        on_batch: Callable[[Entry], None] | None,
+        on_batch: Callable[[LedgerEntry], None] | None,
     ) -> None:
         self.about = about
         self._spark = spark
@@ -116,11 +116,11 @@ class Pipeline:
         """Stop after the current batch; may be called from a signal handler."""
         self._stopping.set()
 
-    def lag(self, entry: Entry) -> Lag:
+    def lag(self, entry: LedgerEntry) -> LakeLag:
         """Return the lag of the lake after a batch."""
         return lag(self._connection, entry.cursor, self.about.tables)
 
-    def verify(self, entry: Entry) -> bool | None:
+    def verify(self, entry: LedgerEntry) -> bool | None:
         """Whether the lake equals the database after a batch; None when only a later batch can tell."""
         try:
             snapshot = str(entry.cursor.snapshot)
@@ -180,7 +180,7 @@ class Pipeline:
             self._failure = failure
             raise
 
-    def _taken(self, changes: DataFrame, batch: int) -> Entry:
+    def _taken(self, changes: DataFrame, batch: int) -> LedgerEntry:
         """Process a batch; retry if an executor was lost together with its results, or if another process, such as
         `forge pipeline maintain`, has written to a table during its merge."""
         began = time.monotonic()
@@ -202,7 +202,9 @@ def _passing(failure: Exception) -> str | None:
     return "somebody else wrote to the lake" if isinstance(failure, CONFLICTS) else None
 
 
-def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Settings, resnapshot: bool) -> About:
+def _whose(
+    spark: SparkSession, lake: Lake, connection: Connection, settings: LakeSettings, resnapshot: bool
+) -> LakeRun:
     """Return the run to continue: the lake's newest, or a new one."""
     tables = ",".join(settings.tables) or None
     about = abouts.read(spark, lake)
@@ -232,7 +234,7 @@ def _whose(spark: SparkSession, lake: Lake, connection: Connection, settings: Se
     return about
 
 
-def _check(settings: Settings, connection: Connection) -> None:
+def _check(settings: LakeSettings, connection: Connection) -> None:
     """Raise for settings that no stream can begin with, before a lake is created with them."""
     tracked(connection, settings.tables or None)
     if settings.start not in STARTS and Cursor.parse(settings.start).log != abouts.identity(connection):

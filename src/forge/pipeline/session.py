@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from forge.errors import SparkUnavailable
 from forge.pipeline.jars import cache, delta_jars
-from forge.pipeline.java import SparkUnavailable, need_java, need_pyspark
+from forge.pipeline.java import need_java, need_pyspark
 
 if TYPE_CHECKING:
     from pyspark import SparkConf

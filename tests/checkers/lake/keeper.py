@@ -15,7 +15,7 @@ from typing import Any, Final
 from forge.pipeline import bronze, ledger
 from forge.pipeline.gold import daily
 from forge.pipeline.lake import Lake
-from forge.pipeline.run import Settings, pipeline
+from forge.pipeline.run import LakeSettings, pipeline
 from forge.pipeline.session import BRIEFLY, QUIETLY, session
 from forge.pipeline.silver import merge, table
 
@@ -49,7 +49,7 @@ def main() -> None:
     if step in STEPS:
         _die_at(step, int(nth))
     spark = session(master="local[2]", conf=QUICK, app="forge testing")
-    with pipeline(spark, url, Lake(path), Settings(most=MOST)) as running:
+    with pipeline(spark, url, Lake(path), LakeSettings(most=MOST)) as running:
         running.once()
     spark.stop()
 

@@ -15,7 +15,7 @@ from forge.app import Forge
 from forge.changelog.reader import Reader
 from forge.errors import LakeError
 from forge.postgres.connection import Connection
-from forge.serve.console.delta import Table
+from forge.serve.console.delta import DeltaTable
 from forge.serve.console.lake import RUN
 from forge.serve.node import Options
 from tests.serve.serving import Served, serving
@@ -65,12 +65,12 @@ def removed(path: str) -> dict[str, Any]:
     return {"remove": {"path": path, "deletionTimestamp": 1, "dataChange": True}}
 
 
-def sizes(table: Table) -> list[tuple[str, int]]:
+def sizes(table: DeltaTable) -> list[tuple[str, int]]:
     return sorted((file.path.name, file.rows) for file in table.files())
 
 
 def test_a_table_is_what_its_log_says(tmp_path: Path) -> None:
-    table = Table(tmp_path / "t")
+    table = DeltaTable(tmp_path / "t")
     assert table.files() == []
     written = Written(tmp_path / "t")
     written.commit(added("a", 1000), added("dir%20x/b", 5))
@@ -79,14 +79,14 @@ def test_a_table_is_what_its_log_says(tmp_path: Path) -> None:
     written.commit(added("a", 1000, deleted=9), removed("a"))
     written.commit(removed("dir%20x/b"))
     assert sizes(table) == [("a", 991)]
-    assert sizes(Table(tmp_path / "t")) == [("a", 991)]
+    assert sizes(DeltaTable(tmp_path / "t")) == [("a", 991)]
 
 
 def test_a_log_whose_beginning_is_gone_is_read_from_its_checkpoint(tmp_path: Path) -> None:
     written = Written(tmp_path / "t")
     for number in range(11):
         written.commit(added(f"f{number}", 1))
-    known = Table(tmp_path / "t")
+    known = DeltaTable(tmp_path / "t")
     assert len(known.files()) == 11
     rows = [{"add": added(f"f{number}", 1)["add"], "txn": None} for number in range(11)]
     pq.write_table(pa.Table.from_pylist([*rows, {"add": None, "txn": {"appId": "x"}}]), _checkpoint(written, 10))
@@ -94,11 +94,11 @@ def test_a_log_whose_beginning_is_gone_is_read_from_its_checkpoint(tmp_path: Pat
     written.commit(added("g", 3), removed("f0"))
     for number in range(10):
         (written.log / f"{number:020}.json").unlink()
-    for table in (known, Table(tmp_path / "t")):
+    for table in (known, DeltaTable(tmp_path / "t")):
         assert (len(table.files()), dict(sizes(table))["g"]) == (11, 3)
     (written.log / "_last_checkpoint").unlink()
     with pytest.raises(LakeError, match="cannot be read"):
-        Table(tmp_path / "t").files()
+        DeltaTable(tmp_path / "t").files()
 
 
 def _checkpoint(written: Written, version: int) -> Path:

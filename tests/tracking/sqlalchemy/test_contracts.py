@@ -223,10 +223,10 @@ def test_a_write_goes_on_when_the_rows_before_it_cannot_be_read(
     start(db)
     if db.triggers:
         pytest.skip("the triggers read nothing")
-    from forge.tracking.sqlalchemy.images import Shape
+    from forge.tracking.sqlalchemy.images import TableImages
 
     db.track()
-    monkeypatch.setattr(Shape, "by_columns", lambda *given, **options: text("SELECT nothing FROM nowhere"))
+    monkeypatch.setattr(TableImages, "by_columns", lambda *given, **options: text("SELECT nothing FROM nowhere"))
     with caplog.at_level(logging.WARNING, "forge.tracking"):
         db.run(lambda connection: connection.execute(update(orders).where(orders.c.id == 1).values(status="paid")))
     assert "were not read" in caplog.text

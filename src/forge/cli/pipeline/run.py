@@ -10,15 +10,15 @@ from rich.text import Text
 
 from forge.changelog.install import require_installed
 from forge.cli.pipeline.options import ConfOption, LakeOption, MasterOption, lake_of, spark_for, time_of
-from forge.cli.session import Session, session
+from forge.cli.session import CommandSession, session
 from forge.config import Config, shown_seconds
 from forge.doctor.finding import count
 from forge.postgres.connection import connect
 from forge.terminal import shown
 
 if TYPE_CHECKING:
-    from forge.pipeline.ledger import Entry
-    from forge.pipeline.run import Pipeline
+    from forge.pipeline.ledger import LedgerEntry
+    from forge.pipeline.run import PipelineRun
 
 DEFAULTS: Final = Config().pipeline
 
@@ -94,16 +94,16 @@ def run(
         with connect(database.url) as connection:
             require_installed(connection)
         with spark_for(here, master, conf) as spark:
-            from forge.pipeline.run import Settings, pipeline
+            from forge.pipeline.run import LakeSettings, pipeline
 
-            settings = Settings(
+            settings = LakeSettings(
                 names or configured.tables,
                 start or configured.start,
                 max_events or configured.max_events,
                 models=models or configured.models,
                 json="variant" if variant else None,
             )
-            report = Report(here, every)
+            report = BatchPrinter(here, every)
             with pipeline(
                 spark, database.url, where, settings, resnapshot=resnapshot, on_batch=report.batch
             ) as running:
@@ -125,7 +125,7 @@ def run(
                     signal.signal(signal.SIGINT, before)
 
 
-def _on_interrupt(running: "Pipeline") -> Any:
+def _on_interrupt(running: "PipelineRun") -> Any:
     """The first Ctrl-C ends the run after its batch, the second one at once."""
     before = signal.getsignal(signal.SIGINT)
 
@@ -137,17 +137,17 @@ def _on_interrupt(running: "Pipeline") -> Any:
     return before
 
 
-class Report:
+class BatchPrinter:
     """Tells of each batch: a line for people, or one of JSON."""
 
-    def __init__(self, here: Session, every: float | None) -> None:
+    def __init__(self, here: CommandSession, every: float | None) -> None:
         self._here = here
         self._every = every
         self._verified = 0.0
         self._batches = self._changes = 0
-        self.running: Pipeline | None = None
+        self.running: PipelineRun | None = None
 
-    def batch(self, entry: "Entry") -> None:
+    def batch(self, entry: "LedgerEntry") -> None:
         """A batch is in the lake."""
         assert self.running is not None
         self._batches += 1
@@ -188,7 +188,7 @@ class Report:
             )
         self._here.show(line)
 
-    def _compared(self, entry: "Entry") -> bool | None:
+    def _compared(self, entry: "LedgerEntry") -> bool | None:
         """Whether lake and database are equal, where that is asked for and can be told now."""
         if self._every is None or not entry.whole or time.monotonic() - self._verified < self._every:
             return None

@@ -40,9 +40,10 @@ from pyspark.sql.types import (
 )
 
 from forge.change import Op
+from forge.errors import ModelError
 from forge.pipeline.bronze import definitions
-from forge.pipeline.gold.models import CHANGES, Model, ModelError, Query, Reference, Target, resolve
-from forge.pipeline.gold.states import ALL, State, append, is_news, newest, now, seen
+from forge.pipeline.gold.models import CHANGES, Model, ModelQuery, NameTarget, TableReference, resolve
+from forge.pipeline.gold.states import ALL, ModelState, append, is_news, newest, now, seen
 from forge.pipeline.lake import Lake
 from forge.pipeline.silver.rows import quoted
 from forge.pipeline.tables import exists, load
@@ -58,7 +59,7 @@ _CONDITION: Final = re.compile(r"^.*?\[[A-Z_0-9.]+\] ")
 _log = logging.getLogger("forge.pipeline")
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ModelOutcome(msgspec.Struct, frozen=True):
     """The result of a model in a batch: `built`, `merged`, `skipped` (nothing to do) or `failed`."""
 
     model: str
@@ -74,9 +75,9 @@ class Models:
         self._spark = spark
         self._lake = lake
         self._models = models
-        self._states: dict[str, State] | None = None
+        self._states: dict[str, ModelState] | None = None
 
-    def build(self, batch: DataFrame, number: int) -> list[Outcome]:
+    def build(self, batch: DataFrame, number: int) -> list[ModelOutcome]:
         """Update every model with a batch; batch numbers are consecutive."""
         if not self._models:
             return []
@@ -103,10 +104,10 @@ class Models:
         work: "_Work",
         model: Model,
         number: int,
-        before: Mapping[str, State],
-        after: dict[str, State],
+        before: Mapping[str, ModelState],
+        after: dict[str, ModelState],
         missed: bool,
-    ) -> Outcome:
+    ) -> ModelOutcome:
         began = time.monotonic()
         state = before.get(model.name)
         stale = missed or state is None or state.state != "good" or state.fingerprint != model.fingerprint
@@ -115,15 +116,15 @@ class Models:
             if broken := [name for name in model.after if after[name].state != "good"]:
                 raise ModelError(f"it reads {broken[0]}, which failed", file=model.file, line=1, fix="fix that one")
             what = work.build(model, number, again=stale)
-            after[model.name] = State(model.name, model.file, model.fingerprint, "good", number, now())
+            after[model.name] = ModelState(model.name, model.file, model.fingerprint, "good", number, now())
         except (PySparkException, Py4JJavaError, ModelError) as failure:
             error = failure if isinstance(failure, ModelError) else told(failure, model)
             again = state.failures if state is not None else 0
-            after[model.name] = State(
+            after[model.name] = ModelState(
                 model.name, model.file, "", "failed", number, now(), again + 1, error.line, str(error)
             )
             _log.warning("%s", error)
-        return Outcome(model.name, what, time.monotonic() - began, str(error) if error else None)
+        return ModelOutcome(model.name, what, time.monotonic() - began, str(error) if error else None)
 
 
 def told(failure: PySparkException | Py4JJavaError, model: Model) -> ModelError:
@@ -160,7 +161,7 @@ class _Work:
         self._touched = {row["table"]: (row["first"], row["last"]) for row in found}
         redacted = {row["table"] for row in found if row["redacted"]}
         self._redacted = redacted | {CHANGES} if redacted else redacted
-        self._views: dict[Target, str] = {}
+        self._views: dict[NameTarget, str] = {}
         self._written: set[str] = set()
         self._anew: set[str] = set()
 
@@ -210,7 +211,7 @@ class _Work:
         self._written.add(model.name)
         return "merged"
 
-    def _due(self, model: Model, number: int, reads: set[Target], keys: set[Target]) -> bool:
+    def _due(self, model: Model, number: int, reads: set[NameTarget], keys: set[NameTarget]) -> bool:
         if model.every > 1:
             return number % model.every == 0
         changing = [each for each in keys if each.kind not in ("current", "history")] if keys else reads
@@ -221,8 +222,8 @@ class _Work:
             for each in changing
         )
 
-    def _targets(self, model: Model, query: Query) -> dict[Reference, Target]:
-        targets: dict[Reference, Target] = {}
+    def _targets(self, model: Model, query: ModelQuery) -> dict[TableReference, NameTarget]:
+        targets: dict[TableReference, NameTarget] = {}
         for each in query.reads:
             target = resolve(each, self._tables, self._models)
             if target is not None:
@@ -237,17 +238,17 @@ class _Work:
                 )
         return targets
 
-    def _frame(self, query: Query, targets: Mapping[Reference, Target]) -> DataFrame:
+    def _frame(self, query: ModelQuery, targets: Mapping[TableReference, NameTarget]) -> DataFrame:
         return self._spark.sql(query.with_names({each: self._view(target) for each, target in targets.items()}))
 
-    def _view(self, target: Target) -> str:
+    def _view(self, target: NameTarget) -> str:
         if target not in self._views:
             name = f"forge_{target.kind}_{len(self._views)}"
             self._rows(target).createOrReplaceTempView(name)
             self._views[target] = name
         return self._views[target]
 
-    def _rows(self, target: Target) -> DataFrame:
+    def _rows(self, target: NameTarget) -> DataFrame:
         lake = self._lake
         match target.kind:
             case "current":

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, ShortType
 
 from forge.pipeline.definitions import Definition
-from forge.pipeline.silver.layout import Era, Layout, Part
+from forge.pipeline.silver.layout import Era, Layout, VersionGroup
 from forge.pipeline.silver.rows import ROW_OPS, renamed, rows
 from forge.pipeline.silver.types import Types
 
@@ -68,7 +68,7 @@ def union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 
-def _placed(frame: DataFrame, part: Part) -> DataFrame:
+def _placed(frame: DataFrame, part: VersionGroup) -> DataFrame:
     if not part.places:
         return frame
     lists = {name: renamed(F.col(name), part.places) for name in ("_missing", "_redacted")}

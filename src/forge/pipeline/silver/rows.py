@@ -22,7 +22,7 @@ from forge import values
 from forge.change import Op
 from forge.pipeline.definitions import Definition
 from forge.pipeline.silver import reasons, texts
-from forge.pipeline.silver.images import Reading, any_of, readable, taken_out
+from forge.pipeline.silver.images import ColumnReading, any_of, readable, taken_out
 from forge.pipeline.silver.names import silver_names
 from forge.pipeline.silver.types import Types
 
@@ -57,7 +57,7 @@ _ABOUT: Final = {
 _LIMITS: Final = {"maxNumLen": "1000000"}
 
 
-class Rows:
+class ReadRows:
     """The result of reading changes; both parts derive from `read`, which a caller that uses both should persist.
 
     `read` has the target's columns, `_seq`, `_op`, `_at`, `_transaction`, `_user_id`, `_function_name`, `_trace_id`,
@@ -87,11 +87,11 @@ class Rows:
 
 def rows(
     changes: DataFrame, definitions: Mapping[int, Definition], target: Definition, types: Types | None = None
-) -> Rows:
+) -> ReadRows:
     """Return the rows of the changes of one table."""
     application = changes.sparkSession.sparkContext.applicationId
     reader = _reader(application, tuple(definitions.values()), target, types or Types())
-    return Rows(reader.rows(changes), reader)
+    return ReadRows(reader.rows(changes), reader)
 
 
 @lru_cache(maxsize=1000)
@@ -165,7 +165,7 @@ def _images(changes: DataFrame, *, keyed: bool, marks: bool) -> DataFrame:
 class _Field(NamedTuple):
     """A column of the target in a group of versions. `place` is the prefix of its columns in the frame."""
 
-    reading: Reading
+    reading: ColumnReading
     place: str
 
     @property
@@ -383,7 +383,7 @@ def _groups(definitions: Iterable[Definition], targets: Mapping[str, DataType]) 
         group.versions.append(definition.version)
         for column in mine:
             place = f"_{groups.index(group)}_{len(group.fields)}"
-            group.fields.setdefault(column.name, _Field(Reading(column, targets[column.name], logged), place))
+            group.fields.setdefault(column.name, _Field(ColumnReading(column, targets[column.name], logged), place))
     return groups
 
 

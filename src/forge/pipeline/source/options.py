@@ -26,7 +26,7 @@ MOST_EVENTS: Final = Config().pipeline.max_events
 ROWS_PER_SHARE: Final = 250_000
 
 
-class Options(msgspec.Struct, frozen=True):
+class StreamOptions(msgspec.Struct, frozen=True):
     """`start` is the beginning of a stream:
 
     - `history`: each table as it was before the oldest retained change, then all retained changes;
@@ -45,7 +45,7 @@ class Options(msgspec.Struct, frozen=True):
     rows_per_share: int = ROWS_PER_SHARE
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], *, start: str) -> "Options":
+    def parse(cls, given: Mapping[str, str], *, start: str) -> "StreamOptions":
         """Parse the options of a Spark user."""
         known = {name.lower(): name for name in NAMES}
         for name in given:

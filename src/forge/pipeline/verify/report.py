@@ -15,14 +15,14 @@ _SAID: Final[dict[Kind, str]] = {
 }
 
 
-class Difference(msgspec.Struct, frozen=True):
+class RowDifference(msgspec.Struct, frozen=True):
     """A row that is only in the database (`missing`), only in the lake (`extra`), in both with different values
     (`changed`), or that differs because it is in quarantine, or only in columns that were redacted in the log before
     the lake read them.
 
     `key` is the key as one word, or a hash of the row if the table has no key; `columns` are the changed columns.
 
-    >>> print(Difference("public.orders", "7", "changed", ("total", "state")))
+    >>> print(RowDifference("public.orders", "7", "changed", ("total", "state")))
     public.orders: row 7 is another one in the lake: total, state
     """
 
@@ -52,7 +52,7 @@ class TableReport(msgspec.Struct, frozen=True):
     changed: int
     differing: int
     quarantined: int
-    differences: list[Difference]
+    differences: list[RowDifference]
     left_out: tuple[str, ...] = ()
     redacted: int = 0
 
@@ -62,7 +62,7 @@ class TableReport(msgspec.Struct, frozen=True):
         return self.differing == 0 and self.quarantined == 0
 
 
-class Report(msgspec.Struct, frozen=True):
+class VerifyReport(msgspec.Struct, frozen=True):
     """The results of all compared tables, at the snapshot."""
 
     snapshot: str
