@@ -36,7 +36,8 @@ def test_looking_a_table_up_by_its_relation_agrees_with_the_view(connection: Con
     connection.execute("ALTER TABLE plain RENAME TO renamed")
     rows = connection.execute(
         "SELECT c.relname, forge.tracked_id(c.oid) IS NOT NULL,"
-        " forge.tracked_id(c.oid) IS NOT DISTINCT FROM (SELECT r.id FROM forge.tracked_relation r WHERE r.table_oid = c.oid)"
+        " forge.tracked_id(c.oid) IS NOT DISTINCT FROM"
+        " (SELECT r.id FROM forge.tracked_relation r WHERE r.table_oid = c.oid)"
         " FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') ORDER BY 1"
     ).fetchall()
     assert rows == [

@@ -92,8 +92,8 @@ def test_a_delta_that_lies_about_its_result_leads_to_the_right_rows_or_is_told(o
     )
     body = messages.delta(Push(after, before, SNAPSHOT, (), 0))
     assert body is not None
-    held = Held.of(whole(Push(wrong, None, SNAPSHOT, (), 0)))
-    lying = msgspec.structs.replace(read(Delta, sent("delta", body)), before=held.hash)
+    held = HeldResult.of(whole(Push(wrong, None, SNAPSHOT, (), 0)))
+    lying = msgspec.structs.replace(read(DeltaMessage, sent("delta", body)), before=held.hash)
     if told is None:
         assert held.after(lying).rows == after.rows
     else:
