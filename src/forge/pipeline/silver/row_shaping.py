@@ -22,6 +22,7 @@ class Placed(NamedTuple):
 
     @property
     def fitting(self) -> DataFrame:
+        """The rows that are versions of their keys: those that fit, and misfits whose key does."""
         return self.read.where(applies()).drop("_misfit")
 
 

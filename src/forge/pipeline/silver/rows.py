@@ -75,8 +75,8 @@ class Rows:
 
     @property
     def fitting(self) -> DataFrame:
-        """The rows that fit, or whose key does, without `_misfit`."""
-        return self.read.where(applies()).drop("_misfit")
+        """The rows that fit."""
+        return self.read.where(F.col("_misfit").isNull()).drop("_misfit", "_unfit")
 
     @property
     def misfits(self) -> DataFrame:
