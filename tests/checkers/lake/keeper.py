@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from forge.pipeline import bronze, ledger
+from forge.pipeline import bronze, ledger, ticks
 from forge.pipeline.gold import daily
 from forge.pipeline.lake import Lake
 from forge.pipeline.run import LakeSettings, pipeline
@@ -22,6 +22,7 @@ from forge.pipeline.silver import merge, table
 STEPS: Final[dict[str, tuple[Any, str, bool]]] = {
     "planned": (bronze, "append", False),
     "bronze": (bronze, "append", True),
+    "tick": (ticks, "append", True),
     "learned": (bronze, "learn", True),
     "history": (merge._Merge, "_into_history", True),
     "current": (merge._Merge, "_into_current", True),
