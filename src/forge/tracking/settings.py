@@ -16,7 +16,7 @@ LAST: Final = """
       ON (named.schema_name, named.table_name) = (n.nspname, c.relname)
     LEFT JOIN forge.tracked_table k ON k.id = coalesce(r.id, itself.id, named.id)
 """
-"""For a table c of pg_class in a schema n of pg_namespace: r.id, its number if it is tracked, and k, its last settings."""
+"""For a table c of pg_class in a schema n of pg_namespace: r.id, its number if tracked, and k, its last settings."""
 
 _COLUMNS: Final = """
     CASE WHEN r.id IS NULL AND k.id IS NOT NULL THEN ARRAY(
