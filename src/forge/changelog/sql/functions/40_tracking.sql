@@ -176,8 +176,9 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $body$
 $body$;
 
 -- Brings the functions, triggers and version of one tracked table up to date with its definition. Returns whether
--- anything changed. Its settings, as those of the functions below, make the planner look everything up by the catalog's
--- indexes: else the cost per table rises with the number of tables. If a relation is given, that one is tracked from then on, whatever it was before.
+-- anything changed. If a relation is given, that one is tracked from then on, whatever it was before. Its settings, as
+-- those of the functions below, make the planner look everything up by the catalog's indexes: else the cost per table
+-- rises with the number of tables.
 CREATE OR REPLACE FUNCTION forge.refresh(tracked integer, relation oid DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $body$
