@@ -22,7 +22,7 @@ from forge.react.database import QueryContext
 from forge.react.registry import ANYONE
 from forge.serve.auth import TokenIdentity
 from forge.serve.node import Node
-from forge.testing.redis import redis_missing, temporary_redis
+from tests.servers.redis import redis_missing, temporary_redis
 
 ROWS = 10_000
 MEMORY, REDIS, UNCACHED = "memory", "Redis", "uncached"

@@ -20,7 +20,7 @@ from forge.react.registry import ANYONE
 from forge.serve.auth import TokenIdentity
 from forge.serve.node import Node
 from tests.cache.shop import QUICK
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
 
 COUNTERS = 4
 LAG = 0.03

@@ -15,7 +15,7 @@ from forge.react.group import Settings
 from forge.react.registry import ANYONE, Auth
 from forge.serve.auth import TokenIdentity
 from forge.serve.node import Node, Options
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
 
 QUICK = Settings(quiet=0.005, longest=0.05, check=1e9, resync=1e9)
 

@@ -32,7 +32,7 @@ from forge.serve.auth import TokenIdentity
 from forge.serve.node import Node
 from tests.cache.promise import late
 from tests.cache.shop import QUICK
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
 
 ITEMS = 8
 SHELVES = 3

@@ -11,9 +11,9 @@ from forge.cursor import After
 from forge.errors import RegistrationError
 from forge.postgres.connection import Connection
 from forge.react.registry import Auth, Registry
-from forge.testing.redis import RedisServer
 from tests.cache.shop import shop_node
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
+from tests.servers.redis import RedisServer
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -13,7 +13,7 @@ from forge.cache.tables import TableMatcher, Tables
 from forge.cache.validity import ComputedValue, Shown, ValidCache
 from forge.change import Change, ChangeSource, Op
 from forge.cursor import NOW, After, Cursor, LogIdentity, Snapshot
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
 
 LOG = LogIdentity("6f1c0b52-3f0e-4c57-9a53-0d6f2a3b9c11", "1", 1)
 ORDERS: Tables = ("public.orders",)

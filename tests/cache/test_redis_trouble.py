@@ -11,9 +11,9 @@ from forge.cache.redis import Redis
 from forge.embedded.system import free_port
 from forge.errors import ConfigError
 from forge.postgres.connection import Connection
-from forge.testing.redis import RedisServer
 from tests.cache.shop import shop_node
-from tests.integration.following import eventually
+from tests.changelog.following import eventually
+from tests.servers.redis import RedisServer
 
 
 @pytest.mark.contract("M12")

@@ -11,7 +11,7 @@ from forge.history.timeline import TimelineEntry, timeline
 from forge.postgres.connection import Connection
 from forge.serve.node import Options
 from tests.history.test_http import AUTH, GRANTED
-from tests.integration.serving import SOON, serving
+from tests.serve.serving import SOON, serving
 
 pytestmark = pytest.mark.contract("T9")
 ROOM = 100_000

@@ -19,7 +19,7 @@ from forge.postgres.connection import Connection
 from forge.serve.node import Options
 from tests.history.moments import begin, record
 from tests.history.test_http import AUTH, GRANTED
-from tests.integration.serving import SOON, serving
+from tests.serve.serving import SOON, serving
 
 pytestmark = pytest.mark.contract("T9")
 SECRETS = ("SECRET-1", "SECRET-2")

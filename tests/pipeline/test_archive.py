@@ -32,7 +32,7 @@ from forge.pipeline.source.reading import StreamScope, read
 from forge.pipeline.tables import append_once, load
 from forge.postgres.connection import Connection
 from forge.values import Column, Images
-from tests.integration.log import enable
+from tests.changelog.log import enable
 from tests.pipeline.test_archive_lines import POSTGRES, change, event, field, wrapped
 
 WIDE = """

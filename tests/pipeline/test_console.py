@@ -33,7 +33,7 @@ def test_a_lake_is_seen_as_it_is(spark: SparkSession, lake: Lake) -> None:
     spark.sql(f"DELETE FROM delta.`{lake.current('public.odd name')}` WHERE id = 3")
     for batch in range(2):
         entry = ledger.LedgerEntry(1, batch, CURSOR, 1, True, 9, 0, {"public.odd name": 9}, NOON, 1.5, NOON)
-        ledger.record(spark, lake, "app", entry, Offset(CURSOR, 1))
+        ledger.record(spark, lake, "app", entry, [Offset(CURSOR, 1)])
     checks.note(spark, lake, True)
     told = status(spark, lake)
     # what is read on from where it was left, and what is read again

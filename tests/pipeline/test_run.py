@@ -31,8 +31,8 @@ from forge.pipeline.silver.replay import replay
 from forge.pipeline.tables import exists, load
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database
-from forge.testing.lake import Plan, run
-from forge.testing.lake.keeper import STEPS
+from tests.checkers.lake import Plan, run
+from tests.checkers.lake.keeper import STEPS
 
 ORDERS = (
     "create table orders (id bigint primary key, customer text not null, total numeric(12, 2), status text,"

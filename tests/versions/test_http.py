@@ -39,7 +39,7 @@ from forge.versions.nouns import Event, Page, Resource, decode
 from forge.versions.resources import declare
 from forge.versions.sync import SqliteMirror, Synced, sync
 from forge.versions.sync.http import HttpSource
-from tests.integration.serving import serving
+from tests.serve.serving import serving
 from tests.versions.school import PLANS, STUDENTS, copy_in_sqlite, school_database, source_of
 
 SECRET = "s" * 32

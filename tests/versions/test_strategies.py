@@ -70,6 +70,19 @@ def write(connection: Connection, chance: random.Random, times: int) -> None:
             continue
 
 
+def deadlocks(*sessions: Connection) -> int:
+    """How many deadlocks the database of these sessions, which are all that took part, has had."""
+    for session in sessions:
+        session.execute("SELECT pg_stat_force_next_flush()")
+    row = (
+        sessions[0]
+        .execute("SELECT pg_stat_clear_snapshot(), deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        .fetchone()
+    )
+    assert row is not None
+    return int(row[1])
+
+
 @pytest.mark.parametrize("mode", ["application", "trigger"])
 def test_every_way_from_one_to_another_gives_the_same_answers(versions: Connection, mode: str) -> None:
     chance = random.Random(7)
@@ -219,6 +232,7 @@ def test_it_goes_on_where_it_is_told_of_a_deadlock_of_writers(versions: Connecti
             assert ended is None or isinstance(ended, psycopg.errors.DeadlockDetected)
             writer.execute("ROLLBACK")
         changing.result(SOON)
+        assert deadlocks(versions, first, second) >= 1
     assert told(versions) == derived(versions)
 
 
@@ -246,6 +260,7 @@ def test_its_index_is_made_and_dropped_though_it_ends_a_deadlock(
         assert ended is None or isinstance(ended, psycopg.errors.DeadlockDetected)
         writer.execute("ROLLBACK")
         changing.result(SOON)
+        assert deadlocks(versions, writer) == 1
     change_identity(versions, school, {"id": 9})
     assert strategy(versions) == name
     assert told(versions) == derived(versions)

@@ -17,7 +17,7 @@ from forge.versions.reading import changes
 from forge.versions.resources import resource_id
 from forge.versions.texts import DIGITS, LEVELS
 from forge.versions.triggers import write_by
-from tests.integration.serving import serving
+from tests.serve.serving import serving
 from tests.versions.aside import aside
 from tests.versions.journals import COURSES, SCHOOLS, STUDENTS, journals, last_stamp
 

@@ -1,6 +1,6 @@
 """Command line: global flags, the commands, and error messages.
 
-Only the module of the called command is imported; for the help, all are.
+Only the module of the called command is imported; for the help, all are, for the version none.
 """
 
 import importlib
@@ -97,7 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         name = command_name(words)
-        app = application([name] if name in COMMANDS else COMMANDS)
+        if name in COMMANDS:
+            app = application([name])
+        else:
+            app = application(COMMANDS if name or "--version" not in words else ())
         code = app(words, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:

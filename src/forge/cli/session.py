@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from forge import config as configuration
@@ -24,6 +23,9 @@ from forge.config import Config
 from forge.database import Database, database
 from forge.postgres.connection import Connection, await_server, connect
 from forge.terminal import shown
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PIPED_WIDTH = 250
 
@@ -132,6 +134,8 @@ class CommandSession:
     @contextmanager
     def progress(self, total: int | None = None) -> Iterator["Bar"]:
         """A progress bar on standard error while something long runs; none where that is no terminal."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, console=self.err, transient=True, disable=not self.err.is_terminal) as bar:
             yield Bar(bar, total)
@@ -140,7 +144,7 @@ class CommandSession:
 class Bar:
     """One bar of a `CommandSession.progress`."""
 
-    def __init__(self, progress: Progress, total: int | None) -> None:
+    def __init__(self, progress: "Progress", total: int | None) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=total)
 

@@ -28,8 +28,8 @@ _TRACKED: Final = """
     SELECT t.id, format('%%I.%%I', t.schema_name, t.table_name), t.enabled_at, r.table_oid, t.excluded, t.masked,
            forge.sees_ddl(), split_part(forge.fingerprint(r.table_oid), '.', 1)
     FROM forge.tracked_table t LEFT JOIN forge.tracked_relation r ON r.id = t.id
-    WHERE r.table_oid = %(relation)s
-       OR NOT EXISTS (SELECT FROM forge.tracked_relation o WHERE o.table_oid = %(relation)s)
+    WHERE t.id = (SELECT forge.tracked_id(%(relation)s::oid))
+       OR (SELECT forge.tracked_id(%(relation)s::oid)) IS NULL
           AND (%(name)s = t.table_name OR %(name)s = t.schema_name || '.' || t.table_name
                OR %(name)s = format('%%I.%%I', t.schema_name, t.table_name))
     ORDER BY t.disabled_at DESC NULLS FIRST, t.schema_name = 'public' DESC, t.id DESC LIMIT 1"""

@@ -17,6 +17,7 @@ from forge.changelog.queries import query
 from forge.cursor import LogIdentity
 from forge.errors import LakeError, NotInstalled
 from forge.pipeline.lake import Lake
+from forge.pipeline.local import no_lake
 from forge.pipeline.silver.types import Types
 from forge.pipeline.tables import exists, load, micros, of_micros
 from forge.postgres.connection import Connection
@@ -79,7 +80,7 @@ def need(spark: SparkSession, lake: Lake) -> LakeRun:
     """Return the newest run of a lake that must exist."""
     about = read(spark, lake)
     if about is None:
-        raise LakeError(f"there is no lake at {lake.path}", fix="forge pipeline run --once")
+        raise no_lake(lake)
     return about
 
 

@@ -23,7 +23,7 @@ from forge.errors import ConfigError, DecodeError, SourceError
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from tests.capture.wal.reading import changes, mark, to_end
-from tests.integration.test_capture_values import TYPES, VALUES, write
+from tests.changelog.test_capture_values import TYPES, VALUES, write
 
 pytestmark = pytest.mark.contract("W4")
 

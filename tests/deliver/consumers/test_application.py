@@ -19,7 +19,7 @@ from forge.cli import main
 from forge.deliver.consumers import ConsumerContext, Consumers
 from forge.postgres.connection import Connection, connect
 from tests.deliver.consumers.working import SOON, table, until, working
-from tests.integration.serving import serving
+from tests.serve.serving import serving
 
 
 @pytest.mark.contract("R16")

@@ -21,10 +21,10 @@ from forge.embedded import PostgresServer
 from forge.postgres.connection import Connection, connect
 from forge.testing import fresh_database, temporary_postgres
 from forge.testing.proxy import FaultProxy
-from forge.testing.redis import redis_missing, temporary_redis
 from tests.deliver.outbox import receiver
 from tests.deliver.outbox.accounts import TOPIC, accounts, complete, parts, put_many, told, writing
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
+from tests.servers.redis import redis_missing, temporary_redis
 
 QUICK = OutboxSettings(poll=0.1, budget=0.3, answer=0.8)
 

@@ -16,7 +16,7 @@ from forge.doctor import outbox as watched
 from forge.errors import DeliveryRefused
 from forge.postgres.connection import Connection
 from tests.deliver.outbox.draining import collecting, draining, put, rows, until
-from tests.integration.serving import serving
+from tests.serve.serving import serving
 
 
 @pytest.mark.contract("R16")

@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, TopicPartition
 from forge.deliver.message import Message
 from forge.deliver.queues import Kafka
 from forge.errors import NotDelivered, SparkUnavailable
-from forge.testing.kafka import KafkaBroker, kafka_jars, kafka_missing, temporary_broker
 from tests.deliver.traffic import check, messages
+from tests.servers.kafka import KafkaBroker, kafka_jars, kafka_missing, temporary_broker
 
 pytestmark = [
     pytest.mark.long,

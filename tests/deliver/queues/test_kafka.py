@@ -18,8 +18,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from forge.deliver.message import Message
 from forge.deliver.queues import Kafka
 from forge.errors import ConfigError, DeliveryRefused, NotDelivered
-from forge.testing.kafka import MockKafka, kafka_missing, temporary_kafka
 from tests.deliver.traffic import AT, SOON, check, deliver, messages
+from tests.servers.kafka import MockKafka, kafka_missing, temporary_kafka
 
 pytestmark = pytest.mark.skipif(kafka_missing() is not None, reason=str(kafka_missing()))
 Open = Callable[..., Kafka]

@@ -16,9 +16,9 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from forge.deliver.message import Message
 from forge.deliver.queues import Nats
 from forge.errors import ConfigError, DeliveryRefused, NotDelivered
-from forge.testing.nats import NatsServer, nats_missing, temporary_nats
 from forge.testing.proxy import FaultProxy
 from tests.deliver.traffic import AT, check, deliver, messages, until
+from tests.servers.nats import NatsServer, nats_missing, temporary_nats
 
 pytestmark = pytest.mark.skipif(nats_missing() is not None, reason=str(nats_missing()))
 Open = Callable[..., Nats]

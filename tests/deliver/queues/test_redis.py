@@ -13,8 +13,8 @@ from forge.deliver.message import Message
 from forge.deliver.queues import RedisStreams
 from forge.errors import ConfigError, DeliveryRefused, NotDelivered
 from forge.testing.proxy import FaultProxy
-from forge.testing.redis import RedisServer, redis_missing, temporary_redis
 from tests.deliver.traffic import AT, check, deliver, messages, until
+from tests.servers.redis import RedisServer, redis_missing, temporary_redis
 
 pytestmark = pytest.mark.skipif(redis_missing() is not None, reason=str(redis_missing()))
 STREAM = "forge.shop.paid"

@@ -16,11 +16,11 @@ from forge.deliver.outbox import OutboxSettings, Routes
 from forge.deliver.queues import Nats, RedisStreams
 from forge.deliver.sink import Sink
 from forge.postgres.connection import Connection
-from forge.testing.nats import NatsServer, nats_missing, temporary_nats
-from forge.testing.redis import RedisServer, redis_missing, temporary_redis
 from tests.deliver.consumers.working import working
 from tests.deliver.outbox.accounts import TOPIC, accounts, complete, writing
 from tests.deliver.outbox.draining import draining, rows, until
+from tests.servers.nats import NatsServer, nats_missing, temporary_nats
+from tests.servers.redis import RedisServer, redis_missing, temporary_redis
 
 Parts = list[tuple[str, str, bytes]]
 CHANGES = "changes"

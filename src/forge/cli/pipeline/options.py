@@ -98,6 +98,15 @@ def lake_of(run: CommandSession, path: str | None) -> "Lake":
     return Lake(path.rstrip("/"))
 
 
+def made_lake_of(run: CommandSession, path: str | None) -> "Lake":
+    """The lake that a command reads: it must exist, which is checked before Spark starts where that is possible."""
+    lake = lake_of(run, path)
+    from forge.pipeline.local import need_lake
+
+    need_lake(lake)
+    return lake
+
+
 @contextmanager
 def own_lake(
     spark: "SparkSession", lake: "Lake", url: str, *, fix: str = "stop that run first, or give another --lake"

@@ -73,19 +73,30 @@ def run(
         str | None,
         typer.Option("--verify", metavar="TIME", help="Compare lake and database this often, while running."),
     ] = None,
+    merge: Annotated[
+        str | None,
+        typer.Option(
+            "--merge",
+            metavar="TIME",
+            help="At what age changes in bronze are merged into silver.",
+            show_default="30s",
+        ),
+    ] = None,
     variant: Annotated[
         bool, typer.Option("--variant", help="json and jsonb columns become VARIANT, not text.")
     ] = False,
 ) -> None:
     """Keep a lake that mirrors every tracked table, with all its history.
 
-    Bronze has every change, silver each table as it is and as it was, gold who changed what. Ctrl-C ends it after
-    the batch.
+    Bronze has every change, silver each table as it is and as it was, gold who changed what. Each interval brings what
+    is new into bronze, in one commit; silver follows at the age of --merge, and with --once at the end. Ctrl-C ends it
+    after the batch.
     """
     here = session(context)
     configured = here.config.pipeline
     pause = configured.interval if interval is None else time_of("--interval", interval)
     every = configured.verify if verify is None else time_of("--verify", verify)
+    age = None if merge is None else time_of("--merge", merge)
     where = lake_of(here, lake)
     names = tuple(name.strip() for each in tables or () for name in each.split(",") if name.strip())
     with here.database() as database:
@@ -94,13 +105,14 @@ def run(
         with connect(database.url) as connection:
             require_installed(connection)
         with spark_for(here, master, conf) as spark:
-            from forge.pipeline.run import LakeSettings, pipeline
+            from forge.pipeline.run import MERGE_AFTER, LakeSettings, pipeline
 
             settings = LakeSettings(
                 names or configured.tables,
                 start or configured.start,
                 max_events or configured.max_events,
                 models=models or configured.models,
+                merge_after=MERGE_AFTER if age is None else age,
                 json="variant" if variant else None,
             )
             report = BatchPrinter(here, every)

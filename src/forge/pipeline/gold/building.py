@@ -1,7 +1,7 @@
 """Build users' models after a batch: take the models and a batch in silver, write their tables in gold.
 
     models = Models(spark, lake, load("models"))
-    outcomes = models.build(batch, number)
+    outcomes = models.build(batch, number, number - 1)
 
 Invariants:
 
@@ -77,25 +77,25 @@ class Models:
         self._models = models
         self._states: dict[str, ModelState] | None = None
 
-    def build(self, batch: DataFrame, number: int) -> list[ModelOutcome]:
-        """Update every model with a batch; batch numbers are consecutive."""
+    def build(self, batch: DataFrame, number: int, before: int) -> list[ModelOutcome]:
+        """Update every model with a batch; `before` is the number of the batch before it."""
         if not self._models:
             return []
         if self._states is None:
             self._states = newest(self._spark, self._lake)
-        before, names = self._states, [model.name for model in self._models]
-        last = before.get(ALL)
-        missed = last is None or number - last.batch not in (0, 1)
-        after = {name: state for name, state in before.items() if name in names}
-        with _quietly(), _Work(self._spark, self._lake, names, batch) as work:
-            outcomes = [self._build(work, model, number, before, after, missed) for model in self._models]
+        states, names = self._states, [model.name for model in self._models]
+        last = states.get(ALL)
+        missed = last is None or not before <= last.batch <= number
+        after = {name: state for name, state in states.items() if name in names}
+        with _quietly(), _Work(self._spark, self._lake, names, batch, before) as work:
+            outcomes = [self._build(work, model, number, states, after, missed) for model in self._models]
         gone = {
             name: msgspec.structs.replace(state, state="gone", at=now())
-            for name, state in before.items()
+            for name, state in states.items()
             if name not in (*names, ALL)
         }
         after |= gone | {ALL: seen(number)}
-        append(self._spark, self._lake, [state for name, state in after.items() if is_news(state, before.get(name))])
+        append(self._spark, self._lake, [state for name, state in after.items() if is_news(state, states.get(name))])
         self._states = {name: state for name, state in after.items() if name not in gone}
         return outcomes
 
@@ -151,11 +151,12 @@ def _texts(failure: Any) -> Iterator[str]:
 class _Work:
     """The state for building models after one batch; as a context manager it drops the views that it creates."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, models: Sequence[str], batch: DataFrame) -> None:
+    def __init__(self, spark: SparkSession, lake: Lake, models: Sequence[str], batch: DataFrame, before: int) -> None:
         self._spark = spark
         self._lake = lake
         self._models = models
         self._batch = batch
+        self._before = before
         self._tables = sorted({each.name for each in definitions(spark, lake).values()})
         found = _touched(batch)
         self._touched = {row["table"]: (row["first"], row["last"]) for row in found}
@@ -213,7 +214,7 @@ class _Work:
 
     def _due(self, model: Model, number: int, reads: set[NameTarget], keys: set[NameTarget]) -> bool:
         if model.every > 1:
-            return number % model.every == 0
+            return number // model.every != self._before // model.every
         changing = [each for each in keys if each.kind not in ("current", "history")] if keys else reads
         if not changing:
             return True

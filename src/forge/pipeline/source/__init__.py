@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from forge.cursor import Cursor
 from forge.pipeline.changes import CHANGES
 from forge.pipeline.source.filters import condition
-from forge.pipeline.source.offset import Offset, Piece
+from forge.pipeline.source.offset import Offset, Piece, pieces_of
 from forge.pipeline.source.options import StreamOptions
 from forge.pipeline.source.planner import Planner
 from forge.pipeline.source.reading import StreamScope, read
@@ -84,6 +84,11 @@ class BatchReader(DataSourceReader):
         return self._pieces
 
     def _planned(self) -> list[ForgePiece]:
+        if self._options.pieces is not None:
+            given = StreamScope(
+                self._options.url, self._options.log, self._options.first_id, self._options.tables, self._where
+            )
+            return [ForgePiece(given, piece) for piece in pieces_of(self._options.pieces)]
         planner = Planner(self._options)
         try:
             scope = _scope(self._options, planner, self._where)

@@ -4,12 +4,15 @@ Both return the count and the sum of hashes per slice, and the rows of slices: k
 They hash the same texts (`forge.pipeline.silver.texts`), so equal rows have equal hashes.
 """
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, IntegerType, LongType, ShortType, VariantType
+from pyspark.sql.types import DataType, IntegerType, LongType, ShortType, TimestampType, VariantType
 
 from forge import values
 from forge.changelog.queries import query
@@ -19,6 +22,7 @@ from forge.pipeline.silver.rows import quoted
 from forge.pipeline.silver.texts import joined, prefixed, sql_joined, sql_md5, sql_prefixed, sql_text, text
 from forge.pipeline.source.offset import TableShare
 from forge.pipeline.source.shares import as_of
+from forge.pipeline.tables import of_micros
 from forge.pipeline.verify.slices import Slices
 from forge.postgres.connection import Connection
 from forge.postgres.names import quoted as sql_quoted
@@ -28,6 +32,8 @@ Sums = dict[int, tuple[int, int]]
 
 _SHORT: Final = 8
 """The number of digits of a column's short hash."""
+
+_MICROS: Final = re.compile(r"-?[0-9]{1,17}")
 
 
 class ComparedRow(NamedTuple):
@@ -73,6 +79,18 @@ class ComparedTable(NamedTuple):
     @property
     def key_places(self) -> list[int]:
         return [self.names.index(name) for name in self.key]
+
+    def shown(self, word: str) -> str:
+        """Return a key for people: times as times, not as microseconds."""
+        types = [self.columns[place].type for place in self.key_places]
+        if not any(isinstance(type, TimestampType) for type in types):
+            return word
+        texts: list[str] = [word] if len(types) == 1 else msgspec.json.decode(word)
+        shown = [
+            str(of_micros(int(text))) if isinstance(type, TimestampType) and _MICROS.fullmatch(text) else text
+            for text, type in zip(texts, types, strict=True)
+        ]
+        return shown[0] if len(shown) == 1 else json.dumps(shown)
 
     @property
     def whole_key(self) -> Compared | None:

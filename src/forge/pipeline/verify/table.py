@@ -23,10 +23,11 @@ AT_ONCE: Final = 200_000
 
 
 class Misfits(NamedTuple):
-    """The quarantine of a table: rows as they would be, and the newest removal of each row."""
+    """The quarantine of a table: rows as they would be, the newest removal of each row, and why they did not fit."""
 
     rows: Counter[tuple[str, int]]
     removed: dict[str, list[str]]
+    reasons: dict[tuple[str, int], str]
 
 
 def compare(
@@ -44,7 +45,7 @@ def compare(
     division = _division(table, here, slices)
     stored, held = there.sums(table, division), here.sums(table, division)
     differing = sorted(slice for slice in stored.keys() | held.keys() if stored.get(slice) != held.get(slice))
-    misfits = _misfits(spark, lake, table, there, division) if differing else Misfits(Counter(), {})
+    misfits = _misfits(spark, lake, table, there, division) if differing else Misfits(Counter(), {}, {})
     counts: Counter[Kind] = Counter()
     shown: list[RowDifference] = []
     for part in _parts(differing, stored, held):
@@ -91,24 +92,25 @@ def _parts(slices: Sequence[int], stored: Sums, held: Sums) -> Iterator[list[int
 
 def _misfits(spark: SparkSession, lake: Lake, table: ComparedTable, there: InDatabase, slices: Slices) -> Misfits:
     """Return the quarantined rows, read in the same way as the database reads its own rows."""
-    found = Misfits(Counter(), defaultdict(list))
+    found = Misfits(Counter(), defaultdict(list), {})
     if not exists(spark, lake.quarantine):
         return found
     mine = F.concat_ws(".", "schema", "table") == table.name
     kept = load(spark, lake.quarantine).where(mine & F.col("payload").startswith("{"))
-    batch: list[tuple[str, str, str]] = []
+    batch: list[tuple[str, str, str, str]] = []
 
     def read() -> None:
         rows = there.read(table, slices, [payload for *_, payload in batch])
-        for (seq, op, _), row in zip(batch, rows, strict=True):
+        for (seq, op, reason, _), row in zip(batch, rows, strict=True):
             if op == Op.DELETE:
                 found.removed.setdefault(row.id, []).append(seq)
             else:
                 found.rows[row.id, row.hash] += 1
+                found.reasons[row.id, row.hash] = reason
         batch.clear()
 
-    for row in kept.select("seq", "op", "payload").toLocalIterator():
-        batch.append((row["seq"], row["op"], row["payload"]))
+    for row in kept.select("seq", "op", "reason", "payload").toLocalIterator():
+        batch.append((row["seq"], row["op"], row["reason"], row["payload"]))
         if len(batch) == 5000:
             read()
     if batch:
@@ -132,13 +134,13 @@ def _differences(
             columns = row.differs(copy, table.names)
             if kind == "changed" and columns and copy.redacted.issuperset(columns):
                 kind = "redacted"
-            yield RowDifference(table.name, row.key, kind, columns)
+            yield RowDifference(table.name, table.shown(row.key), kind, columns, misfits.reasons.get((id, row.hash)))
         elif row is not None:
             kind = "quarantined" if (id, row.hash) in misfits.rows else "missing"
-            yield RowDifference(table.name, row.key, kind)
+            yield RowDifference(table.name, table.shown(row.key), kind, (), misfits.reasons.get((id, row.hash)))
         elif copy is not None:
             gone = any(seq > copy.seq for seq in misfits.removed.get(id, ()))
-            yield RowDifference(table.name, copy.key, "quarantined" if gone else "extra")
+            yield RowDifference(table.name, table.shown(copy.key), "quarantined" if gone else "extra")
 
 
 def _counted(
