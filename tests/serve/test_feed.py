@@ -547,7 +547,7 @@ async def test_clients_that_stall_in_the_past_keep_no_reader_from_others(
     begin = await now(database)
     connection.execute("INSERT INTO orders SELECT n, repeat('x', 2000) FROM generate_series(1, 3000) n")
     async with serving(database) as node, contextlib.AsyncExitStack() as stack:
-        stalled = [Client(node, after=begin) for _ in range(feed.MOST_READERS + 2)]
+        stalled = [Client(node, after=begin) for _ in range(feed_hub.MOST_READERS + 2)]
 
         async def stall(client: Client) -> None:
             await stack.enter_async_context(client)
