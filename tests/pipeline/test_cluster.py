@@ -22,7 +22,7 @@ from forge.pipeline import class_archive
 from forge.pipeline.jars import delta_jars
 from forge.pipeline.session import BRIEFLY, QUIETLY, packed
 from forge.postgres.connection import Connection
-from forge.testing.lake.keeper import INTERPRETED
+from tests.checkers.lake.keeper import INTERPRETED
 
 pytestmark = pytest.mark.timeout(1200)
 

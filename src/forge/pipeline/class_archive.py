@@ -21,8 +21,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from forge.errors import SparkUnavailable
 from forge.pipeline.jars import cache, spark_jars
-from forge.pipeline.java import SparkUnavailable, find_java
+from forge.pipeline.java import find_java
 
 SECONDS: Final = 600
 TRAINING: Final = """
