@@ -3,7 +3,7 @@
     python -m forge.pipeline.class_archive
 
 A start of Spark with one write and one MERGE took 24.1 CPU-seconds without an archive and 16.4 with it (Java 17, two
-cores). Making one takes about as long as two starts and 190 MB under `$FORGE_CACHE` (or `~/.cache/forge`), so it is made
+cores). Making one takes about as long as two starts and 190 MB in `$FORGE_CACHE` (or `~/.cache/forge`), so it is made
 on request only. `session` gives it to the driver of a local master; the options are good for executors and daemons too.
 
 Invariants:
@@ -83,7 +83,7 @@ def make() -> Path:
         )
         if done.returncode or not made.exists():
             why = (done.stdout.strip().splitlines() or ["no reason given"])[-1]
-            raise SparkUnavailable(f"Spark's classes were not archived: {why}", fix="do without: only starts are slower")
+            raise SparkUnavailable(f"Spark's classes were not archived: {why}", fix="none needed: starts are slower")
         for earlier in path.parent.glob(f"{path.name.partition('-')[0]}-*.jsa"):
             earlier.unlink(missing_ok=True)
         os.replace(made, path)
