@@ -38,6 +38,7 @@ check: ready ## lint, format, types, the import arrows, the documents' links and
 	$(BIN)/lint-imports
 	$(BIN)/python tools/links.py
 	$(BIN)/python tools/words.py
+	$(BIN)/python tools/names.py
 	@if [ -d clients/node_modules ]; then npm run check --prefix clients; else echo "the types of clients/ need Node.js"; fi
 
 bench: ready ## measure speed, each figure beside its target

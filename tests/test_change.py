@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.change import JSON_NULL, UNAVAILABLE, Change, Op, Source, same, text
+from forge.change import JSON_NULL, UNAVAILABLE, Change, ChangeSource, Op, same, text
 
 
 def change(op: Op = Op.UPDATE, **fields: Any) -> Change:
@@ -20,7 +20,7 @@ def change(op: Op = Op.UPDATE, **fields: Any) -> Change:
         "op": op,
         "schema": "public",
         "table": "orders",
-        "source": Source("log", "shop", "1"),
+        "source": ChangeSource("log", "shop", "1"),
         "at": datetime(2026, 1, 31, tzinfo=UTC),
     }
     return Change(**base | fields)

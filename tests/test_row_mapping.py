@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 import forge
-from forge.change import Change, Op, Source
+from forge.change import Change, ChangeSource, Op
 from forge.errors import RowMismatch
 from forge.postgres.connection import Connection
 
@@ -127,7 +127,14 @@ Model: Any = pydantic.create_model("Model", **{name: (kind, ...) for name, kind 
 
 def change(row: dict[str, Any] | None, op: Op = Op.INSERT, before: dict[str, Any] | None = None) -> Change:
     return Change(
-        id="1", op=op, schema="public", table="orders", source=Source("log", "x", "1"), at=AT, before=before, after=row
+        id="1",
+        op=op,
+        schema="public",
+        table="orders",
+        source=ChangeSource("log", "x", "1"),
+        at=AT,
+        before=before,
+        after=row,
     )
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.change import UNAVAILABLE, Change, Context, Op, Source
-from forge.terminal import Feed, details, value_text, who
+from forge.change import UNAVAILABLE, Change, ChangeSource, Context, Op
+from forge.terminal import FeedPrinter, details, value_text, who
 
 AT = datetime(2026, 11, 15, 12, 1, 7, 114000, tzinfo=UTC)
 
@@ -23,11 +23,11 @@ def change(op: Op = Op.UPDATE, **more: Any) -> Change:
         "context": Context("ada", "checkout", "3f2a9c0e51d74b6a"),
         **more,
     }
-    return Change("1", op, "public", "orders", Source("log", "x", "1"), AT, **given)
+    return Change("1", op, "public", "orders", ChangeSource("log", "x", "1"), AT, **given)
 
 
 def test_an_update_shows_what_it_changed_who_did_it_and_how_late_it_was_seen() -> None:
-    line = Feed().line(change(), AT + timedelta(milliseconds=2.1))
+    line = FeedPrinter().line(change(), AT + timedelta(milliseconds=2.1))
     for part in ("orders", "UPDATE 4711", "status: placed → paid", "ada · checkout · 3f2a…", "2.1 ms"):
         assert part in line
     assert "total" not in line
@@ -46,12 +46,12 @@ def test_a_hidden_value_is_named_and_not_shown() -> None:
 
 
 def test_schemas_are_named_except_the_usual_one() -> None:
-    assert " orders " in Feed(schema="public").line(change(), AT)
-    assert "public.orders" in Feed(schema="shop").line(change(), AT)
+    assert " orders " in FeedPrinter(schema="public").line(change(), AT)
+    assert "public.orders" in FeedPrinter(schema="shop").line(change(), AT)
 
 
 def test_colours_are_there_only_when_asked_for() -> None:
-    assert "\x1b[33m" in Feed(colour=True).line(change(), AT)
+    assert "\x1b[33m" in FeedPrinter(colour=True).line(change(), AT)
 
 
 def test_a_numeric_is_shown_as_it_is() -> None:
@@ -64,14 +64,14 @@ def test_no_value_steers_the_terminal_and_no_line_is_too_long(words: str, width:
     made = change(
         Op.INSERT, before=None, after=hostile, key={"id": words}, context=Context(words or None, None, words or None)
     )
-    for line in (Feed(width=width).line(made, AT), Feed().line(made, AT)):
+    for line in (FeedPrinter(width=width).line(made, AT), FeedPrinter().line(made, AT)):
         assert all(character.isprintable() or character == "\u3000" or not character.isascii() for character in line)
         assert len(line.splitlines()) == 1
-    assert len(Feed(width=width).line(made, AT)) <= width
+    assert len(FeedPrinter(width=width).line(made, AT)) <= width
 
 
 def test_eighty_columns_hold_what_who_and_how_late() -> None:
-    line = Feed(width=80).line(change(), AT + timedelta(milliseconds=2.1))
+    line = FeedPrinter(width=80).line(change(), AT + timedelta(milliseconds=2.1))
     assert len(line) <= 80
     for part in ("orders", "UPDATE 4711", "status: placed → paid", "ada · checkout", "2.1 ms"):
         assert part in line
@@ -79,7 +79,7 @@ def test_eighty_columns_hold_what_who_and_how_late() -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 def test_long_values_and_uuids_push_nobody_off_the_line(width: int) -> None:
-    feed = Feed(width=width)
+    feed = FeedPrinter(width=width)
     for number in range(4):
         uuid, long = str(UUID(int=number + 2**120)), {"note": "x" * 500, "more": "y" * 500}
         busy = change(Op.INSERT, key={"id": uuid}, before=None, after=long)
@@ -107,7 +107,7 @@ def test_of_who_the_trace_goes_first_and_the_user_stays() -> None:
 
 @pytest.mark.parametrize("width", [80, 120, None])
 def test_columns_stay_where_they_are_among_mixed_keys(width: int | None) -> None:
-    feed = Feed(width=width)
+    feed = FeedPrinter(width=width)
     keys = [1, str(UUID(int=2**127)), 22, str(UUID(int=2**126)), 333_333]
     lines = [feed.line(change(key={"id": key}), AT) for key in keys]
     settled = lines[1:]
@@ -118,7 +118,7 @@ def test_columns_stay_where_they_are_among_mixed_keys(width: int | None) -> None
 
 @pytest.mark.parametrize("width", [80, 120, None])
 def test_columns_stay_from_the_first_line_on_where_keys_have_a_width(width: int | None) -> None:
-    feed = Feed(width=width, key=9)
+    feed = FeedPrinter(width=width, key=9)
     lines = [feed.line(change(key={"id": key}), AT) for key in (1, str(UUID(int=2**127)), 333_333, "x" * 80)]
     for part in ("UPDATE", "status", "ada", "0.0 ms"):
         assert len({line.index(part) for line in lines}) == 1, part

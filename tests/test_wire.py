@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forge import debezium
-from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source, same
+from forge.change import JSON_NULL, UNAVAILABLE, Change, ChangeSource, Context, Op, same
 from forge.errors import DecodeError, EncodeError
 from forge.values import MOST_LEVELS, Column
 from forge.wire import decode, decode_value, encode, encode_value
@@ -33,7 +33,7 @@ CHANGES = st.builds(
     op=st.sampled_from(Op),
     schema=TEXTS,
     table=TEXTS,
-    source=st.builds(Source, TEXTS, TEXTS, TEXTS, MAYBE),
+    source=st.builds(ChangeSource, TEXTS, TEXTS, TEXTS, MAYBE),
     at=st.datetimes(timezones=st.just(UTC)),
     key=st.none() | ROWS,
     before=st.none() | ROWS,
@@ -46,7 +46,7 @@ UPDATE = Change(
     op=Op.UPDATE,
     schema="public",
     table="orders",
-    source=Source("log", "shop", "17", "900"),
+    source=ChangeSource("log", "shop", "17", "900"),
     at=datetime(2026, 1, 31, 12, 0, 0, tzinfo=timezone(timedelta(hours=2))),
     key={"id": 7},
     before={"id": 7, "price": Decimal("12.30"), "note": UNAVAILABLE, "tags": JSON_NULL},

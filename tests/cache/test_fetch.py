@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 import forge
-from forge.cache import Cache, NotCachable, values
-from forge.errors import ConfigError, TrackingError
+from forge.cache import Cache, values
+from forge.errors import ConfigError, NotCachable, TrackingError
 from forge.postgres.connection import Connection
 from tests.cache.shop import shop_node
 from tests.changelog.following import eventually

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from forge.changelog import maintenance, partitions
-from forge.changelog.maintenance import Keeper, Policy, run_once
+from forge.changelog.maintenance import Maintainer, Policy, run_once
 from forge.changelog.partitions import AHEAD, partition_name
 from forge.changelog.reader import Reader
 from forge.cursor import Snapshot
@@ -289,7 +289,7 @@ def test_a_snapshot_from_before_the_record_keeps_what_it_sees(database: str, sho
 @pytest.mark.contract("T5", "R9")
 def test_one_node_at_a_time_maintains(database: str, shop: Connection) -> None:
     old_day(shop, ago(40))
-    with Keeper.open(database, Policy()) as keeper:
+    with Maintainer.open(database, Policy()) as keeper:
         assert keeper.elected()
         assert run_once(database).busy
         assert ago(40) in partitions.attached(shop)
@@ -369,15 +369,15 @@ def test_instants_are_recorded_while_a_round_takes_long(
     database: str, shop: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds, go_on = threading.Event(), threading.Event()
-    whole = Keeper.round
+    whole = Maintainer.round
 
-    def long_round(keeper: Keeper) -> maintenance.Report:
+    def long_round(keeper: Maintainer) -> maintenance.MaintenanceReport:
         report = whole(keeper)
         rounds.set()
         assert go_on.wait(SOON)
         return report
 
-    monkeypatch.setattr(Keeper, "round", long_round)
+    monkeypatch.setattr(Maintainer, "round", long_round)
     with maintaining(database, Policy(interval=0.2, instants=0.05)) as task:
         try:
             assert rounds.wait(SOON)
@@ -432,7 +432,7 @@ def test_instants_go_on_after_their_table_was_locked(database: str, shop: Connec
 def test_instants_grow_in_both_whoever_records_them(database: str, shop: Connection) -> None:
     """Several sessions may record for a moment, when one node takes over from another."""
     with writing(database):
-        keepers = [Keeper.open(database, Policy(instants=0.001)) for _ in range(3)]
+        keepers = [Maintainer.open(database, Policy(instants=0.001)) for _ in range(3)]
         threads = [threading.Thread(target=keeper.record_instants) for keeper in keepers]
         for thread in threads:
             thread.start()

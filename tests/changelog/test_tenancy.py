@@ -10,7 +10,7 @@ import jwt
 import pytest
 
 from forge.app import Forge
-from forge.change import Change, Context, Op, Source
+from forge.change import Change, ChangeSource, Context, Op
 from forge.changelog.reader import Reader
 from forge.changelog.tenancy import SIGNED, Tenant, parameters, sole_tenants
 from forge.postgres.connection import Connection
@@ -331,7 +331,7 @@ async def test_both_forms_of_the_rule_agree(database: str, tenants: Connection) 
 
 
 def change(op: Op, before: Any, after: Any) -> Change:
-    source = Source("postgres-log", "x", "1.1", "5")
+    source = ChangeSource("postgres-log", "x", "1.1", "5")
     at = datetime(2026, 1, 1, tzinfo=UTC)
     return Change("1", op, "public", "docs", source, at, {"id": 1}, before, after, Context("ada"))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from forge.changelog.wakeup import Load, Protocol, Step, listener, pacemaker
+from forge.changelog.wakeup import Load, Protocol, WakeupStep, listener, pacemaker
 
 
 class Always(Load):
@@ -50,7 +50,7 @@ class World:
 
     writers: list[Writer]
     protocol: Protocol
-    step: Step
+    step: WakeupStep
     answers: list[object] = field(default_factory=list)
     asked: bool = False
     held: bool = False
@@ -61,11 +61,11 @@ class World:
     def choices(self) -> list[int]:
         """Who can move: a writer by its number, the reader as -1."""
         ready = [n for n, writer in enumerate(self.writers) if not writer.done]
-        return ready if self.step is Step.SLEEP and not self.heard else [*ready, -1]
+        return ready if self.step is WakeupStep.SLEEP and not self.heard else [*ready, -1]
 
     def lost(self) -> bool:
         """Whether a change is committed that nobody will be told of."""
-        sleeping = self.step is Step.SLEEP and not self.heard
+        sleeping = self.step is WakeupStep.SLEEP and not self.heard
         return sleeping and self.read < self.visible and all(writer.done for writer in self.writers)
 
     def move(self, who: int) -> None:
@@ -89,16 +89,16 @@ class World:
 
     def _reader(self) -> None:
         answer: int | bool | None = None
-        if self.step is Step.HOLD:
+        if self.step is WakeupStep.HOLD:
             self.asked = True
-        elif self.step is Step.RELEASE:
+        elif self.step is WakeupStep.RELEASE:
             self.asked = self.held = False
-        elif self.step is Step.READ:
+        elif self.step is WakeupStep.READ:
             self.heard = False
             answer, self.read = self.visible - self.read, self.visible
-        elif self.step is Step.WRITERS:
+        elif self.step is WakeupStep.WRITERS:
             answer = any(writer.locks_log for writer in self.writers)
-        elif self.step is Step.SLEEP:
+        elif self.step is WakeupStep.SLEEP:
             answer, self.heard = True, False
         self.answers.append(answer)
         self.step = self.protocol.send(answer)
@@ -157,7 +157,7 @@ def test_a_listener_alone_misses_nothing() -> None:
     assert states > 100
 
 
-def _without(skipped: Step) -> Protocol:
+def _without(skipped: WakeupStep) -> Protocol:
     """The pacemaker, with one step left out and answered as if all were well."""
     inner = pace()
     step = next(inner)
@@ -165,8 +165,8 @@ def _without(skipped: Step) -> Protocol:
         step = inner.send(0) if step is skipped else inner.send((yield step))
 
 
-@pytest.mark.parametrize("skipped", [Step.WRITERS, Step.RELEASE])
-def test_each_step_of_falling_asleep_is_needed(skipped: Step) -> None:
+@pytest.mark.parametrize("skipped", [WakeupStep.WRITERS, WakeupStep.RELEASE])
+def test_each_step_of_falling_asleep_is_needed(skipped: WakeupStep) -> None:
     _, schedule = explore(lambda: _without(skipped), lambda: [Writer(), Writer()], reader_steps=14)
     assert schedule is not None
 
@@ -177,11 +177,11 @@ def test_the_last_read_is_needed() -> None:
         step = next(inner)
         asked_writers = False
         while True:
-            if asked_writers and step is Step.READ:
+            if asked_writers and step is WakeupStep.READ:
                 asked_writers = False
                 step = inner.send(0)
                 continue
-            asked_writers = step is Step.WRITERS
+            asked_writers = step is WakeupStep.WRITERS
             step = inner.send((yield step))
 
     _, schedule = explore(careless, lambda: [Writer(), Writer()], reader_steps=14)
@@ -213,5 +213,5 @@ def test_a_pacemaker_that_always_polls_never_sleeps_and_never_lets_go() -> None:
     steps = [next(protocol)]
     for _ in range(50):
         steps.append(protocol.send(0))
-    assert Step.SLEEP not in steps
-    assert Step.RELEASE not in steps
+    assert WakeupStep.SLEEP not in steps
+    assert WakeupStep.RELEASE not in steps

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.change import Change, Context, Op, Source
+from forge.change import Change, ChangeSource, Context, Op
 from tests.checkers.history.candidates import candidates
 from tests.checkers.history.checks import check, check_suffix
 from tests.checkers.history.model import (
@@ -60,7 +60,7 @@ class Simulation:
         id = len(self.changes) + 1
         image = after or before
         key = {"k": image["k"]} if image is not None and table == "t" else None
-        source = Source("postgres-log", "x", f"{id}.{id}", str(id))
+        source = ChangeSource("postgres-log", "x", f"{id}.{id}", str(id))
         context = Context(trace_id=f"m{id}")
         self.changes.append(Change(f"x:{id}", op, "public", table, source, AT, key, before, after, context))
 

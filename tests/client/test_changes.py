@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from forge.change import Change, Op, Source
-from forge.client import Client, Refused, Unauthorized, Unreachable, connect
+from forge.change import Change, ChangeSource, Op
+from forge.client import Client, connect
 from forge.client.tokens import Token
-from forge.errors import CursorExpired, DecodeError
+from forge.errors import CursorExpired, DecodeError, Refused, Unauthorized, Unreachable
 from forge.serve.messages import fields, sse
 from forge.wire import encode
 
@@ -18,7 +18,7 @@ PATIENCE = 5.0
 
 def change(number: int) -> Change:
     at = datetime(2026, 1, 31, tzinfo=UTC)
-    return Change(str(number), Op.INSERT, "public", "t", Source("log", "x", str(number)), at, {"id": number})
+    return Change(str(number), Op.INSERT, "public", "t", ChangeSource("log", "x", str(number)), at, {"id": number})
 
 
 def event(number: int) -> bytes:

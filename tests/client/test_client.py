@@ -11,7 +11,8 @@ import jwt
 import pytest
 
 from forge.app import Forge
-from forge.client import Client, Refused, Subscription, Unauthorized, connect
+from forge.client import Client, Subscription, connect
+from forge.errors import Refused, Unauthorized
 from forge.postgres.connection import Connection
 from forge.react.group import Settings
 from forge.serve.auth import AuthSettings

@@ -9,23 +9,21 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from forge.client import (
-    Client,
+from forge.client import Client, Subscription, connect
+from forge.client.tokens import Token
+from forge.cursor import Snapshot
+from forge.errors import (
     Closed,
+    ConfigError,
     Failed,
     NotForge,
+    ProtocolError,
     Refused,
     ResultMismatch,
-    Subscription,
     TooMany,
     Unauthorized,
     Unreachable,
-    connect,
 )
-from forge.client.errors import ProtocolError
-from forge.client.tokens import Token
-from forge.cursor import Snapshot
-from forge.errors import ConfigError
 from forge.react import result as server
 from forge.react.push import Push
 from forge.serve import messages

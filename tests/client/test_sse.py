@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.client.sse import Event, Parser
+from forge.client.sse import Parser, ServerSentEvent
 from forge.serve.messages import sse
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=12)
@@ -17,10 +17,14 @@ STREAM = (
     b"\xef\xbb\xbf: hello\r\n\r\nevent: update\r\nid: 7\r\ndata: {\r\ndata:  1\r\ndata\r\ndata: }\r\n\r\n"
     b"data:x\rid\r\r: ping\n\nretry: 10\nevent: bye\ndata: {}\n\nevent: cut\ndata: off"
 )
-READ = [Event("update", b"{\n 1\n\n}", "7"), Event("message", b"x", ""), Event("bye", b"{}", "")]
+READ = [
+    ServerSentEvent("update", b"{\n 1\n\n}", "7"),
+    ServerSentEvent("message", b"x", ""),
+    ServerSentEvent("bye", b"{}", ""),
+]
 
 
-def read(*pieces: bytes) -> list[Event]:
+def read(*pieces: bytes) -> list[ServerSentEvent]:
     parser = Parser()
     return [event for piece in pieces for event in parser.feed(piece)]
 
@@ -44,7 +48,7 @@ def test_what_the_server_writes_is_read(end: bytes, events: list[tuple[str, str,
     expected, last = [], ""
     for name, data, id in events:
         last = id or last
-        expected.append(Event(name, data.encode(), last))
+        expected.append(ServerSentEvent(name, data.encode(), last))
     assert read(*(stream[left:right] for left, right in pairwise(places))) == expected
 
 
@@ -52,7 +56,7 @@ def test_an_event_without_data_is_none_but_its_id_counts() -> None:
     parser = Parser()
     assert parser.feed(b"id: 9\nevent: x\n\n") == []
     assert parser.last_id == "9"
-    assert parser.feed(b"id: 1\0\ndata: y\n\n") == [Event("message", b"y", "9")]
+    assert parser.feed(b"id: 1\0\ndata: y\n\n") == [ServerSentEvent("message", b"y", "9")]
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))

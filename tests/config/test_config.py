@@ -12,8 +12,8 @@ import pytest
 from forge.cli import main
 from forge.config import SETTINGS, Config, described, hide, in_force, load, seconds, shown_seconds, shown_size, size
 from forge.config.defaults import Default
-from forge.deliver.consumers import Settings as ConsumerSettings
-from forge.deliver.outbox.worker import Settings as OutboxSettings
+from forge.deliver.consumers import ConsumerSettings as ConsumerSettings
+from forge.deliver.outbox.worker import OutboxSettings as OutboxSettings
 from forge.errors import ConfigError
 from forge.react.group import Settings
 from forge.serve.limits import Limits
@@ -279,7 +279,7 @@ def test_forge_pipeline_takes_its_table_and_flags_win(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("pyspark")
-    from forge.pipeline.run import Settings as PipelineSettings
+    from forge.pipeline.run import LakeSettings as PipelineSettings
 
     runs: list[tuple[Any, ...]] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forge import debezium
-from forge.change import UNAVAILABLE, Change, Op, Source
+from forge.change import UNAVAILABLE, Change, ChangeSource, Op
 from forge.values import Column
 
 pytestmark = pytest.mark.contract("W15")
@@ -21,7 +21,7 @@ def change(kind: str, name: str, position: str, transaction: str | None, **more:
         op=more.pop("op", Op.INSERT),
         schema=more.pop("schema", "shop"),
         table="orders",
-        source=Source(kind, name, position, transaction),
+        source=ChangeSource(kind, name, position, transaction),
         at=datetime(2026, 1, 31, 12, tzinfo=UTC),
         key={"id": 1},
         before=more.pop("before", None),

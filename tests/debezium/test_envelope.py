@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forge.change import JSON_NULL, UNAVAILABLE, Change, Context, Op, Source, same
+from forge.change import JSON_NULL, UNAVAILABLE, Change, ChangeSource, Context, Op, same
 from forge.debezium import PLACEHOLDER, Order, decode, encode
 from forge.errors import DecodeError
 from forge.values import Column
@@ -24,7 +24,7 @@ def change(op: Op = Op.UPDATE, **fields: Any) -> Change:
         "op": op,
         "schema": "public",
         "table": "orders",
-        "source": Source("log", "shop", "17", "900"),
+        "source": ChangeSource("log", "shop", "17", "900"),
         "at": datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC),
         "key": {"id": 7},
         "context": Context(user_id="ada", more={"big": 2**60}),
@@ -77,7 +77,7 @@ def test_a_delete_has_no_after_and_a_truncate_no_rows() -> None:
 def test_the_transaction_block_needs_an_order() -> None:
     block = envelope(change(), order=Order(5, 2))["transaction"]
     assert block == {"id": "900", "total_order": 5, "data_collection_order": 2}
-    assert envelope(change(source=Source("log", "shop", "1")), order=Order(1, 1))["transaction"] is None
+    assert envelope(change(source=ChangeSource("log", "shop", "1")), order=Order(1, 1))["transaction"] is None
 
 
 FORMS: list[tuple[str, str, Any, Any]] = [
@@ -222,7 +222,7 @@ MAYBE = st.none() | TEXTS
         op=st.sampled_from(list(LETTERS)),
         schema=TEXTS,
         table=TEXTS,
-        source=st.builds(Source, TEXTS, TEXTS, TEXTS, MAYBE | st.integers(0, 2**63).map(str)),
+        source=st.builds(ChangeSource, TEXTS, TEXTS, TEXTS, MAYBE | st.integers(0, 2**63).map(str)),
         at=st.datetimes(timezones=st.just(UTC)),
         key=st.none() | ROWS,
         before=st.none() | ROWS,
@@ -270,7 +270,7 @@ def test_an_event_of_a_connector_is_read() -> None:
     }
     read = decode(json.dumps(event))
     assert (read.op, read.schema, read.table, read.after) == (Op.INSERT, "public", "t", {"id": 1})
-    assert read.source == Source("debezium", "dbserver1", "24023128", "571")
+    assert read.source == ChangeSource("debezium", "dbserver1", "24023128", "571")
     assert read.at == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
     assert decode(json.dumps(event | {"ts_ms": 3000})).id == read.id
     assert decode(json.dumps(event | {"after": {"id": 2}})).id != read.id

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forge.capture.mysql import MysqlSource
-from forge.pipeline.java import SparkUnavailable
+from forge.errors import SparkUnavailable
 from forge.testing.mariadb import MariadbServer, connect_mariadb, fresh_mariadb
 from tests.debezium.comparing import (
     BINLOG,

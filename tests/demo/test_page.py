@@ -83,6 +83,6 @@ async def asked(path: str) -> tuple[int, dict[str, str], bytes]:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await page.Page(app)({"type": "http", "method": "GET", "path": path}, receive, send)  # type: ignore[arg-type]
+    await page.ShopPage(app)({"type": "http", "method": "GET", "path": path}, receive, send)  # type: ignore[arg-type]
     start, body = sent
     return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, body["body"]

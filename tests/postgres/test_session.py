@@ -16,7 +16,7 @@ from forge.change import Change, Op
 from forge.changelog.install import install
 from forge.changelog.maintenance import run_once
 from forge.changelog.reader import Reader
-from forge.deliver.consumers import Consumers, Context
+from forge.deliver.consumers import ConsumerContext, Consumers
 from forge.doctor import examine
 from forge.doctor.finding import Level
 from forge.embedded import PostgresServer
@@ -377,7 +377,7 @@ async def test_a_consumer_gets_the_same_and_what_it_writes_is_logged(imposed: st
     consumers = Consumers()
 
     @consumers.consumer("all", tables=["public.t"])
-    async def take(ctx: Context, change: Change) -> None:
+    async def take(ctx: ConsumerContext, change: Change) -> None:
         if change.after is not None and change.after["id"] < 10:
             seen.append(change.after)
             await ctx.tx.execute("INSERT INTO t (id, f) VALUES (%s, 0.1::float8 + 0.2::float8)", (10 + len(seen),))

@@ -13,7 +13,7 @@ from forge.react.group import Group, Settings
 from forge.react.push import Push
 from forge.react.reactor import Reactor
 from forge.react.registry import ANYONE, Auth, Registry
-from forge.react.runner import Answer, Runner
+from forge.react.runner import MutationAnswer, Runner
 
 SOON = 30.0
 QUICK = Settings(quiet=0.005, longest=0.05, check=1e9, resync=1e9)
@@ -79,7 +79,7 @@ class Live:
 
         self.registry.query(function, name=name, **options)
 
-    async def change(self, name: str, *, auth: Auth = ANYONE, **arguments: Any) -> Answer:
+    async def change(self, name: str, *, auth: Auth = ANYONE, **arguments: Any) -> MutationAnswer:
         mutation, checked = self.registry.change(name, arguments)
         return await self.reactor.runner.mutate(mutation, checked, auth)
 

@@ -10,10 +10,10 @@ from psycopg.errors import FeatureNotSupported
 from forge.conditions.bound import bind
 from forge.conditions.canonical import ColumnType
 from forge.conditions.tree import TRUE, All, AnyOf, Compare, Condition, Constant, Parameter
-from forge.errors import NotInstalled
+from forge.errors import NotInstalled, QueryRefused
 from forge.postgres.connection import AsyncConnection, Connection, connect_async
-from forge.react.catalog import QueryRefused, analyze, declared
-from forge.react.readset import Analysis, TableRead
+from forge.react.catalog import analyze, declared
+from forge.react.readset import ReadAnalysis, TableRead
 from tests.changelog.log import enable
 
 A1 = Compare("a", "=", Constant(1))
@@ -405,7 +405,7 @@ async def test_declared_reads(analyst: AsyncConnection, connection: Connection) 
         ("t", None, TRUE),
         ("u", None, TRUE),
     }
-    assert await declared(analyst, []) == Analysis((), {})
+    assert await declared(analyst, []) == ReadAnalysis((), {})
     for name in ("untracked", "nowhere", "a.b.c.d", "", "pg_class"):
         with pytest.raises(QueryRefused):
             await declared(analyst, [name])

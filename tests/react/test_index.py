@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from forge.change import UNAVAILABLE, Change, Op, Row, Source
+from forge.change import UNAVAILABLE, Change, ChangeSource, Op, Row
 from forge.conditions.bound import Bound, bind
 from forge.conditions.canonical import ColumnType
 from forge.conditions.tree import (
@@ -47,7 +47,7 @@ def read(condition: Condition = TRUE, columns: Iterable[str] | None = None, tabl
 
 
 def change(op: Op, before: Row | None = None, after: Row | None = None, hidden: Iterable[str] = ()) -> Change:
-    source, at = Source("log", "x", "1"), datetime(2026, 1, 1, tzinfo=UTC)
+    source, at = ChangeSource("log", "x", "1"), datetime(2026, 1, 1, tzinfo=UTC)
     return Change("1", op, "public", "t", source, at, before=before, after=after, hidden=tuple(hidden))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forge.app import Forge
-from forge.changelog.maintenance import Keeper, Policy
+from forge.changelog.maintenance import Maintainer, Policy
 from forge.errors import HistoryUnavailable
 from forge.postgres.connection import Connection
 from tests.serve.serving import serving
@@ -51,7 +51,7 @@ def app(database: str, connection: Connection) -> Forge:
 
 def instant(database: str) -> datetime:
     """A recorded instant after all that is committed."""
-    with Keeper.open(database, Policy()) as keeper:
+    with Maintainer.open(database, Policy()) as keeper:
         keeper.record_instant()
     time.sleep(0.002)
     return datetime.now(UTC)

@@ -10,11 +10,12 @@ import pytest
 from forge.change import Op
 from forge.cursor import Snapshot
 from forge.embedded import PostgresServer
+from forge.errors import ResultTooLarge
 from forge.postgres.connection import Connection, connect
 from forge.react.group import Settings
 from forge.react.reactor import Reactor
 from forge.react.registry import Auth, Registry
-from forge.react.result import ResultTooLarge, apply
+from forge.react.result import apply
 from forge.react.runner import Reached, Runner
 from forge.testing import FaultProxy
 from tests.changelog.following import trim_all

@@ -20,7 +20,8 @@ from forge.conditions.tree import (
     Parameter,
     Undecided,
 )
-from forge.react.scopes import Name, Relation, Statement, Unreadable, rejects_nulls
+from forge.errors import StatementUnreadable
+from forge.react.scopes import Name, Relation, Statement, rejects_nulls
 
 T = {
     "id": ColumnType("integer"),
@@ -332,7 +333,7 @@ def test_whole_rows(sql: str, whole: bool) -> None:
     ],
 )
 def test_what_cannot_be_read(sql: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(StatementUnreadable):
         Statement(sql)
 
 

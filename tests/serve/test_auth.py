@@ -13,17 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from starlette.datastructures import Headers
 
-from forge.errors import ConfigError
+from forge.errors import AuthFailed, ConfigError, KeysUnavailable
 from forge.react.registry import ANYONE, Auth
-from forge.serve.auth import (
-    Authenticator,
-    AuthFailed,
-    AuthSettings,
-    Identity,
-    KeysUnavailable,
-    Revocations,
-    bearer,
-)
+from forge.serve.auth import Authenticator, AuthSettings, Revocations, TokenIdentity, bearer
 
 NOW = 1_800_000_000.0
 SECRET = "k" * 64
@@ -110,8 +102,8 @@ async def refused(token: str | None, reason: str, **settings: Any) -> AuthFailed
 
 async def test_without_settings_everybody_is_anyone() -> None:
     anybody = Authenticator(None)
-    assert await anybody.verify(None) == Identity(ANYONE)
-    assert await anybody.verify("not a token") == Identity(ANYONE)
+    assert await anybody.verify(None) == TokenIdentity(ANYONE)
+    assert await anybody.verify("not a token") == TokenIdentity(ANYONE)
 
 
 async def test_a_good_token_says_who_asks() -> None:
@@ -125,7 +117,7 @@ async def test_a_good_token_says_who_asks() -> None:
 
 async def test_a_token_needs_no_more_than_a_user() -> None:
     identity = await authenticator().verify(raw(b'{"sub":"ada"}'))
-    assert identity == Identity(Auth("ada", None, None, {"sub": "ada"}))
+    assert identity == TokenIdentity(Auth("ada", None, None, {"sub": "ada"}))
 
 
 @pytest.mark.parametrize(
@@ -167,11 +159,11 @@ async def test_the_default_role_is_of_tokens_that_name_none_and_of_requests_with
     verifier = authenticator(default_role="app_user", required=False)
     assert (await verifier.verify(signed())).auth.role == "app_user"
     assert (await verifier.verify(signed(role="app_user"))).auth.role == "app_user"
-    assert await verifier.verify(None) == Identity(Auth(role="app_user"))
+    assert await verifier.verify(None) == TokenIdentity(Auth(role="app_user"))
 
 
 async def test_a_token_that_is_not_required_must_still_be_good() -> None:
-    assert await authenticator(required=False).verify(None) == Identity(ANYONE)
+    assert await authenticator(required=False).verify(None) == TokenIdentity(ANYONE)
     await refused("", "malformed", required=False)
     await refused(signed(OTHER_SECRET), "unknown key", required=False)
 
@@ -739,8 +731,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def identity(
     user: str | None = "ada", tenant: str | None = "acme", at: float | None = NOW, id: str | None = "t1"
-) -> Identity:
-    return Identity(Auth(user, tenant), None, at, id)
+) -> TokenIdentity:
+    return TokenIdentity(Auth(user, tenant), None, at, id)
 
 
 def test_a_user_is_revoked_up_to_a_moment() -> None:
@@ -796,7 +788,7 @@ def test_an_earlier_revocation_takes_nothing_back() -> None:
 def test_anyone_is_never_revoked() -> None:
     revocations = Revocations()
     revocations.revoke(user="ada", at=NOW)
-    assert not revocations.revoked(Identity(ANYONE))
+    assert not revocations.revoked(TokenIdentity(ANYONE))
 
 
 def test_something_must_be_named() -> None:

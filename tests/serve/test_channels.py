@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from forge.errors import ServerError
-from forge.react.registry import Auth, BadArguments
-from forge.serve.auth import Identity
+from forge.errors import BadArguments, LimitReached, ServerError
+from forge.react.registry import Auth
+from forge.serve.auth import TokenIdentity
 from forge.serve.bus import Envelope, Exchange, wire_revocations
 from forge.serve.channels import LONGEST_NAME, MOST_BYTES, MOST_CHANNELS, Channels
-from forge.serve.limits import TooMany
 from forge.serve.session import Session
 
 
@@ -60,7 +59,7 @@ class Clock:
 
 
 def client(user: str, tenant: str | None = "acme") -> Session:
-    return Session(Identity(Auth(user, tenant)), "192.0.2.1", lambda: 0.0)
+    return Session(TokenIdentity(Auth(user, tenant)), "192.0.2.1", lambda: 0.0)
 
 
 def got(session: Session) -> list[tuple[str, str, str, Any]]:
@@ -164,7 +163,7 @@ async def test_a_session_whose_token_became_another_tenants_is_in_no_channel_of_
         await channels.join(eve, "room")
         await settle()
         got(eve)
-        eve.identity = Identity(Auth("eve", "evil"))
+        eve.identity = TokenIdentity(Auth("eve", "evil"))
         await channels.publish(ada, "room", "secret")
         await settle()
         assert got(eve) == []
@@ -303,7 +302,7 @@ async def test_limits() -> None:
             await channels.publish(ada, "x" * LONGEST_NAME, "x" * MOST_BYTES)
         for number in range(MOST_CHANNELS - 1):
             await channels.join(ada, str(number))
-        with pytest.raises(TooMany):
+        with pytest.raises(LimitReached):
             await channels.join(ada, "one more")
 
 

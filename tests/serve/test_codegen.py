@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 import pytest
 
+from forge.errors import NotDescribed
 from forge.react.registry import Registry
-from forge.serve.codegen import NotDescribed, typescript
+from forge.serve.codegen import typescript
 from forge.serve.openapi import document
 
 Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]

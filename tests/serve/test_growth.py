@@ -31,18 +31,18 @@ from forge.errors import ForgeError
 from forge.history.instants import instant
 from forge.history.tracked import in_order, key_of
 from forge.react.database import Db, bound_reads
-from forge.react.readset import Analysis, TableRead
+from forge.react.readset import ReadAnalysis, TableRead
 from forge.react.registry import ANYONE, Auth, Registry
 from forge.react.result import encode
 from forge.react.runner import Analyses, kinds
 from forge.serve import feed, http, ws
-from forge.serve.auth import Authenticator, AuthSettings, Identity, bearer
+from forge.serve.auth import Authenticator, AuthSettings, TokenIdentity, bearer
 from forge.serve.channels import Channels
-from forge.serve.once import Once
+from forge.serve.once import IdempotentCall
 from forge.serve.permissions import permissions
 from forge.serve.session import Session
 from forge.versions.nouns import Resource
-from forge.versions.pages import Question, opened
+from forge.versions.pages import VersionsQuery, opened
 from forge.wire import decode_value, encode_value
 
 MOST_BYTES = 64 * 1024
@@ -78,8 +78,8 @@ def called(name: str, text: str) -> None:
     hash(kinds(values))
     for type in TYPES:
         read = TableRead("public", "orders", frozenset({"id"}), CONDITION)
-        bound_reads(Analysis((read,), {("public", "orders"): {"id": type, "n": type}}), values)
-    Once("key", name, call.arguments, ANYONE)
+        bound_reads(ReadAnalysis((read,), {("public", "orders"): {"id": type, "n": type}}), values)
+    IdempotentCall("key", name, call.arguments, ANYONE)
     encode(list(call.arguments.values()))
 
 
@@ -102,7 +102,7 @@ def published(text: str) -> None:
 
     bus: Any = SimpleNamespace(on=lambda *_: None, while_up=lambda *_: None, on_gap=[], id="n", publish=publish)
     channels = Channels(bus)
-    session = Session(Identity(ANYONE), "", time.time)
+    session = Session(TokenIdentity(ANYONE), "", time.time)
     done(channels.join(session, "room"))
     done(channels.publish(session, "room", message.data))
     msgspec.json.decode(said[-1])
@@ -163,9 +163,9 @@ ENTRIES: dict[str, Callable[[str], object]] = {
     "snapshot": seen,
     "after": After.parse,
     "last event id": asked,
-    "page token": lambda text: opened(b"k" * 32, Question("changes", 7, None), text),
+    "page token": lambda text: opened(b"k" * 32, VersionsQuery("changes", 7, None), text),
     "resource": Resource.parse,
-    "idempotency key": lambda text: Once(text, "pay", {}, Auth(user="ada")),
+    "idempotency key": lambda text: IdempotentCall(text, "pay", {}, Auth(user="ada")),
     "key of a row": lambda text: (key_of(text), in_order(text)),
     "instant": lambda text: (instant(text), http._instant(text)),
     "trace": http._trace,
@@ -266,7 +266,7 @@ def test_bound_parameters_are_those_that_the_statement_names() -> None:
 
 
 def test_analyses_are_bounded_in_number_and_text() -> None:
-    analyses, nothing = Analyses(most=3, most_characters=100), Analysis((), {})
+    analyses, nothing = Analyses(most=3, most_characters=100), ReadAnalysis((), {})
     for number in range(5):
         analyses.put((f"SELECT {number}", None, ()), nothing)
         assert analyses.get(("SELECT 0", None, ())) is nothing

@@ -15,10 +15,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from forge.app import SERVE_FLAGS
-from forge.errors import ConfigError
+from forge.errors import ConfigError, Forbidden
 from forge.postgres.connection import Connection
 from forge.serve.node import Options
-from forge.serve.permissions import Forbidden, check_host, same_origin
+from forge.serve.permissions import check_host, same_origin
 from tests.serve.serving import Served, serving
 from tests.serve.test_http import SECURED, application, bearing, shop
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, LimitReached
 from forge.react.registry import Auth
-from forge.serve.auth import Identity
-from forge.serve.limits import Bucket, Gate, Hold, Limits, TooMany
+from forge.serve.auth import TokenIdentity
+from forge.serve.limits import Bucket, Gate, Hold, Limits
 from forge.serve.node import _person
 
 USERS = st.sampled_from([None, "ada", "bob", "192.0.2.1"])
@@ -37,7 +37,7 @@ def test_a_user_has_8_sessions_from_anywhere() -> None:
     gate = Gate()
     for number in range(8):
         gate.session("ada", f"192.0.2.{number}")
-    with pytest.raises(TooMany, match="a user may have 8 sessions") as refused:
+    with pytest.raises(LimitReached, match="a user may have 8 sessions") as refused:
         gate.session("ada", "192.0.2.99")
     assert refused.value.retry_after_secs > 0
     gate.session("bob", "192.0.2.99")
@@ -45,8 +45,8 @@ def test_a_user_has_8_sessions_from_anywhere() -> None:
 
 def test_a_user_of_a_tenant_is_not_one_whose_name_looks_like_it() -> None:
     people = [Auth("ada", "acme"), Auth("acme/ada"), Auth("ada"), Auth("ada", "None"), Auth("None/ada")]
-    assert len({_person(Identity(auth)) for auth in people}) == len(people)
-    assert _person(Identity(Auth(tenant="acme"))) is None
+    assert len({_person(TokenIdentity(auth)) for auth in people}) == len(people)
+    assert _person(TokenIdentity(Auth(tenant="acme"))) is None
 
 
 def test_an_address_has_32_sessions_of_anybody() -> None:
@@ -54,7 +54,7 @@ def test_an_address_has_32_sessions_of_anybody() -> None:
     for number in range(32):
         gate.session(f"user{number}" if number % 2 else None, "192.0.2.1")
     for user in ("eve", None):
-        with pytest.raises(TooMany, match="an address may have 32 sessions"):
+        with pytest.raises(LimitReached, match="an address may have 32 sessions"):
             gate.session(user, "192.0.2.1")
     gate.session("eve", "192.0.2.2")
 
@@ -62,7 +62,7 @@ def test_an_address_has_32_sessions_of_anybody() -> None:
 def test_a_session_refused_by_address_does_not_count_for_the_user() -> None:
     gate = Gate(Limits(sessions_per_user=1, sessions_per_ip=1))
     held = gate.session(None, "192.0.2.1")
-    with pytest.raises(TooMany):
+    with pytest.raises(LimitReached):
         gate.session("ada", "192.0.2.1")
     gate.session("ada", "192.0.2.2").release()
     held.release()
@@ -74,9 +74,9 @@ def test_subscriptions_count_by_user_and_of_nobody_known_by_address() -> None:
     for number in range(500):
         gate.subscription("ada", f"192.0.2.{number % 250}")
         gate.subscription(None, "192.0.2.1")
-    with pytest.raises(TooMany, match="a user may have 500 subscriptions"):
+    with pytest.raises(LimitReached, match="a user may have 500 subscriptions"):
         gate.subscription("ada", "192.0.2.1")
-    with pytest.raises(TooMany, match="an address may have 500 subscriptions"):
+    with pytest.raises(LimitReached, match="an address may have 500 subscriptions"):
         gate.subscription(None, "192.0.2.1")
     gate.subscription(None, "192.0.2.2")
     gate.subscription("192.0.2.1", "192.0.2.1")
@@ -88,7 +88,7 @@ def test_releasing_twice_gives_back_once() -> None:
     first.release()
     first.release()
     third = gate.session("ada", "192.0.2.1")
-    with pytest.raises(TooMany):
+    with pytest.raises(LimitReached):
         gate.session("ada", "192.0.2.1")
     second.release()
     third.release()
@@ -135,7 +135,7 @@ def test_the_gate_agrees_with_a_list_of_what_is_held(steps: list[tuple[str, str 
             made.append(entry)
             held.append(entry)
         else:
-            with pytest.raises(TooMany):
+            with pytest.raises(LimitReached):
                 take(user, address)
     counters = {(kind, "user", user) for _, kind, user, _ in held if user is not None}
     counters |= {(kind, "address", at) for _, kind, user, at in held if kind == "session" or user is None}
@@ -158,13 +158,13 @@ def test_a_burst_goes_through_then_the_rate() -> None:
     rate = Gate(clock=clock).rate()
     for _ in range(100):
         rate.take()
-    with pytest.raises(TooMany, match="50 messages per second") as refused:
+    with pytest.raises(LimitReached, match="50 messages per second") as refused:
         rate.take()
     assert refused.value.retry_after_secs == 1
     clock.now += 0.1
     for _ in range(5):
         rate.take()
-    with pytest.raises(TooMany):
+    with pytest.raises(LimitReached):
         rate.take()
 
 
@@ -172,7 +172,7 @@ def test_waiting_as_long_as_told_is_enough() -> None:
     clock = Clock()
     bucket = Bucket(rate=0.3, burst=1, clock=clock)
     bucket.take()
-    with pytest.raises(TooMany) as refused:
+    with pytest.raises(LimitReached) as refused:
         bucket.take()
     assert refused.value.retry_after_secs == 4
     clock.now += refused.value.retry_after_secs
@@ -184,7 +184,7 @@ def test_sessions_have_rates_of_their_own() -> None:
     first, second = gate.rate(), gate.rate()
     first.take()
     second.take()
-    with pytest.raises(TooMany):
+    with pytest.raises(LimitReached):
         first.take()
 
 
@@ -200,7 +200,7 @@ def test_never_more_than_the_burst_and_the_rate(pauses: list[float], rate: float
     for pause in pauses:
         clock.now += pause
         latest = max(latest, clock.now)
-        with contextlib.suppress(TooMany):
+        with contextlib.suppress(LimitReached):
             bucket.take()
             passed += 1
         assert passed <= burst + (latest - 1000.0) * rate + 1e-6

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from forge.react.group import Metrics
+from forge.react.group import ReactorMetrics
 from forge.serve.metrics import BUCKETS, Instruments
 
-COUNTS = Metrics(changes=1, pruned=2, touched=3, runs=4, wasted=5, pushed=6, failed=7, checked=9, resyncs=10)
+COUNTS = ReactorMetrics(changes=1, pruned=2, touched=3, runs=4, wasted=5, pushed=6, failed=7, checked=9, resyncs=10)
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Group:
 class Observed:
     """What metrics read of a reactor."""
 
-    metrics: Metrics = field(default_factory=lambda: msgspec.structs.replace(COUNTS))
+    metrics: ReactorMetrics = field(default_factory=lambda: msgspec.structs.replace(COUNTS))
     groups: dict[str, Group] = field(default_factory=dict)
 
 

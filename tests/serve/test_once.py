@@ -14,7 +14,7 @@ from forge.errors import ForgeError
 from forge.postgres.connection import Connection, connect
 from forge.react.registry import Auth
 from forge.serve.node import Options
-from forge.serve.once import Once
+from forge.serve.once import IdempotentCall
 from tests.serve.serving import SOON, Served, serving
 from tests.serve.test_http import SECURED, bearing
 
@@ -153,7 +153,7 @@ async def test_a_call_that_is_done_is_answered_whoever_holds_its_lock(database: 
     """Any role may: the number is in pg_locks while the call runs."""
     async with serving(application(database)) as served:
         first = await served.post("/forge/mutation/add", {"id": 1}, headers=KEY)
-        lock = Once(KEY["idempotency-key"], "add", {"id": 1}, Auth()).lock
+        lock = IdempotentCall(KEY["idempotency-key"], "add", {"id": 1}, Auth()).lock
         with connect(database) as stranger:
             stranger.execute("SELECT pg_advisory_lock(%s)", (lock,))
             again = await asyncio.wait_for(served.post("/forge/mutation/add", {"id": 1}, headers=KEY), SOON)

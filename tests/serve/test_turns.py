@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.serve.limits import Holder, TooMany
+from forge.errors import LimitReached
+from forge.serve.limits import Holder
 from forge.serve.turns import Turns
 
 ADA: Holder = ("a user", "ada")
@@ -41,7 +42,7 @@ async def test_so_many_run_and_wait_in_order_and_others_are_refused() -> None:
     await settle()
     assert [request.started.is_set() for request in requests] == [True, True, False, False, False]
     assert (turns.running, turns.waiting, turns.refused) == (2, 2, 1)
-    with pytest.raises(TooMany, match="a user may have 2 requests running and 2 waiting") as refused:
+    with pytest.raises(LimitReached, match="a user may have 2 requests running and 2 waiting") as refused:
         await requests[4].task
     assert refused.value.retry_after_secs > 0
     other = Request(turns, BOB)
@@ -72,7 +73,7 @@ async def test_who_waits_too_long_is_refused() -> None:
     turns = Turns(1, 1, patience=0.01)
     running = Request(turns, ADA)
     await settle()
-    with pytest.raises(TooMany, match=r"were running for 0\.01 s"):
+    with pytest.raises(LimitReached, match=r"were running for 0\.01 s"):
         async with turns.turn(ADA):
             raise AssertionError("there is no room")
     assert (turns.waiting, turns.refused) == (0, 1)
@@ -110,7 +111,7 @@ def test_whatever_happens_nobody_has_more_and_nothing_is_left(steps: list[tuple[
         for _, request in asked:
             request.end.set()
         for _, request in asked:
-            with contextlib.suppress(TooMany, asyncio.CancelledError):
+            with contextlib.suppress(LimitReached, asyncio.CancelledError):
                 await request.task
         assert (turns.running, turns.waiting, len(turns)) == (0, 0, 0)
 

@@ -84,7 +84,7 @@ class Policy(msgspec.Struct, frozen=True):
                 raise ConfigError(f"{name} cannot be {getattr(self, name)}", fix=f"set it to {wanted}")
 
 
-class Report(msgspec.Struct):
+class MaintenanceReport(msgspec.Struct):
     """Result of one round. `waiting` lists days to drop that are still in use; a later round drops them."""
 
     busy: bool = False
@@ -128,10 +128,10 @@ def _first_kept(now: datetime, policy: Policy) -> date:
     return now.date() - timedelta(days=policy.retention_days)
 
 
-def run_once(url: str, policy: Policy = Policy()) -> Report:  # noqa: B008
+def run_once(url: str, policy: Policy = Policy()) -> MaintenanceReport:  # noqa: B008
     """Run one round; if another node maintains the log, do nothing and report `busy`."""
-    with typed_errors(), Keeper.open(url, policy) as keeper:
-        return keeper.round(instant=True) if keeper.elected() else Report(busy=True)
+    with typed_errors(), Maintainer.open(url, policy) as keeper:
+        return keeper.round(instant=True) if keeper.elected() else MaintenanceReport(busy=True)
 
 
 async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
@@ -147,7 +147,7 @@ async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
         while True:
             pause = min(policy.interval, _STANDBY) * random.uniform(0.5, 1.5)
             try:
-                keeper = await _in(thread, lambda: Keeper.open(url, policy))
+                keeper = await _in(thread, lambda: Maintainer.open(url, policy))
                 connected = True
                 await _hold(url, keeper, policy, thread)
                 backoff.reset()
@@ -159,7 +159,7 @@ async def maintain(url: str, policy: Policy = Policy()) -> None:  # noqa: B008
             await asyncio.sleep(pause)
 
 
-async def _hold(url: str, keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
+async def _hold(url: str, keeper: "Maintainer", policy: Policy, thread: ThreadPoolExecutor) -> None:
     """Maintain until the session is lost; return at once when another node holds the lease. Then end the session."""
     try:
         if not await _in(thread, keeper.elected, keeper):
@@ -179,7 +179,7 @@ async def _hold(url: str, keeper: "Keeper", policy: Policy, thread: ThreadPoolEx
         keeper.close()
 
 
-async def _rounds(keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) -> None:
+async def _rounds(keeper: "Maintainer", policy: Policy, thread: ThreadPoolExecutor) -> None:
     """Run a round every `interval`; in between, show the server that this holder is alive."""
     due = time.monotonic()
     while True:
@@ -196,14 +196,14 @@ async def _rounds(keeper: "Keeper", policy: Policy, thread: ThreadPoolExecutor) 
 async def _instants(url: str, policy: Policy) -> None:
     """Record instants in a dedicated thread until cancelled or until the session is lost."""
     with ThreadPoolExecutor(1, "forge-instants") as thread:
-        keeper = await _in(thread, lambda: Keeper.open(url, policy))
+        keeper = await _in(thread, lambda: Maintainer.open(url, policy))
         try:
             await _in(thread, keeper.record_instants, keeper)
         finally:
             keeper.close()
 
 
-async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Keeper | None" = None) -> T:
+async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Maintainer | None" = None) -> T:
     """Run the work in the thread; when cancelled, stop the work and return only after it has stopped."""
     future = asyncio.get_running_loop().run_in_executor(thread, work)
     try:
@@ -213,12 +213,12 @@ async def _in(thread: ThreadPoolExecutor, work: Callable[[], T], keeper: "Keeper
             keeper.stop()
         await asyncio.wait([future])
         failed = future.exception()
-        if keeper is None and failed is None and isinstance(opened := future.result(), Keeper):
+        if keeper is None and failed is None and isinstance(opened := future.result(), Maintainer):
             opened.close()
         raise
 
 
-class Keeper:
+class Maintainer:
     """A session that maintains the log once it holds the lease."""
 
     def __init__(self, connection: Connection, policy: Policy) -> None:
@@ -267,9 +267,9 @@ class Keeper:
         """Tell whether this session is the one that maintains; if so, it stays the leader until it ends."""
         return leases.take(self._connection, leases.MAINTENANCE)
 
-    def round(self, *, instant: bool = False) -> Report:
+    def round(self, *, instant: bool = False) -> MaintenanceReport:
         """Do all pending work, and record an instant if asked. The report lists the steps that failed."""
-        report = Report()
+        report = MaintenanceReport()
         now: datetime = self._value("SELECT clock_timestamp()").astimezone(UTC)
         kept = _first_kept(now, self._policy)
         with self._step(report, "identity"):
@@ -357,7 +357,7 @@ class Keeper:
             self._value("SELECT forge.forget_seals()")
         return total
 
-    def _refresh(self, report: Report) -> None:
+    def _refresh(self, report: MaintenanceReport) -> None:
         """Bring capture up to date with the tables' definitions, one table at a time."""
         tables = self._connection.execute(
             "SELECT id, table_name FROM forge.tracked_table WHERE disabled_at IS NULL ORDER BY id"
@@ -367,7 +367,7 @@ class Keeper:
                 self._connection.execute("SELECT set_config('forge.refreshing', '', true)")
                 report.refreshed += bool(self._value("SELECT forge.refresh(%s)", tracked))
 
-    def _finish(self, report: Report) -> None:
+    def _finish(self, report: MaintenanceReport) -> None:
         """Complete what earlier rounds started."""
         for day in partitions.detaching(self._connection):
             with self._giving_way(report, day):
@@ -377,7 +377,7 @@ class Keeper:
                 partitions.drop(self._connection, day)
                 report.dropped.append(partitions.partition_name(day))
 
-    def _trim(self, report: Report, now: datetime) -> None:
+    def _trim(self, report: MaintenanceReport, now: datetime) -> None:
         sizes = partitions.sizes(self._connection)
         report.size = sum(sizes.values())
         going = self._held_back(report, sizes, now)
@@ -400,7 +400,7 @@ class Keeper:
                 partitions.drop(self._connection, day)
                 report.dropped.append(partitions.partition_name(day))
 
-    def _held_back(self, report: Report, sizes: Mapping[str, int], now: datetime) -> dict[date, str]:
+    def _held_back(self, report: MaintenanceReport, sizes: Mapping[str, int], now: datetime) -> dict[date, str]:
         """Return the days to drop, without held ones; report consumers that lose unread days, or soon will."""
         policy = self._policy
         going = doomed(sizes, now, policy)
@@ -427,7 +427,7 @@ class Keeper:
                 )
         return {day: reason for day, reason in going.items() if day not in held.kept}
 
-    def _record(self, report: Report, day: date, reason: str) -> bool:
+    def _record(self, report: MaintenanceReport, day: date, reason: str) -> bool:
         """Record that a partition is trimmed; return False while a running transaction has written to it."""
         name = partitions.partition_name(day)
         writers = self._value(
@@ -519,7 +519,7 @@ class Keeper:
         return row[0] if row else None
 
     @contextlib.contextmanager
-    def _step(self, report: Report, name: str) -> Iterator[None]:
+    def _step(self, report: MaintenanceReport, name: str) -> Iterator[None]:
         """Run a step of a round so that its failure stops no other step, unless the session is lost or stopped."""
         if self._stopped.is_set():
             raise psycopg.OperationalError("maintenance was stopped")
@@ -531,7 +531,7 @@ class Keeper:
             report.problems.append(f"{name}: {_line(error)}")
 
     @contextlib.contextmanager
-    def _giving_way(self, report: Report, day: date) -> Iterator[None]:
+    def _giving_way(self, report: MaintenanceReport, day: date) -> Iterator[None]:
         """Leave to the next round what cannot be locked in time."""
         try:
             yield

@@ -11,7 +11,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from forge import wire
 from forge.capture import Filter
 from forge.capture.mongo import MongoSource
-from forge.capture.mongo.cursor import Cursor
+from forge.capture.mongo.cursor import MongoCursor
 from forge.capture.mongo.pushdown import stages
 from forge.change import UNAVAILABLE, Op
 from forge.debezium import encode
@@ -149,7 +149,7 @@ async def _until_last(source: MongoSource, start: str) -> list[Any]:
 
 async def _sent(database: Database, filter: Filter, start: str) -> int:
     """How many events the server sends for the stages of a filter."""
-    time = Cursor.parse(start).place.time
+    time = MongoCursor.parse(start).place.time
     stream = {"startAtOperationTime": time, "fullDocument": "updateLookup", "fullDocumentBeforeChange": "whenAvailable"}
     async with await database.aggregate(
         [{"$changeStream": stream}, *stages(database.name, filter)], batchSize=1000

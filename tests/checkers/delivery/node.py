@@ -17,9 +17,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from forge.change import Change
-from forge.deliver.consumers import ConsumerNode, Consumers, Context, Settings
-from forge.deliver.consumers.lease import TTL, Lease
-from forge.deliver.consumers.worker import Worker
+from forge.deliver.consumers import ConsumerContext, ConsumerNode, Consumers, ConsumerSettings
+from forge.deliver.consumers.lease import TTL, ShardLease
+from forge.deliver.consumers.worker import ConsumerWorker
 from tests.checkers.delivery.checks import Receipt
 
 Point = Literal["before", "after", "saving", "saved"]
@@ -28,7 +28,7 @@ EXTERNAL: Final = ("single", "batched", "sharded", "poisoned")
 EXACT: Final = ("exact", "exact-batched")
 KINDS: Final = (*EXTERNAL, *EXACT)
 SHARDS: Final = 3
-QUICK: Final = Settings(tick=0.03, report=0.2, lag=1.0, idle=0.5)
+QUICK: Final = ConsumerSettings(tick=0.03, report=0.2, lag=1.0, idle=0.5)
 HEALED: Final = "healed"
 RECEIPTS: Final = "receipts"
 LATE: Final = "late"
@@ -54,13 +54,13 @@ class Proof:
 
     def __init__(self) -> None:
         self._at = time.monotonic()
-        check = Lease.check
+        check = ShardLease.check
 
-        def noting(lease: Lease) -> None:
+        def noting(lease: ShardLease) -> None:
             check(lease)
             self._at = lease._proof
 
-        Lease.check = noting  # type: ignore[method-assign, assignment]
+        ShardLease.check = noting  # type: ignore[method-assign, assignment]
 
     @property
     def over(self) -> bool:
@@ -104,7 +104,7 @@ def made(directory: Path, death: Death, proof: Proof) -> Consumers:
     out, late = (os.open(directory / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT) for name in (RECEIPTS, LATE))
     consumers = Consumers()
 
-    async def effect(ctx: Context, changes: list[Change]) -> None:
+    async def effect(ctx: ConsumerContext, changes: list[Change]) -> None:
         death.at("before")
         if random.random() < SLOW:
             await asyncio.sleep(0.003)  # time for a node to hang between its proof and the effect
@@ -115,18 +115,18 @@ def made(directory: Path, death: Death, proof: Proof) -> Consumers:
         await asyncio.sleep(0)
         death.at("after")
 
-    async def single(ctx: Context, change: Change) -> None:
+    async def single(ctx: ConsumerContext, change: Change) -> None:
         await effect(ctx, [change])
 
-    async def poisoned(ctx: Context, change: Change) -> None:
+    async def poisoned(ctx: ConsumerContext, change: Change) -> None:
         if change.row_id.endswith("3") and not (directory / HEALED).exists():
             raise ValueError("poison")
         await effect(ctx, [change])
 
-    async def exact(ctx: Context, change: Change) -> None:
+    async def exact(ctx: ConsumerContext, change: Change) -> None:
         await exact_batched(ctx, [change])
 
-    async def exact_batched(ctx: Context, changes: list[Change]) -> None:
+    async def exact_batched(ctx: ConsumerContext, changes: list[Change]) -> None:
         death.at("before")
         for change in changes:
             found = _receipt(ctx, change)
@@ -146,32 +146,32 @@ def made(directory: Path, death: Death, proof: Proof) -> Consumers:
     return consumers
 
 
-def _receipt(ctx: Context, change: Change) -> Receipt:
+def _receipt(ctx: ConsumerContext, change: Change) -> Receipt:
     return Receipt(ctx.consumer, ctx.shard, ctx.fence, change.id, change.row_id)
 
 
 def _mortal(death: Death, *, broken: bool) -> None:
     """Let death come while a cursor is being saved, and right after."""
-    save, commit, handle = Worker._save, Worker._commit, Worker._handle
+    save, commit, handle = ConsumerWorker._save, ConsumerWorker._commit, ConsumerWorker._handle
 
-    async def dying_save(self: Worker, cursor: Any) -> None:
+    async def dying_save(self: ConsumerWorker, cursor: Any) -> None:
         if str(cursor) != self.saved:
             asyncio.get_running_loop().call_soon(death.at, "saving")
         await save(self, cursor)
         death.at("saved")
 
-    async def dying_commit(self: Worker, cursor: Any) -> None:
+    async def dying_commit(self: ConsumerWorker, cursor: Any) -> None:
         asyncio.get_running_loop().call_soon(death.at, "saving")
         await commit(self, cursor)
         death.at("saved")
 
-    async def hasty(self: Worker, batch: Any) -> None:
+    async def hasty(self: ConsumerWorker, batch: Any) -> None:
         start = self.saved
         await save(self, batch.cursor)
         self.saved = start
         await handle(self, batch)
 
-    Worker._save = dying_save  # type: ignore[method-assign]
-    Worker._commit = dying_commit  # type: ignore[method-assign]
+    ConsumerWorker._save = dying_save  # type: ignore[method-assign]
+    ConsumerWorker._commit = dying_commit  # type: ignore[method-assign]
     if broken:
-        Worker._handle = hasty  # type: ignore[method-assign]
+        ConsumerWorker._handle = hasty  # type: ignore[method-assign]

@@ -12,16 +12,17 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from forge.pipeline import bronze, ledger
+from forge.pipeline import bronze, ledger, ticks
 from forge.pipeline.gold import daily
 from forge.pipeline.lake import Lake
-from forge.pipeline.run import Settings, pipeline
+from forge.pipeline.run import LakeSettings, pipeline
 from forge.pipeline.session import BRIEFLY, QUIETLY, session
 from forge.pipeline.silver import merge, table
 
 STEPS: Final[dict[str, tuple[Any, str, bool]]] = {
     "planned": (bronze, "append", False),
     "bronze": (bronze, "append", True),
+    "tick": (ticks, "append", True),
     "learned": (bronze, "learn", True),
     "history": (merge._Merge, "_into_history", True),
     "current": (merge._Merge, "_into_current", True),
@@ -49,7 +50,7 @@ def main() -> None:
     if step in STEPS:
         _die_at(step, int(nth))
     spark = session(master="local[2]", conf=QUICK, app="forge testing")
-    with pipeline(spark, url, Lake(path), Settings(most=MOST)) as running:
+    with pipeline(spark, url, Lake(path), LakeSettings(most=MOST)) as running:
         running.once()
     spark.stop()
 

@@ -20,7 +20,7 @@ from forge.changelog.install import install
 from forge.embedded import PostgresServer
 from forge.pipeline.compare import compare
 from forge.pipeline.lake import Lake
-from forge.pipeline.run import Settings, pipeline
+from forge.pipeline.run import LakeSettings, pipeline
 from forge.pipeline.tables import exists, load
 from forge.postgres.connection import connect
 from forge.testing.postgres import fresh_database
@@ -95,7 +95,7 @@ def run(plan: Plan, server: PostgresServer, spark: SparkSession, folder: Path) -
             if ended:
                 killed.append(ended)
         _write(url, chance, plan)
-        with pipeline(spark, url, lake, Settings(most=MOST)) as running:
+        with pipeline(spark, url, lake, LakeSettings(most=MOST)) as running:
             running.once()
         return _truth(plan, url, spark, lake, tuple(killed))
 

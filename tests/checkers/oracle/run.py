@@ -19,10 +19,9 @@ from forge.change import Change
 from forge.changelog.install import install
 from forge.changelog.reader import Batch
 from forge.embedded import PostgresServer
-from forge.errors import ForgeError, ServerError
+from forge.errors import ForgeError, QueryRefused, ServerError
 from forge.postgres.connection import AsyncConnection, connect, connect_async
-from forge.react.catalog import QueryRefused
-from forge.react.group import Group, Metrics, Settings
+from forge.react.group import Group, ReactorMetrics, Settings
 from forge.react.reactor import Reactor
 from forge.react.registry import Registry
 from forge.react.result import Result, encode
@@ -246,7 +245,7 @@ class _Run:
             asks=len(self._plan.asks),
             errors=dict(errors.most_common()),
             faults=self._faults.done,
-            metrics={name: metrics[name] for name in Metrics.__struct_fields__},
+            metrics={name: metrics[name] for name in ReactorMetrics.__struct_fields__},
         )
 
     async def _close(self) -> None:

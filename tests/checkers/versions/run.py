@@ -13,11 +13,10 @@ import psycopg
 from psycopg import sql
 
 from forge.embedded import PostgresServer
-from forge.errors import ServerError
+from forge.errors import ServerError, StrategyBusy
 from forge.postgres.connection import Connection, connect
 from forge.postgres.queries import queries
 from forge.testing.postgres import fresh_database
-from forge.versions.errors import StrategyBusy
 from forge.versions.install import install
 from forge.versions.nouns import Resource
 from forge.versions.resources import declare

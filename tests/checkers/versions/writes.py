@@ -6,10 +6,10 @@ from typing import Any
 
 import psycopg
 
+from forge.errors import VersionsError
 from forge.postgres.connection import Connection
 from forge.versions.access import grant, revoke
 from forge.versions.documents import delete, get, put, set_references
-from forge.versions.errors import VersionsError
 from forge.versions.identity import change_identity
 from forge.versions.nouns import encode
 from tests.checkers.versions.plan import BY_ACCESS, RESOURCES, SUBJECTS

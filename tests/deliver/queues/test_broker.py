@@ -11,8 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from forge.deliver.message import Message
 from forge.deliver.queues import Kafka
-from forge.deliver.sink import NotDelivered
-from forge.pipeline.java import SparkUnavailable
+from forge.errors import NotDelivered, SparkUnavailable
 from tests.deliver.traffic import check, messages
 from tests.servers.kafka import KafkaBroker, kafka_jars, kafka_missing, temporary_broker
 

@@ -11,9 +11,9 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from forge.app import Forge
+from forge.errors import RegistrationError
 from forge.postgres.connection import Connection
 from forge.react.group import Settings
-from forge.react.registry import Registration
 from forge.serve import files
 from forge.serve.auth import AuthSettings
 from forge.serve.node import Options
@@ -129,12 +129,12 @@ def test_what_cannot_be_registered_is_said() -> None:
 
     async def orders(ctx: Any) -> Any: ...
 
-    with pytest.raises(Registration, match="of Forge's own"):
+    with pytest.raises(RegistrationError, match="of Forge's own"):
         app.query(name="forge.orders")(orders)
-    with pytest.raises(Registration, match="of Forge's own"):
+    with pytest.raises(RegistrationError, match="of Forge's own"):
         app.mutation(name="forge.orders")(orders)
     for permission in ("", "two words"):
-        with pytest.raises(Registration, match="permission of orders"):
+        with pytest.raises(RegistrationError, match="permission of orders"):
             app.query(permission=permission)(orders)
 
 

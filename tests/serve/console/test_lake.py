@@ -1,6 +1,7 @@
 """The lake that the console tells of, read from logs as Delta writes them: commits, checkpoints, deleted rows."""
 
 import json
+import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from forge.app import Forge
 from forge.changelog.reader import Reader
 from forge.errors import LakeError
 from forge.postgres.connection import Connection
-from forge.serve.console.delta import Table
+from forge.serve.console.delta import DeltaTable
 from forge.serve.console.lake import RUN
 from forge.serve.node import Options
 from tests.serve.serving import Served, serving
@@ -64,12 +65,12 @@ def removed(path: str) -> dict[str, Any]:
     return {"remove": {"path": path, "deletionTimestamp": 1, "dataChange": True}}
 
 
-def sizes(table: Table) -> list[tuple[str, int]]:
+def sizes(table: DeltaTable) -> list[tuple[str, int]]:
     return sorted((file.path.name, file.rows) for file in table.files())
 
 
 def test_a_table_is_what_its_log_says(tmp_path: Path) -> None:
-    table = Table(tmp_path / "t")
+    table = DeltaTable(tmp_path / "t")
     assert table.files() == []
     written = Written(tmp_path / "t")
     written.commit(added("a", 1000), added("dir%20x/b", 5))
@@ -78,14 +79,14 @@ def test_a_table_is_what_its_log_says(tmp_path: Path) -> None:
     written.commit(added("a", 1000, deleted=9), removed("a"))
     written.commit(removed("dir%20x/b"))
     assert sizes(table) == [("a", 991)]
-    assert sizes(Table(tmp_path / "t")) == [("a", 991)]
+    assert sizes(DeltaTable(tmp_path / "t")) == [("a", 991)]
 
 
 def test_a_log_whose_beginning_is_gone_is_read_from_its_checkpoint(tmp_path: Path) -> None:
     written = Written(tmp_path / "t")
     for number in range(11):
         written.commit(added(f"f{number}", 1))
-    known = Table(tmp_path / "t")
+    known = DeltaTable(tmp_path / "t")
     assert len(known.files()) == 11
     rows = [{"add": added(f"f{number}", 1)["add"], "txn": None} for number in range(11)]
     pq.write_table(pa.Table.from_pylist([*rows, {"add": None, "txn": {"appId": "x"}}]), _checkpoint(written, 10))
@@ -93,11 +94,11 @@ def test_a_log_whose_beginning_is_gone_is_read_from_its_checkpoint(tmp_path: Pat
     written.commit(added("g", 3), removed("f0"))
     for number in range(10):
         (written.log / f"{number:020}.json").unlink()
-    for table in (known, Table(tmp_path / "t")):
+    for table in (known, DeltaTable(tmp_path / "t")):
         assert (len(table.files()), dict(sizes(table))["g"]) == (11, 3)
     (written.log / "_last_checkpoint").unlink()
     with pytest.raises(LakeError, match="cannot be read"):
-        Table(tmp_path / "t").files()
+        DeltaTable(tmp_path / "t").files()
 
 
 def _checkpoint(written: Written, version: int) -> Path:
@@ -133,14 +134,16 @@ async def test_the_console_tells_of_the_lake_beside(database: str, connection: C
         assert (await told(served))["state"] == "empty"
         async with Reader.open(database) as reader:
             cursor = str(await reader.now())
+        began = time.monotonic()
         connection.execute("INSERT INTO orders VALUES (1), (2); INSERT INTO other VALUES (1)")
         a_lake(tmp_path / "lake", cursor, range(30))
         found = await told(served)
+        ended = time.monotonic()
     assert (found["state"], found["batches"], found["changes"]) == ("ok", 30, 210)
     assert (found["last_batch"], found["last_at"]) == ("1.29", "2026-02-10T12:29:00Z")
     assert (found["equal"], found["compared_at"]) == (True, "2026-02-10T12:29:00Z")
     assert found["lag_events"] == 2  # of the tables that it mirrors
-    assert found["lag_seconds"] >= 0
+    assert 0 <= found["lag_seconds"] <= ended - began + 0.1  # it is rounded to tenths
     assert found["tables"] == [
         {
             "name": "public.odd name",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from forge.capture import Batch, Capabilities, Filter, Status
+from forge.capture import Capabilities, Filter, SourceBatch, Status
 from forge.change import Change, Op
 from forge.testing.conformance import Adapter, Writer
 from forge.testing.conformance.memory import MemoryAdapter, MemorySource, MemoryWriter
@@ -27,10 +27,10 @@ def altered(change: Change, **fields: Any) -> Change:
 class Altering(MemorySource):
     """Gives another batch than it should."""
 
-    def batch(self, batch: Batch) -> Batch:
+    def batch(self, batch: SourceBatch) -> SourceBatch:
         return batch
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         async for batch in super().stream(after):
             yield self.batch(batch)
 
@@ -41,13 +41,13 @@ class EachAltered(Altering):
     def change(self, change: Change) -> Change | None:
         return change
 
-    def batch(self, batch: Batch) -> Batch:
+    def batch(self, batch: SourceBatch) -> SourceBatch:
         found = [changed for change in batch.changes if (changed := self.change(change)) is not None]
-        return Batch(found, batch.cursor)
+        return SourceBatch(found, batch.cursor)
 
 
 class FalselyDurable(MemorySource):
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         self.position(after or await self.now())
         async for batch in super().stream(None):
             yield batch
@@ -67,7 +67,7 @@ class ForgetsSilently(MemorySource):
     async def ack(self, cursor: str) -> None:
         type(self).acknowledged = self.position(cursor)
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         position = self.position(after or await self.now())
         async for batch in super().stream(self.cursor(max(position, self.acknowledged))):
             yield batch
@@ -109,15 +109,15 @@ class Rounding(EachAltered):
 class FalselyOrdered(Altering):
     """Gives what one reading finds by its table."""
 
-    def batch(self, batch: Batch) -> Batch:
-        return Batch(sorted(batch.changes, key=lambda change: change.table), batch.cursor)
+    def batch(self, batch: SourceBatch) -> SourceBatch:
+        return SourceBatch(sorted(batch.changes, key=lambda change: change.table), batch.cursor)
 
 
 class OrderedByBeginning(Altering):
     """Gives transactions that are committed between two readings by when they began."""
 
-    def batch(self, batch: Batch) -> Batch:
-        return Batch(sorted(batch.changes, key=lambda change: (change.key or {}).get("id", 0)), batch.cursor)
+    def batch(self, batch: SourceBatch) -> SourceBatch:
+        return SourceBatch(sorted(batch.changes, key=lambda change: (change.key or {}).get("id", 0)), batch.cursor)
 
 
 class FalselyTransactions(EachAltered):
@@ -174,21 +174,21 @@ class ModestProcesses(MemorySource):
 
 
 class GapAfterSnapshot(MemorySource):
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         async for batch in super().snapshot(after):
             await asyncio.sleep(0)
-            yield Batch(batch.changes, batch.cursor if "+" in batch.cursor else await self.now())
+            yield SourceBatch(batch.changes, batch.cursor if "+" in batch.cursor else await self.now())
 
 
 class OverlapAfterSnapshot(MemorySource):
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         async for batch in super().snapshot(after):
             last = "+" not in batch.cursor
-            yield Batch(batch.changes, self.cursor(self.position(batch.cursor) - 1) if last else batch.cursor)
+            yield SourceBatch(batch.changes, self.cursor(self.position(batch.cursor) - 1) if last else batch.cursor)
 
 
 class SnapshotStartsAgain(MemorySource):
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         async for batch in super().snapshot(None if after is None else after.partition("+")[0]):
             yield batch
 
@@ -196,20 +196,20 @@ class SnapshotStartsAgain(MemorySource):
 class SnapshotOfNow(MemorySource):
     """Goes on with rows as they are now, not as they were."""
 
-    async def snapshot(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def snapshot(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         _, mark, done = (after or "").partition("+")
         async for batch in super().snapshot(f"{await self.now()}+{done}" if mark else after):
             yield batch
 
 
 class StreamsInsideSnapshot(MemorySource):
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         async for batch in super().stream(None if after is None else after.partition("+")[0]):
             yield batch
 
 
 class OneTooEarly(MemorySource):
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         position = self.position(after or await self.now())
         async for batch in super().stream(self.cursor(max(position - 1, 0))):
             yield batch
@@ -218,7 +218,7 @@ class OneTooEarly(MemorySource):
 class OneTooLate(MemorySource):
     """Misses the first change after a cursor, but for the one of now."""
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         position = self.position(after or await self.now())
         behind = position < len(self.database.history)
         async for batch in super().stream(self.cursor(position + behind)):
@@ -236,8 +236,8 @@ class SameIds(EachAltered):
 
 
 class Doubling(Altering):
-    def batch(self, batch: Batch) -> Batch:
-        return Batch([*batch.changes, *batch.changes[-1:]], batch.cursor)
+    def batch(self, batch: SourceBatch) -> SourceBatch:
+        return SourceBatch([*batch.changes, *batch.changes[-1:]], batch.cursor)
 
 
 class MovesKeys(EachAltered):
@@ -297,7 +297,7 @@ class OddCursor(MemorySource):
 class Hoarding(MemorySource):
     """Copies all that there is before it gives the first of it."""
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         position = self.position(after or await self.now())
         raw = [msgspec.json.encode(change.after) for change in self.database.history[position:]]
         async for batch in super().stream(after):
@@ -317,13 +317,13 @@ class Unfiltered(MemorySource):
 class FiltersAfterOnly(MemorySource):
     """Drops a row that no longer satisfies the condition, so that who has it keeps it."""
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         async for batch in super().stream(after):
             if self.filter.where is None:
                 yield batch
             else:
                 found = [c for c in batch.changes if c.after is None or (c.after.get("amount") or 0) > 10]
-                yield Batch(found, batch.cursor)
+                yield SourceBatch(found, batch.cursor)
 
 
 class FalselyInFeed(MemorySource):
@@ -338,14 +338,14 @@ class SilentStatus(MemorySource):
 class LeavesTasks(MemorySource):
     kept: ClassVar[set[asyncio.Task[Any]]] = set()
 
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         self.kept.add(asyncio.create_task(asyncio.sleep(3), name="left"))
         async for batch in super().stream(after):
             yield batch
 
 
 class Ends(MemorySource):
-    async def stream(self, after: str | None = None) -> AsyncGenerator[Batch]:
+    async def stream(self, after: str | None = None) -> AsyncGenerator[SourceBatch]:
         async for batch in super().stream(after):
             yield batch
             return

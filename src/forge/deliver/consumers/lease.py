@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, LiteralString
 
-from forge.deliver.consumers.errors import ConsumerLost
 from forge.deliver.consumers.sql import sql
+from forge.errors import ConsumerLost
 from forge.postgres.connection import AsyncConnection, answering, connect_async, typed_errors
 
 TTL: Final = 5.0
@@ -23,7 +23,7 @@ ANSWER: Final = 4.0
 """Seconds after which a server that has not answered counts as lost."""
 
 
-class Lease:
+class ShardLease:
     """One session. Many tasks may run statements; they run one after the other."""
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -35,7 +35,7 @@ class Lease:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str, name: str) -> AsyncIterator["Lease"]:
+    async def open(cls, url: str, name: str) -> AsyncIterator["ShardLease"]:
         connection = await connect_async(url, application_name=name)
         try:
             lease = cls(connection)

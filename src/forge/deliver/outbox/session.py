@@ -24,7 +24,7 @@ from forge.postgres.connection import AsyncConnection, answering, connect_async,
 CHANNEL: Final = "forge_outbox"
 
 
-class Session:
+class OutboxSession:
     """One connection that listens to the outbox."""
 
     def __init__(self, connection: AsyncConnection, answer: float) -> None:
@@ -34,7 +34,7 @@ class Session:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, url: str, name: str, *, lease: float, answer: float) -> AsyncIterator["Session"]:
+    async def open(cls, url: str, name: str, *, lease: float, answer: float) -> AsyncIterator["OutboxSession"]:
         """Open a session that loses its locks when it is silent in a transaction for `lease` seconds."""
         connection = await connect_async(url, application_name=name[:63])
         try:

@@ -1,65 +1,23 @@
-"""Errors of the client of a Forge server.
+"""Conversion of a server's error responses to exceptions, and whether a retry can help.
 
 An error that the server sent has its `code` (one word, stable), its HTTP `status`, and the server's own `fix`.
 """
 
 from typing import Final
 
-from forge.errors import CursorError, CursorExpired, CursorForeign, CursorInvalid, ForgeError
-
-
-class ClientError(ForgeError):
-    """The communication between this client and the server failed."""
-
-
-class Unreachable(ClientError):
-    """The server cannot be reached, or does not answer in time."""
-
-
-class ProtocolError(ClientError):
-    """The other side does not follow the protocol of a Forge server."""
-
-
-class ResultMismatch(ClientError):
-    """A result does not match the hash that the server sent."""
-
-
-class Closed(ClientError):
-    """The client was closed."""
-
-
-class _Told(ClientError):
-    """An error that the server sent."""
-
-    def __init__(self, message: str, *, fix: str, code: str, status: int | None = None) -> None:
-        super().__init__(message, fix=fix)
-        self.code = code
-        self.status = status
-        """The HTTP status; None for an error in an open stream."""
-
-
-class Refused(_Told):
-    """The server refuses the request, and a retry would not help."""
-
-
-class NotForge(Refused):
-    """The response is not from a Forge server, or is from a proxy in front of it."""
-
-
-class Unauthorized(Refused):
-    """The token is missing, expired, revoked or not valid here."""
-
-
-class TooMany(Refused):
-    """A limit is reached; `retry_after_secs` is the delay before a retry."""
-
-    def __init__(self, message: str, *, fix: str, code: str, status: int | None, retry_after_secs: float) -> None:
-        super().__init__(message, fix=fix, code=code, status=status)
-        self.retry_after_secs = retry_after_secs
-
-
-class Failed(_Told):
-    """The server failed this time; a retry may succeed."""
+from forge.errors import (
+    CursorError,
+    CursorExpired,
+    CursorForeign,
+    CursorInvalid,
+    Failed,
+    ForgeError,
+    NotForge,
+    Refused,
+    TooMany,
+    Unauthorized,
+    Unreachable,
+)
 
 
 def passing(error: Exception, *, connected: bool) -> bool:
