@@ -352,3 +352,16 @@ def test_ddl_in_the_replica_role_is_seen(tables: Connection) -> None:
     tables.execute("RESET session_replication_role")
     tables.execute("INSERT INTO t VALUES (9, 9, 'z')")
     assert [(row.op, row.new.get("x")) for row in everything(tables, "t")][1:] == [("S", None), ("S", None), ("I", "z")]
+
+
+def test_tables_are_enabled_by_a_session_whose_plans_became_invalid(connection: Connection) -> None:
+    connection.execute(SETUP)
+    for number in range(12):  # the sixth time on, a generic plan may be used
+        connection.execute("CREATE TEMP TABLE other (id int)")
+        connection.execute("SET search_path = public, pg_temp" if number % 2 else "SET search_path = pg_temp, public")
+        connection.execute("ALTER TABLE t ADD COLUMN more int" if number % 2 else "ALTER TABLE t DROP COLUMN IF EXISTS more")
+        connection.execute(f"CREATE TABLE public.each_{number} (id int PRIMARY KEY)".encode())
+        connection.execute("SELECT forge_enable_reactivity(%s)", [f"public.each_{number}"])
+        connection.execute("DROP TABLE other; DISCARD PLANS")
+    connection.execute("INSERT INTO public.each_11 VALUES (1)")
+    assert logged(connection)[-1][0] == "I"

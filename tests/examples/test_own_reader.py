@@ -33,6 +33,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "own_reader.py"
 SOON = 60.0
 KILLS = 6
 TABLES = """
+    SELECT forge.current_identity();  -- a copied database is another log, from here on
     CREATE TABLE items (id int PRIMARY KEY, price numeric, name text);
     CREATE TABLE places (a text, b int, value jsonb, PRIMARY KEY (b, a));
     CREATE TABLE totals (id int PRIMARY KEY, total int);

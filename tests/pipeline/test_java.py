@@ -99,5 +99,5 @@ def test_packages_that_do_not_go_together_are_said(tmp_path: Path, installed: di
         timeout=60,
     )
     *_, error, fix = done.stderr.strip().splitlines()
-    assert error.startswith("forge.pipeline.java.SparkUnavailable: " + problem)
+    assert error.startswith("forge.errors.SparkUnavailable: " + problem)
     assert "pip install 'forge-changes[spark]'" in fix

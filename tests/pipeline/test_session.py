@@ -62,7 +62,7 @@ def test_a_jvm_that_does_not_start_is_said() -> None:
     command = "from forge.pipeline.session import session; session(conf={'spark.driver.memory': '1k'})"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, timeout=250)
     *_, error, fix = done.stderr.strip().splitlines()
-    assert error.startswith("forge.pipeline.java.SparkUnavailable: Spark's JVM did not start: Error")
+    assert error.startswith("forge.errors.SparkUnavailable: Spark's JVM did not start: Error")
     assert fix.startswith("fix: ")
 
 

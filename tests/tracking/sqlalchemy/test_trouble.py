@@ -62,7 +62,7 @@ def _url(kind: str, request: pytest.FixtureRequest, tmp_path: Any) -> Any:
     @contextmanager
     def found() -> Iterator[str]:
         if kind == "mariadb":
-            server: MariadbServer = request.getfixturevalue("tracked_maria")
+            server: MariadbServer = request.getfixturevalue("maria")
             with fresh_mariadb(server) as url:
                 yield url.replace("mysql://", "mariadb+pymysql://")
         elif kind == "sqlite":

@@ -32,12 +32,12 @@ def maintain(
     conf: ConfOption = None,
 ) -> None:
     """Put small files together, remove those that nobody needs, drop what is past retention."""
-    here = session(context)
-    found = made_lake_of(here, lake)
     keep = None if keep_bronze is None else parse_days(keep_bronze)
     if keep_bronze is not None and (keep is None or keep < 1):
         raise typer.BadParameter(f"--keep-bronze cannot be {keep_bronze!r}: give whole days, such as 365d")
     hours = time_of("--vacuum", vacuum) / 3600
+    here = session(context)
+    found = made_lake_of(here, lake)
     with spark_for(here, master, conf) as spark, here.progress() as bar:
         from forge.pipeline import about
         from forge.pipeline.maintain import maintain as tidy

@@ -40,6 +40,7 @@ BEGIN
 END
 $body$;
 
+-- It does not call itself: the planner would compute such calls, of constants, whenever it plans the expression again.
 CREATE OR REPLACE FUNCTION forge.capture_template(name text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
@@ -141,9 +142,8 @@ BEGIN
 END
 $template$
 
--- Row by row: where forge.log_order requires it (`each`), and in the replica role (`row`), because logical-replication
+-- Row by row: where forge.log_order requires it (_each), and in the replica role (_row), because logical-replication
 -- apply fires no statement triggers.
-WHEN 'each' THEN forge.capture_template('row')
 WHEN 'row' THEN $template$
 {{declare}}
 BEGIN
@@ -334,10 +334,7 @@ $template$
 
 -- ------------------------------------------------------------------------------ parts of tables with ordered statements
 
--- The rank of updates (1), deletes (2) and inserts (3) of a statement, from the mark that `mark` set.
-WHEN 'take_rank_1' THEN replace(forge.capture_template('take_rank'), '{{nth}}', '1')
-WHEN 'take_rank_2' THEN replace(forge.capture_template('take_rank'), '{{nth}}', '2')
-WHEN 'take_rank_3' THEN replace(forge.capture_template('take_rank'), '{{nth}}', '3')
+-- The rank of updates (take_rank_1), deletes (2) and inserts (3) of a statement, from the mark that `mark` set.
 WHEN 'take_rank' THEN $template$
     v_mark := ltrim(nullif(current_setting('forge.mark_{{tracked}}_' || pg_trigger_depth(), true), ''), '-');
     -- a writer could have set it, but cannot seal it

@@ -7,6 +7,7 @@ DECLARE
     setup    forge.tracked_table := (SELECT t FROM forge.tracked_table t WHERE t.id = tracked);
     class    pg_class := (SELECT c FROM pg_class c WHERE c.oid = relation);
     parted   boolean := class.relkind = 'p';
+    marked   boolean := forge.log_order(relation) = 'marks';
     plain    boolean;
     delta    boolean;
     pins     text;
@@ -55,14 +56,18 @@ BEGIN
     words := words || forge.fill_parts(words, '{log, values, later_values, actor, pairs, wake}');
     words := words || jsonb_build_object('log_part', quote_literal(forge.fill(forge.capture_template('log_part'), words)),
                                          'part_rows', quote_literal(forge.fill(forge.capture_template('part_rows'), words)));
-    words := words || forge.fill_parts(words, '{take_rank_1, take_rank_2, take_rank_3, keep_rank}', forge.log_order(relation) = 'marks');
+    words := words || forge.fill_parts(words, '{keep_rank}', marked);
+    FOR nth IN 1..3 LOOP
+        words := words || jsonb_build_object('take_rank_' || nth,
+            forge.fill_parts(words || jsonb_build_object('nth', nth), '{take_rank}', marked) -> 'take_rank');
+    END LOOP;
     words := words || forge.fill_parts(words, '{try, failed}', setup.on_failure = 'invalidate');
     words := words || forge.fill_parts(words, '{declare_moves, begin_insert, begin_update, begin_delete, check_moves}', parted);
     words := words || forge.fill_parts(words, '{declare}');
 
     FOREACH name IN ARRAY '{insert, delete, update, each, row, truncate, empty, mark}'::text[] LOOP
         PERFORM forge.write_function(tracked, name, CASE name WHEN 'mark' THEN '' WHEN 'empty' THEN pins || ' SET row_security = off' ELSE pins END,
-                                     forge.fill(forge.capture_template(name), words));
+                                     forge.fill(forge.capture_template(CASE name WHEN 'each' THEN 'row' ELSE name END), words));
     END LOOP;
     IF parted THEN
         PERFORM forge.write_function(tracked, 'begin', '', forge.fill(forge.capture_template('begin'), words));
