@@ -359,9 +359,9 @@ def test_tables_are_enabled_by_a_session_whose_plans_became_invalid(connection: 
     for number in range(12):  # the sixth time on, a generic plan may be used
         connection.execute("CREATE TEMP TABLE other (id int)")
         connection.execute("SET search_path = public, pg_temp" if number % 2 else "SET search_path = pg_temp, public")
-        connection.execute("ALTER TABLE t ADD COLUMN more int" if number % 2 else "ALTER TABLE t DROP COLUMN IF EXISTS more")
+        connection.execute("ALTER TABLE t ADD COLUMN more int" if number % 2 else "ALTER TABLE t ALTER v SET NOT NULL")
         connection.execute(f"CREATE TABLE public.each_{number} (id int PRIMARY KEY)".encode())
         connection.execute("SELECT forge_enable_reactivity(%s)", [f"public.each_{number}"])
-        connection.execute("DROP TABLE other; DISCARD PLANS")
+        connection.execute("ALTER TABLE t DROP COLUMN IF EXISTS more; DROP TABLE other; DISCARD PLANS")
     connection.execute("INSERT INTO public.each_11 VALUES (1)")
     assert logged(connection)[-1][0] == "I"

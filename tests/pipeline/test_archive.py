@@ -102,7 +102,8 @@ def streamed(url: str) -> tuple[list[dict[str, Any]], list[Snapshot]]:
                     taken[piece.generation] = Snapshot.parse(piece.snapshot)
     finally:
         planner.close()
-    return [row for row in rows if row["op"] not in ("read", "snapshot")], [taken[each] for each in sorted(taken)]
+    of_log = [row for row in rows if row["op"] != "snapshot" and "!" not in row["seq"]]
+    return of_log, [taken[each] for each in sorted(taken)]
 
 
 def definitions(connection: Connection) -> list[Definition]:

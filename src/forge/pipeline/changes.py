@@ -6,7 +6,8 @@ sortable text: of two changes of one row the later one has the larger `seq`, acr
 - `gggg` + `pppppppppppppppp` [+ `iiiiiiiiiiiiiiii`], in hexadecimal digits, for a logged change: its generation, its
   position in the order of the log, and its id where that differs from the position.
 - `gggg!` for a row of a snapshot (op `read`), and `gggg!` + a counter in a table without a key, where rows may be
-  equal; `gggg` alone for the row (op `snapshot`) that announces the snapshot.
+  equal; `gggg` alone for the row (op `snapshot`) that announces the snapshot; `gggg!` also for the event (op
+  `invalidate`) that says that rows of the snapshot are unknown.
 
 Each snapshot that a stream takes begins a generation. The generation of a logged change is the number of snapshots that
 do not show it, so the rows of a snapshot sort after all changes that it shows and before all that it does not show.

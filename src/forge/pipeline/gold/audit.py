@@ -44,7 +44,8 @@ def audit(
     `table` is named with or without its schema; `key` is the value of a key, or for a longer key a mapping, or a list
     of the values in the order of the key.
     """
-    rows = load(spark, lake.changes).where(~F.col("op").isin("read", "snapshot"))
+    of_snapshot = F.col("op").isin("read", "snapshot") | F.col("seq").contains("!")
+    rows = load(spark, lake.changes).where(~of_snapshot)
     if since is not None:
         rows = rows.where((F.col("day") >= _day(since)) & (F.col("at") >= F.lit(since)))
     if until is not None:
