@@ -29,7 +29,7 @@ from forge.pipeline.batch import Batches
 from forge.pipeline.failures import translated
 from forge.pipeline.lag import Lag, lag
 from forge.pipeline.lake import Lake
-from forge.pipeline.lease import held, lease
+from forge.pipeline.lease import lease
 from forge.pipeline.ledger import Entry
 from forge.pipeline.silver.types import Types
 from forge.pipeline.source import register
@@ -38,6 +38,7 @@ from forge.pipeline.source.planner import tracked
 from forge.pipeline.tables import CONFLICTS
 from forge.pipeline.verify import verify
 from forge.postgres.connection import Connection
+from forge.postgres.held_session import HeldSession
 
 TRIES: Final = 4
 LOST: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
@@ -75,9 +76,9 @@ def pipeline(
 ) -> Iterator["Pipeline"]:
     """Open a pipeline that holds the lease of its lake for this block."""
     settings = settings or Settings()
-    with translated(), lease(url, lake.path) as connection:
-        about = _whose(spark, lake, connection, settings, resnapshot)
-        yield Pipeline(spark, url, lake, settings, about, connection, on_batch)
+    with translated(), lease(url, lake.path) as session:
+        about = _whose(spark, lake, session.connection, settings, resnapshot)
+        yield Pipeline(spark, url, lake, settings, about, session, on_batch)
 
 
 class Pipeline:
@@ -90,7 +91,7 @@ class Pipeline:
         lake: Lake,
         settings: Settings,
         about: About,
-        connection: Connection,
+        session: HeldSession,
         on_batch: Callable[[Entry], None] | None,
     ) -> None:
         self.about = about
@@ -98,11 +99,11 @@ class Pipeline:
         self._url = url
         self._lake = lake
         self._settings = settings
-        self._connection = connection
+        self._session = session
         self._on_batch = on_batch
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
-        self._batches = Batches(spark, lake, about, connection, settings.models, about.types)
+        self._batches = Batches(spark, lake, about, session.connection, settings.models, about.types)
 
     def once(self) -> None:
         """Process everything committed by now, in as many batches as needed."""
@@ -118,7 +119,7 @@ class Pipeline:
 
     def lag(self, entry: Entry) -> Lag:
         """Return the lag of the lake after a batch."""
-        return lag(self._connection, entry.cursor, self.about.tables)
+        return lag(self._session.connection, entry.cursor, self.about.tables)
 
     def verify(self, entry: Entry) -> bool | None:
         """Whether the lake equals the database after a batch; None when only a later batch can tell."""
@@ -140,7 +141,7 @@ class Pipeline:
                     break
                 if idle:
                     self._batches.rest()
-                if not held(self._connection):
+                if not self._session.alive():
                     raise LakeError("the database is gone, and the lease of the lake with it", fix="start again")
         except StreamingQueryException:
             if self._failure is None:

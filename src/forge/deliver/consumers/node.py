@@ -29,9 +29,9 @@ from forge.deliver.consumers.lease import Lease
 from forge.deliver.consumers.sql import sql
 from forge.deliver.consumers.watchdog import Watchdog
 from forge.deliver.consumers.worker import Counts, Stopped, Worker
-from forge.errors import ConfigError, CursorError, ForgeError, ServerError, one_line
+from forge.errors import ConfigError, CursorError, ForgeError, one_line
+from forge.postgres.held_session import LOST, Reconnect
 
-_LOST: Final = (psycopg.OperationalError, psycopg.InterfaceError, ServerError, OSError, TimeoutError, ConsumerLost)
 _PATIENCE: Final = 5.0
 """Seconds after which any node may take a free shard, whatever its share."""
 Configured = Callable[[Lease], Awaitable[dict[str, Consumer]]]
@@ -125,21 +125,18 @@ class ConsumerNode:
     async def run(self) -> None:
         """Work until `stop` or cancellation. Raise permanent failures: a consumer that cannot be registered, Forge not
         installed, and a server that is unreachable at the start."""
-        backoff, connected = Backoff(), False
+        reconnect = Reconnect(_log, "consumers", also=ConsumerLost)
         async with Watchdog(self._busy, after=self.settings.blocked):
             while not self._stopping.is_set():
                 try:
-                    async with Lease.open(self._url, f"forge consumers {self.name}"[:63]) as lease:
-                        if not connected:
+                    async with await Lease.of(self._url, f"forge consumers {self.name}") as lease:
+                        if not reconnect.connected:
                             await self._register(lease)
-                        connected = True
+                        reconnect.opened()
                         self.working.set()
-                        await self._work(lease)
-                except _LOST as error:
-                    if not connected:
-                        raise
-                    delay = backoff.next()
-                    _log.warning("consumers: lost the lease, again in %.2f s: %s", delay, one_line(error, named=True))
+                        await self._work(lease, reconnect)
+                except (*LOST, ConsumerLost) as error:
+                    delay = reconnect.failed(error)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(delay):
                             await self._stopping.wait()
@@ -247,7 +244,7 @@ class ConsumerNode:
 
     # Working
 
-    async def _work(self, lease: Lease) -> None:
+    async def _work(self, lease: Lease, reconnect: Reconnect) -> None:
         """Hold this node's share of the shards, for as long as the lease lasts."""
         reported = measured = looked = 0.0
         joined: set[int] = set()
@@ -275,6 +272,7 @@ class ConsumerNode:
                 if self._news:
                     self._news = False
                     await self._pass_on()
+                reconnect.works()
                 await asyncio.sleep(self._tick())
         finally:
             await self._drop_all()
