@@ -69,19 +69,20 @@ class Proof:
     def __init__(self, silence: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._lasts = None if silence is None else silence - MARGIN
         self._clock = clock
-        self._asked = clock()
+        self.asked = clock()
+        """When the last answered request was sent."""
 
     @property
     def holds(self) -> bool:
         """Whether the server has certainly not ended the session for being silent."""
-        return self._lasts is None or self._clock() - self._asked < self._lasts
+        return self._lasts is None or self._clock() - self.asked < self._lasts
 
     def now(self) -> float:
         return self._clock()
 
     def answered(self, asked: float) -> None:
         """Record that a request sent at this time was answered."""
-        self._asked = asked
+        self.asked = asked
 
 
 def _settings(silence: float | None, settings: Mapping[str, str]) -> list[dict[str, str]]:
@@ -94,7 +95,7 @@ class HeldSession:
 
     def __init__(self, connection: Connection, *, silence: float | None = None) -> None:
         self.connection = connection
-        self._proof = Proof(silence)
+        self.proof = Proof(silence)
 
     @classmethod
     def open(
@@ -128,13 +129,13 @@ class HeldSession:
     @property
     def holds(self) -> bool:
         """Whether this session is certainly alive."""
-        return self._proof.holds and not self.connection.closed
+        return self.proof.holds and not self.connection.closed
 
     def ping(self) -> None:
         """Show the server that the holder is alive; raise if the session is lost."""
-        asked = self._proof.now()
+        asked = self.proof.now()
         self.connection.execute("SELECT 1")
-        self._proof.answered(asked)
+        self.proof.answered(asked)
 
     def alive(self) -> bool:
         """Ask the server whether the session lives."""
@@ -166,7 +167,7 @@ class AsyncHeldSession:
         self._answer = answer
         self.turn = asyncio.Lock()
         """Held while a statement runs."""
-        self._proof = Proof(silence)
+        self.proof = Proof(silence)
 
     @classmethod
     async def open(
@@ -206,7 +207,7 @@ class AsyncHeldSession:
     @property
     def holds(self) -> bool:
         """Whether this session is certainly alive."""
-        return self._proof.holds and not self.connection.closed
+        return self.proof.holds and not self.connection.closed
 
     async def ask(
         self, query: Statement, values: Mapping[str, Any] | None = None, *, prepare: bool | None = None
@@ -225,13 +226,13 @@ class AsyncHeldSession:
         answer: float | None = None,
     ) -> list[tuple[Any, ...]]:
         """Do the same as `ask` for a caller that holds `turn`; `answer` is for a statement that waits."""
-        asked = self._proof.now()
+        asked = self.proof.now()
         with answering(self.connection, answer or self._answer):
             cursor = await self.connection.execute(query, values, prepare=prepare)
             while cursor.nextset():
                 pass
             rows = await cursor.fetchall() if cursor.description else []
-        self._proof.answered(asked)
+        self.proof.answered(asked)
         return rows
 
     async def ping(self) -> None:
@@ -270,11 +271,13 @@ class AsyncHeldSession:
 class Reconnect:
     """The waits between the sessions of one job: each failure is logged with the time of the next try.
 
-    The failure of the very first session is raised instead: the URL, the password or the role is wrong. `also` is the error
-    of a job that finds its session lost.
+    The failure of the very first session is raised instead: the URL, the password or the role is wrong. `also` is an
+    error of the job itself that means the same as those of `LOST`.
     """
 
-    def __init__(self, log: logging.Logger, job: str, backoff: Backoff | None = None, *, also: type[Exception] | None = None) -> None:
+    def __init__(
+        self, log: logging.Logger, job: str, backoff: Backoff | None = None, *, also: type[Exception] | None = None
+    ) -> None:
         self._lost = (*LOST, also) if also else LOST
         self._log = log
         self._job = job

@@ -83,4 +83,3 @@ def strangers(connection: Connection) -> list[Holder]:
     """
     rows = connection.execute(query("strangers"), {"wake": locks.WAKE, "pace": locks.PACE}).fetchall()
     return [Holder(*row) for row in rows]
-

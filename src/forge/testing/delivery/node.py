@@ -58,7 +58,7 @@ class Proof:
 
         def noting(lease: Lease) -> None:
             check(lease)
-            self._at = lease._proof
+            self._at = lease.proof.asked
 
         Lease.check = noting  # type: ignore[method-assign, assignment]
 
